@@ -1,0 +1,294 @@
+"""The description of an agent: a model, tools, a loop and limits, from which runs are made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Generic, TypedDict, overload
+from weakref import WeakSet
+
+import uuid6
+from typing_extensions import Self, TypeVar, Unpack
+
+from rxloop.core import Core, Instructions, OnInput, RunSpec
+from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.messages import Message, as_messages
+from rxloop.operators.compose import compose
+from rxloop.operators.iterate import iterate
+from rxloop.operators.standard import standard
+from rxloop.operators.typed_output import typed_output
+from rxloop.output import OutputMode, output_of
+from rxloop.protocols import EventLog, Provider
+from rxloop.providers import resolve_model
+from rxloop.requests import D, Operator, RunContext, Strategy
+from rxloop.result import Result
+from rxloop.run import Run
+from rxloop.settings import Limits, ModelSettings
+from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
+
+O = TypeVar("O", default=str)  # noqa: E741
+
+Prompt = str | Message | Sequence[Message | str]
+
+
+class RunOptions(TypedDict, total=False):
+    """What can be said of one run."""
+
+    context_id: str | None
+    """The conversation to go on with; its history comes from the agent's log."""
+    model: Provider | str | None
+    settings: ModelSettings | None
+    """Over those of the agent."""
+    limits: Limits | None
+    strategy: Strategy | None
+    on_input: OnInput | None
+    """Answers the questions of `ctx.ask` while the run waits."""
+    metadata: dict[str, Any] | None
+
+
+class _Live:
+    """What an agent has open: its runs and its model clients. The description itself never changes."""
+
+    def __init__(self) -> None:
+        self.runs: WeakSet[Run[Any]] = WeakSet()
+        self.closed = False
+
+
+class Agent(Generic[D, O]):
+    """An immutable description of an agent; each `run` is a run of its own, and any number may go on at once."""
+
+    def __init__(
+        self,
+        model: Provider | str,
+        *,
+        name: str = "agent",
+        instructions: str | Callable[[RunContext[D]], Any] = "",
+        tools: Sequence[AnyTool] = (),
+        deps_type: type[D] | None = None,
+        output_type: type[O] = str,
+        output_mode: OutputMode = "auto",
+        output_retries: int = 2,
+        loop: Sequence[Operator] | None = None,
+        strategy: Strategy | None = None,
+        limits: Limits | None = None,
+        thoughts: bool | Thoughts = True,
+        log: EventLog | None = None,
+        settings: ModelSettings | None = None,
+    ) -> None:
+        """Describe an agent.
+
+        Args:
+            model: A provider, or a model string such as `zai:glm-4.7`.
+            name: What it is called on the stream.
+            instructions: The system prompt, or a function of the run's context that gives it, sync or async.
+            tools: Functions, tools and families of tools.
+            deps_type: The type of what `run(deps=...)` takes; for the type checker alone.
+            output_type: The type of the answer: text, or anything that pydantic can validate.
+            output_mode: How an answer of that type is asked for: by the provider's own means (`native`), in the system
+                prompt (`prompted`), or both.
+            output_retries: How often an answer that does not fit is sent back.
+            loop: The operators of one iteration; `op.standard()` by default.
+            strategy: What makes a run of the loop; `op.iterate` by default.
+            limits: Where a run ends even without an answer.
+            thoughts: Whether, and how, the model may think aloud by a tool.
+            log: Keeps the events; makes conversations and resumption possible.
+            settings: Settings of the model calls.
+        """
+        self._model = model
+        self._provider = resolve_model(model)
+        self.name = name
+        self._instructions: Instructions = instructions
+        self._thoughts = thoughts if isinstance(thoughts, Thoughts) else Thoughts()
+        self._own_tools = tuple(tools)
+        self._thinks = thoughts is not False
+        self._tools = self._toolset(self._own_tools)
+        self._output = output_of(output_type, output_mode)
+        operators = list(loop) if loop is not None else standard()
+        if output_type is not str:
+            operators.append(typed_output(self._output.parse, output_retries))
+        self._pipeline = compose(*operators)
+        self._strategy: Strategy = strategy or iterate
+        self.limits = limits or Limits()
+        self.log = log
+        self.settings = settings or ModelSettings()
+        self._live = _Live()
+        # By context and not on the agent: an override in one task does not reach the others.
+        self._overrides: ContextVar[dict[str, Any]] = ContextVar("rxloop_overrides", default={})  # noqa: B039
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.name} {self._provider.name} tools={self._tools!r}>"
+
+    @property
+    def model(self) -> Provider:
+        """The model of its runs, unless a run names another one."""
+        return self._provider
+
+    @overload
+    def run(
+        self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]
+    ) -> Run[O]: ...
+    @overload
+    def run(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Run[O]: ...
+    def run(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Run[O]:
+        """Make a run; its first use starts it.
+
+        Args:
+            prompt: A text, a message, or several of both, such as the history of an earlier result with a question.
+            deps: What tools and instructions find on `ctx.deps`.
+            **options: See `RunOptions`.
+
+        Raises:
+            ConfigurationError: `context_id` was given and the agent has no log, or the prompt is empty.
+        """
+        context_id = options.get("context_id")
+        if context_id is not None and self.log is None:
+            raise ConfigurationError(
+                f"context_id={context_id!r} needs a log that keeps the conversation: Agent(..., log=MemoryEventLog())"
+            )
+        messages = as_messages(prompt)
+        if not messages:
+            raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
+        spec = self._spec(
+            str(uuid6.uuid7()),
+            context_id if context_id is not None else str(uuid6.uuid7()),
+            deps,
+            options,
+            messages=messages,
+            keep_context=context_id is not None,
+        )
+        return self._start(spec)
+
+    @overload
+    def run_sync(
+        self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]
+    ) -> Result[O]: ...
+    @overload
+    def run_sync(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Result[O]: ...
+    def run_sync(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Result[O]:
+        """Run to the end in an event loop of its own, for scripts. Takes what `run` takes."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RxloopError("run_sync() cannot wait inside a running event loop: use `await agent.run(...)`")
+
+        async def main() -> Result[O]:
+            try:
+                return await self.run(prompt, deps=deps, **options)
+            finally:
+                await self._provider.aclose()
+
+        return asyncio.run(main())
+
+    @overload
+    def resume(
+        self: Agent[None, O],
+        task_id: str,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        deps: None = None,
+        **options: Unpack[RunOptions],
+    ) -> Run[O]: ...
+    @overload
+    def resume(
+        self, task_id: str, *, inputs: Mapping[str, Any] | None = None, deps: D, **options: Unpack[RunOptions]
+    ) -> Run[O]: ...
+    def resume(
+        self,
+        task_id: str,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        deps: Any = None,
+        **options: Unpack[RunOptions],
+    ) -> Run[O]:
+        """Go on with a run that has not ended for good, in the same stream, as its next attempt.
+
+        A run that has ended gives its final event once more, and calls no model.
+
+        Args:
+            task_id: The run.
+            inputs: The answers to its questions, by `input_id`.
+            deps: As for `run`.
+            **options: As for `run`.
+
+        Raises:
+            ConfigurationError: The agent has no log.
+        """
+        if self.log is None:
+            raise ConfigurationError(f"to resume {task_id} the agent needs the log that holds it: Agent(..., log=...)")
+        context_id = options.get("context_id") or ""
+        return self._start(self._spec(task_id, context_id, deps, options, resume=True, inputs=inputs))
+
+    @contextmanager
+    def override(
+        self, *, model: Provider | str | None = None, tools: Sequence[AnyTool] | None = None
+    ) -> Iterator[None]:
+        """Put another model or other tools in place for the runs that are made inside: for tests of code that has an
+        agent of its own."""
+        changes: dict[str, Any] = dict(self._overrides.get())
+        if model is not None:
+            changes["model"] = resolve_model(model)
+        if tools is not None:
+            changes["tools"] = self._toolset(tools)
+        token = self._overrides.set(changes)
+        try:
+            yield
+        finally:
+            self._overrides.reset(token)
+
+    async def aclose(self) -> None:
+        """Cancel the runs that go on, and close what the agent opened. May be called twice; later runs are refused."""
+        self._live.closed = True
+        running = [run for run in self._live.runs if run.started]
+        await asyncio.gather(*(run.aclose() for run in running))
+        await self._tools.aclose()
+        if isinstance(self._model, str):
+            await self._provider.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _toolset(self, tools: Sequence[AnyTool]) -> Toolset:
+        return Toolset([*tools, think_aloud(self._thoughts)] if self._thinks else tools)
+
+    def _start(self, spec: RunSpec) -> Run[O]:
+        if self._live.closed:
+            raise RxloopError(f"the agent {self.name!r} is closed: make another one")
+        run: Run[O] = Run(Core(spec))
+        self._live.runs.add(run)
+        return run
+
+    def _spec(self, task_id: str, context_id: str, deps: Any, options: RunOptions, **fields: Any) -> RunSpec:
+        overrides = self._overrides.get()
+        model = options.get("model")
+        settings = options.get("settings")
+        strategy = options.get("strategy") or self._strategy
+        return RunSpec(
+            task_id=task_id,
+            context_id=context_id,
+            agent_name=self.name,
+            model=resolve_model(model) if model is not None else overrides.get("model", self._provider),
+            loop=strategy(self._pipeline),
+            tools=overrides.get("tools", self._tools),
+            instructions=self._instructions,
+            limits=options.get("limits") or self.limits,
+            settings=settings.over(self.settings) if settings is not None else self.settings,
+            thought_limit=self._thoughts.limit,
+            deps=deps,
+            log=self.log,
+            metadata=dict(options.get("metadata") or {}),
+            on_input=options.get("on_input"),
+            parse=self._output.parse,
+            output_prompt=self._output.prompt,
+            response_schema=self._output.schema,
+            **fields,
+        )

@@ -1,0 +1,409 @@
+"""The inside of a run: stamps, folds, records and publishes its events. What operators and tools see as the `Host`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from reactivex.disposable import SerialDisposable
+
+from rxloop.errors import InvalidInput, Paused, RxloopError
+from rxloop.events import (
+    ContentCompleteEvent,
+    Event,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    PendingInput,
+    ThoughtStreamEvent,
+    ToolCompleteEvent,
+)
+from rxloop.messages import Message
+from rxloop.protocols import Clock, EventLog, Provider, Tool
+from rxloop.requests import ModelRequest, Operator, RunContext, Signal, ToolDefinition, ToolRequest
+from rxloop.settings import Limits, ModelSettings
+from rxloop.state import CANCELED_CALL, RunState, Slot, fold, fold_beside
+from rxloop.stream.clock import CLOCK
+from rxloop.stream.hub import Hub
+from rxloop.stream.scheduler import RunScheduler
+from rxloop.stream.scope import Scope
+from rxloop.stream.writer import LogWriter
+from rxloop.thinking.graph import ThoughtGraph
+from rxloop.tools import Toolset
+
+log = logging.getLogger("rxloop")
+
+OnInput = Callable[[PendingInput], Any]
+Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Everything that a run is made of, fixed before it starts."""
+
+    task_id: str
+    context_id: str
+    agent_name: str
+    model: Provider
+    loop: Operator
+    """Answers the `RunRequest`."""
+    tools: Toolset
+    instructions: Instructions
+    limits: Limits
+    settings: ModelSettings
+    thought_limit: int
+    deps: Any = None
+    log: EventLog | None = None
+    keep_context: bool = False
+    """Whether the history of the conversation comes from the log."""
+    messages: tuple[Message, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    on_input: OnInput | None = None
+    parse: Callable[[str], Any] = str
+    output_prompt: str | None = None
+    response_schema: dict[str, Any] | None = None
+    resume: bool = False
+    inputs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Canceled:
+    """A run was cancelled."""
+
+    reason: str
+
+
+End = Exception | Canceled | None
+"""How an attempt came to its end: by an error or a limit, by a cancel, or by having nothing more to do."""
+
+
+class Core:
+    """One attempt of a run, behind its handle: tasks know only this, so that a dropped handle can end the run."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.hub = Hub()
+        self.clock: Clock = CLOCK.get()
+        self.scope = Scope()
+        self.context_id = spec.context_id
+        self.occupies = False
+        """Whether the run holds its conversation, so that no other run of it may begin."""
+        self.attempt = 1
+        self.subscription = SerialDisposable()
+        self.holders: set[object] = set()
+        """What keeps the run going though its handle is gone."""
+        self.writer: LogWriter | None = None
+        self.graph = ThoughtGraph()
+        self.system: tuple[Message, ...] = ()
+        self.states: dict[str | None, RunState] = {None: RunState()}
+        self.messages_recorded: dict[str, ContentCompleteEvent] = {}
+        """The complete messages of earlier attempts, by step."""
+        self.results_recorded: dict[Slot, ToolCompleteEvent] = {}
+        self.interrupted_slots: set[Slot] = set()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.scheduler: RunScheduler | None = None
+        self.open = False
+        """Whether events are taken: from the first one to the final one."""
+        self.final: Event | None = None
+        """The last event of the attempt, once it is published."""
+        self.end: End = None
+        self.ended = asyncio.Event()
+        """Set when the attempt has to come to its end."""
+        self._thread = 0
+        self._seq = 0
+        self._sub = 0
+        self._questions: dict[Slot, int] = {}
+        self._tools: dict[str, Tool] = {}
+
+    # -- what a run is, for those inside
+
+    @property
+    def task_id(self) -> str:
+        return self.spec.task_id
+
+    @property
+    def agent_name(self) -> str:
+        return self.spec.agent_name
+
+    @property
+    def model(self) -> Provider:
+        return self.spec.model
+
+    @property
+    def log(self) -> EventLog | None:
+        return self.spec.log
+
+    @property
+    def limits(self) -> Limits:
+        return self.spec.limits
+
+    @property
+    def thought_limit(self) -> int:
+        return self.spec.thought_limit
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.spec.metadata
+
+    def context(self) -> RunContext[Any]:
+        """The context of the main line."""
+        return RunContext(self.spec.deps, self)
+
+    def state(self, branch: str | None = None) -> RunState:
+        """The fold of everything published so far on a branch; a new one starts where the main line stands."""
+        state = self.states.get(branch)
+        if state is None:
+            state = self.states[branch] = self.states[None].branched()
+        return state
+
+    # -- events
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tie the run to the event loop that it runs in."""
+        self.loop = loop
+        self.scheduler = RunScheduler(loop)
+        self._thread = threading.get_ident()
+
+    def resume_at(self, seq: int) -> None:
+        """Number the next durable event behind `seq`."""
+        self._seq = seq
+
+    def publish(self, event: Event) -> None:
+        """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once."""
+        if event.attempt and event.attempt < self.attempt:
+            return
+        if not self.open:
+            log.debug("%r came when the run was over", event)
+            return
+        event = self.record(event)
+        self.hub.publish(event)
+
+    def publish_signal(self, signal: Signal) -> None:
+        """Take what comes out of the loop: events alone."""
+        if isinstance(signal, Event):
+            self.publish(signal)
+
+    def record(self, event: Event) -> Event:
+        """Stamp an event, fold it and hand it to the log's buffer, but do not deliver it yet."""
+        event = self._stamp(event)
+        if event.durable:
+            branch = event.branch
+            if branch is None:
+                self.states[None] = fold(self.states[None], event)
+            else:
+                self.states[branch] = fold(self.state(branch), event)
+                self.states[None] = fold_beside(self.states[None], event)
+            if self.writer is not None:
+                self.writer.add(event)
+            self.graph = self.graph.add(event)
+        return event
+
+    def _stamp(self, event: Event) -> Event:
+        if event.__dict__["attempt"]:
+            # Published before, here or in another run: its numbers are those of that time.
+            event = event.model_copy()
+        fields = event.__dict__
+        fields["attempt"] = self.attempt
+        if not fields["task_id"]:
+            fields["task_id"] = self.spec.task_id
+        if not fields["context_id"]:
+            fields["context_id"] = self.context_id
+        if not fields["timestamp"]:
+            fields["timestamp"] = self.clock.now()
+        if event.durable:
+            self._seq += 1
+            self._sub = 0
+        else:
+            self._sub += 1
+        fields["seq"] = self._seq
+        fields["sub"] = self._sub
+        if isinstance(event, ThoughtStreamEvent) and event.index < 0:
+            fields["index"] = self.states[None].thought_count
+        return event
+
+    def emit(self, event: Event, out: Callable[[Event], None] | None) -> None:
+        """Give an event to `out`, or else to `publish`; from any thread."""
+        self.in_loop(out or self.publish, event)
+
+    def in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the thread of the event loop."""
+        if self.loop is None or threading.get_ident() == self._thread:
+            function(*arguments)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    async def durable(self) -> int | None:
+        """Wait until everything that is published is in the log."""
+        return None if self.writer is None else await self.writer.flush()
+
+    # -- ends
+
+    def finish(self, end: End) -> None:
+        """Bring the attempt to its end; the first call says how."""
+        if not self.ended.is_set():
+            self.end = end
+            self.ended.set()
+
+    def completed(self) -> None:
+        """The loop has nothing more to do."""
+        self.finish(None)
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Begin to cancel; from any thread."""
+        self.in_loop(self.finish, Canceled(reason or "cancelled"))
+
+    def abandon(self, ctx: RunContext[Any]) -> None:
+        """Close the message, or the call, of a subscription that was disposed before its end."""
+        if not self.open:
+            return
+        state = self.state(ctx.branch)
+        if ctx.call is None:
+            if state.open_step == ctx.step:
+                self.publish(self._canceled_message(state, ctx.branch))
+        elif state.batch is not None and state.batch.step == ctx.step and ctx.index in state.batch.open:
+            self.publish(_canceled_call(state, ctx.index, ctx.branch))
+
+    def close_open(self) -> None:
+        """Close every open message and call."""
+        for branch, state in list(self.states.items()):
+            if state.open_step is not None:
+                self.publish(self._canceled_message(state, branch))
+            for index in state.batch.open if state.batch is not None else ():
+                self.publish(_canceled_call(state, index, branch))
+
+    def _canceled_message(self, state: RunState, branch: str | None) -> ContentCompleteEvent:
+        text = self.hub.open_text(self.task_id, state.open_step)
+        return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
+
+    # -- requests
+
+    def request(
+        self, ctx: RunContext[Any], iteration: int, pressure: int
+    ) -> ModelRequest | Awaitable[ModelRequest]:
+        """The request of the next model call."""
+        tools = self.spec.tools.resolve_now(ctx)
+        if tools is not None:
+            return self._request(ctx, iteration, pressure, tools)
+
+        async def later() -> ModelRequest:
+            return self._request(ctx, iteration, pressure, await self.spec.tools.resolve(ctx))
+
+        return later()
+
+    def _request(
+        self, ctx: RunContext[Any], iteration: int, pressure: int, tools: dict[str, Tool]
+    ) -> ModelRequest:
+        self._tools = tools
+        return ModelRequest(
+            system=self.system,
+            messages=self.state(ctx.branch).messages,
+            tools=self.spec.tools.definitions(tools),
+            settings=self.spec.settings,
+            step=ctx.step or "",
+            branch=ctx.branch,
+            iteration=iteration,
+            response_schema=self.spec.response_schema,
+            pressure=pressure,
+            ctx=ctx,
+        )
+
+    def tool(self, request: ToolRequest) -> Tool | str:
+        """The tool that a call asks for, or the reason why it cannot be called."""
+        name = request.call.name
+        offered = self._tools if request.offered is None else _names(request.offered)
+        tool = self._tools.get(name)
+        if tool is None or name not in offered or not tool.enabled(request.ctx):
+            return self.spec.tools.why_not(name, list(offered))
+        return tool
+
+    def set_tools(self, tools: dict[str, Tool]) -> None:
+        """The tools that calls from before a resume may use."""
+        self._tools = tools
+
+    def recorded(self, step: str) -> Event | None:
+        """The message that an earlier attempt received for that step."""
+        return self.messages_recorded.get(step)
+
+    def recorded_result(self, slot: Slot) -> Event | None:
+        """The answer that an earlier attempt had for that slot."""
+        return self.results_recorded.get(slot)
+
+    def interrupted(self, slot: Slot) -> bool:
+        """Whether an earlier attempt started that call and never heard of its end."""
+        return slot in self.interrupted_slots
+
+    # -- questions
+
+    async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
+        """Put a question to the person or client behind the run."""
+        slot = (ctx.step or "", ctx.index)
+        number = self._questions[slot] = self._questions.get(slot, 0) + 1
+        adapter: TypeAdapter[Any] = TypeAdapter(answer)
+        question = PendingInput(
+            input_id=f"{slot[0]}.{slot[1]}.{number}",
+            prompt=prompt,
+            input_kind="selection" if options is not None else _KINDS.get(answer, "data"),
+            options=None if options is None else list(options),
+            answer_schema=adapter.json_schema(),
+            call=ctx.call,
+            index=ctx.index,
+            step=ctx.step,
+        )
+        state = self.state(ctx.branch)
+        if question.input_id in state.answers:
+            return validated(adapter, question, state.answers[question.input_id])
+        if question.input_id not in state.pending:
+            ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
+        if self.spec.on_input is None:
+            raise Paused
+        value = self.spec.on_input(question)
+        if isinstance(value, Awaitable):
+            value = await value
+        value = validated(adapter, question, value)
+        ctx.emit(InputReceivedEvent(input_id=question.input_id, value=value, step=ctx.step, branch=ctx.branch))
+        return value
+
+
+_KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
+
+
+def validated(adapter: TypeAdapter[Any], question: PendingInput, value: Any) -> Any:
+    """An answer as the type that was asked for.
+
+    Raises:
+        InvalidInput: It does not fit.
+    """
+    try:
+        value = adapter.validate_python(value)
+    except ValidationError as error:
+        raise InvalidInput(
+            f"{value!r} does not answer {question.prompt!r} ({question.input_id}): {error.errors()[0]['msg']}"
+        ) from error
+    if question.options is not None and value not in question.options:
+        raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
+    return value
+
+
+def _canceled_call(state: RunState, index: int, branch: str | None) -> ToolCompleteEvent:
+    batch = state.batch
+    if batch is None:
+        raise RxloopError("no tool call is open")
+    return ToolCompleteEvent(
+        call=batch.calls[index],
+        index=index,
+        step=batch.step,
+        branch=branch,
+        success=False,
+        error="canceled",
+        content=CANCELED_CALL,
+    )
+
+
+def _names(definitions: tuple[ToolDefinition, ...]) -> set[str]:
+    return {definition.name for definition in definitions}
+
+

@@ -1,0 +1,256 @@
+"""The life of an attempt: load, begin, wait, finish. The one way in which every attempt ends is here."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from rxloop.core import Canceled, Core, End
+from rxloop.errors import ContextBusy, EventLogError, InvalidInput, InvalidOutput, PipelineError, ProviderError
+from rxloop.events import (
+    ContentCompleteEvent,
+    Event,
+    InputReceivedEvent,
+    State,
+    StatusUpdateEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+    ToolStartEvent,
+)
+from rxloop.messages import ErrorInfo, Message
+from rxloop.protocols import EventLog
+from rxloop.requests import RunRequest
+from rxloop.state import LimitHit, RunState, fold_all
+from rxloop.stream.bridges import emit
+from rxloop.stream.writer import LogWriter
+
+log = logging.getLogger("rxloop")
+
+GRACE = 5.0
+"""Seconds that the tasks of a run have to stop in."""
+
+_BUSY: WeakKeyDictionary[EventLog, set[str]] = WeakKeyDictionary()
+"""The conversations of each log that have a run under way in this process."""
+
+
+async def drive(core: Core) -> None:
+    """Carry out one attempt. Whatever happens, the stream of the run ends.
+
+    An exception here is a run that was refused before its first event; everything later is an event.
+    """
+    try:
+        finished = await _load(core)
+        if finished is not None:
+            core.final = finished
+            core.hub.publish(finished)
+            core.hub.complete()
+            return
+        await _begin(core)
+        await _wait(core)
+        await _finish(core)
+    except Exception as error:
+        core.open = False
+        core.hub.complete(error)
+        raise
+    finally:
+        _release(core)
+
+
+async def _load(core: Core) -> Event | None:
+    """Fold what the log has; the final event of a run that is over already, if it is."""
+    spec = core.spec
+    if spec.log is None:
+        return None
+    events: Sequence[Event] = ()
+    if spec.resume:
+        events = await spec.log.read(spec.task_id)
+        core.context_id = events[0].context_id
+    _occupy(core, spec.log)
+    if spec.keep_context or spec.resume:
+        core.states[None] = await _conversation(spec.log, core.context_id, before=spec.task_id)
+    if spec.resume:
+        return _take_up(core, events)
+    core.writer = LogWriter(spec.log, spec.task_id, 0, core.finish)
+    return None
+
+
+def _occupy(core: Core, event_log: EventLog) -> None:
+    busy = _BUSY.setdefault(event_log, set())
+    if core.context_id in busy:
+        raise ContextBusy(
+            f"the conversation {core.context_id} has a run that has not ended: "
+            "await it, cancel it, or use another context_id"
+        )
+    busy.add(core.context_id)
+    core.occupies = True
+
+
+def _release(core: Core) -> None:
+    if core.spec.log is not None and core.occupies:
+        _BUSY[core.spec.log].discard(core.context_id)
+
+
+async def _conversation(event_log: EventLog, context_id: str, before: str) -> RunState:
+    state = RunState()
+    for record in await event_log.runs(context_id=context_id):
+        if record.task_id == before:
+            break
+        state = fold_all(await event_log.read(record.task_id), state)
+    return state
+
+
+def _take_up(core: Core, events: Sequence[Event]) -> Event | None:
+    spec = core.spec
+    for event in events:
+        core.graph = core.graph.add(event)
+        if isinstance(event, ContentCompleteEvent) and event.finish_reason != "canceled" and event.step:
+            core.messages_recorded[event.step] = event
+        elif isinstance(event, ToolStartEvent):
+            core.interrupted_slots.add((event.step or "", event.index))
+        elif isinstance(event, ToolCompleteEvent):
+            core.results_recorded[event.step or "", event.index] = event
+    state = core.states[None] = fold_all(events, core.states[None])
+    if state.batch is not None:
+        # A call that asked a question was left on purpose, to be made again with the answer.
+        core.interrupted_slots -= {(state.batch.step, index) for index in state.batch.asked}
+    core.interrupted_slots -= core.results_recorded.keys()
+    core.attempt = state.attempt + 1
+    core.resume_at(state.seq)
+    if state.finished:
+        return events[-1]
+    _check_inputs(core, state)
+    core.writer = LogWriter(spec.log, spec.task_id, state.seq, core.finish) if spec.log is not None else None
+    return None
+
+
+def _check_inputs(core: Core, state: RunState) -> None:
+    inputs = core.spec.inputs or {}
+    for input_id, value in inputs.items():
+        question = state.pending.get(input_id)
+        if question is None:
+            waiting = ", ".join(state.pending) or "nothing"
+            raise InvalidInput(f"the run {core.task_id} does not wait for {input_id!r}; it waits for {waiting}")
+        if question.options is not None and value not in question.options:
+            raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
+        if question.input_kind == "confirmation" and not isinstance(value, bool):
+            raise InvalidInput(f"{question.prompt!r} ({input_id}) is answered by True or False, not by {value!r}")
+    if state.pending and not inputs and core.spec.on_input is None:
+        waiting = ", ".join(state.pending)
+        raise InvalidInput(f"the run {core.task_id} waits for {waiting}: give inputs={{...}} or on_input=")
+
+
+async def _begin(core: Core) -> None:
+    spec = core.spec
+    core.system = await _system(core)
+    resumed = core.attempt > 1
+    after = core.state().seq if resumed else None
+    if resumed:
+        core.set_tools(await spec.tools.resolve(core.context()))
+    core.open = True
+    if not resumed:
+        core.publish(TaskEvent(messages=list(spec.messages), model=spec.model.name, agent_name=spec.agent_name))
+    core.publish(StatusUpdateEvent(state="working", resumed=resumed, after_seq=after))
+    for input_id, value in (spec.inputs or {}).items():
+        core.publish(InputReceivedEvent(input_id=input_id, value=value))
+    if core.ended.is_set():
+        return
+    request = RunRequest(core.context())
+    core.subscription.disposable = spec.loop(emit(request)).subscribe(
+        core.publish_signal, core.finish, core.completed, scheduler=core.scheduler
+    )
+
+
+async def _system(core: Core) -> tuple[Message, ...]:
+    instructions = core.spec.instructions
+    text = instructions if isinstance(instructions, str) else instructions(core.context())
+    if inspect.isawaitable(text):
+        text = await text
+    texts = [part for part in (text, core.spec.output_prompt) if part]
+    return (Message.system("\n\n".join(texts)),) if texts else ()
+
+
+async def _wait(core: Core) -> None:
+    seconds = core.limits.seconds
+    timer = None
+    if seconds is not None:
+        late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
+        timer = asyncio.get_running_loop().call_later(seconds, core.finish, late)
+    try:
+        await core.ended.wait()
+    except asyncio.CancelledError:
+        # Nobody but a closing event loop cancels this task; the run still ends in the proper way.
+        core.finish(Canceled("the event loop is closing"))
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+async def _finish(core: Core) -> None:
+    core.subscription.dispose()
+    stuck = await core.scope.join(GRACE)
+    if stuck:
+        log.error("after %s s the run %s leaves behind: %s", GRACE, core.task_id, ", ".join(stuck))
+    paused = core.end is None and bool(core.state().pending)
+    if not paused:
+        core.close_open()
+    final = core.record(_final(core, core.end))
+    if core.writer is not None:
+        try:
+            await core.writer.flush()
+        except EventLogError as error:
+            log.error("the run %s could not be recorded to its end: %s", core.task_id, error)
+            failed = _final(core, error)
+            final = failed.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
+        await core.writer.close()
+    core.open = False
+    core.final = final
+    core.hub.publish(final)
+    core.hub.complete()
+
+
+_ENVELOPE = ("context_id", "task_id", "seq", "sub", "attempt", "timestamp")
+
+
+def _final(core: Core, end: End) -> StatusUpdateEvent:
+    state = core.state()
+    outcome, reason, error = _outcome(state, end)
+    return StatusUpdateEvent(
+        state=outcome,
+        final=True,
+        reason=reason,
+        error=error,
+        content=state.content or None,
+        finish_reason=state.last.finish_reason if state.last is not None else None,
+        usage=state.usage,
+        pending=list(state.pending.values()),
+    )
+
+
+def _outcome(state: RunState, end: End) -> tuple[State, str | None, ErrorInfo | None]:
+    if isinstance(end, Canceled):
+        return "canceled", "canceled", ErrorInfo(code="canceled", message=end.reason)
+    if isinstance(end, LimitHit):
+        return "failed", end.reason, ErrorInfo(code=end.reason, message=str(end))
+    if end is not None:
+        return "failed", "error", ErrorInfo(code=error_code(end), message=str(end) or type(end).__name__)
+    if state.pending:
+        return "input-required", "input", None
+    if not state.done:
+        return "failed", "error", ErrorInfo(code="pipeline", message="the loop ended without an answer")
+    return "completed", None, None
+
+
+def error_code(error: Exception) -> str:
+    """The stable name of what ended a run."""
+    if isinstance(error, ProviderError):
+        return error.code
+    if isinstance(error, EventLogError):
+        return "log"
+    if isinstance(error, PipelineError):
+        return "pipeline"
+    return "output" if isinstance(error, InvalidOutput) else "error"
+
+

@@ -1,0 +1,5 @@
+"""Event logs: where the durable events of runs are kept."""
+
+from rxloop.eventlog.memory import MemoryEventLog
+
+__all__ = ["MemoryEventLog"]

@@ -1,0 +1,115 @@
+"""Append-only collections whose older versions stay valid: what makes a fold pure and an append cheap.
+
+Versions share one store, and each knows how much of it is its own. Appending to the newest version extends the store;
+appending to an older one copies it first. So a fold that goes forward costs what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar, overload
+
+from rxloop.messages import Message
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class History(Sequence[Message]):
+    """The messages of a conversation, as one version of them."""
+
+    __slots__ = ("_items", "_length", "size")
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._items = list(messages)
+        self._length = len(self._items)
+        self.size = sum(map(_size, self._items))
+        """Characters of all messages, for estimates."""
+
+    def append(self, *messages: Message) -> History:
+        """The history with these messages behind it; this one stays as it is."""
+        if not messages:
+            return self
+        longer = History.__new__(History)
+        items = self._items if len(self._items) == self._length else self._items[: self._length]
+        items.extend(messages)
+        longer._items = items
+        longer._length = len(items)
+        longer.size = self.size + sum(map(_size, messages))
+        return longer
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return self._items[: self._length][index]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"message {index} of {self._length}")
+        return self._items[index if index >= 0 else self._length + index]
+
+    def __iter__(self) -> Iterator[Message]:
+        for index in range(self._length):
+            yield self._items[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return f"<History of {self._length} messages>"
+
+
+def _size(message: Message) -> int:
+    calls = sum(len(call.name) + len(call.raw or "") for call in message.tool_calls)
+    return len(message.text) + calls + 8
+
+
+class Ledger(Mapping[K, V], Generic[K, V]):
+    """A mapping that only grows, as one version of it; a key keeps the value that it had first."""
+
+    __slots__ = ("_length", "_store")
+
+    def __init__(self) -> None:
+        self._store: dict[K, tuple[int, V]] = {}
+        self._length = 0
+
+    def add(self, key: K, value: V) -> Ledger[K, V]:
+        """The ledger with this entry; this one stays as it is."""
+        if key in self:
+            return self
+        longer: Ledger[K, V] = Ledger.__new__(Ledger)
+        store = self._store
+        if len(store) != self._length:
+            store = {key: entry for key, entry in store.items() if entry[0] < self._length}
+        store[key] = (self._length, value)
+        longer._store = store
+        longer._length = self._length + 1
+        return longer
+
+    def __getitem__(self, key: K) -> V:
+        position, value = self._store[key]
+        if position >= self._length:
+            raise KeyError(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        entry = self._store.get(key)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return entry is not None and entry[0] < self._length
+
+    def __iter__(self) -> Iterator[K]:
+        for key, (position, _) in self._store.items():
+            if position >= self._length:
+                return
+            yield key
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {self._length}>"

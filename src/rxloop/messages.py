@@ -1,0 +1,200 @@
+"""Chat messages, their parts, tool calls and token usage: what a conversation is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Wire(BaseModel):
+    """A frozen model: snake_case in Python, camelCase in JSON."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        ser_json_bytes="base64",
+        val_json_bytes="base64",
+        use_attribute_docstrings=True,
+    )
+
+
+class TextPart(Wire):
+    """A piece of text inside a message of several parts."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class _Media(Wire):
+    url: str | None = None
+    """Where the bytes are, if they are not in `data`."""
+    data: bytes | None = None
+    """The bytes themselves; base64 in JSON."""
+    media_type: str | None = None
+    """The MIME type, needed with `data`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.url is None) == (self.data is None):
+            raise ValueError("give either url or data")
+        if self.data is not None and not self.media_type:
+            raise ValueError("data needs a media_type, such as 'image/png'")
+        return self
+
+
+class ImagePart(_Media):
+    """An image inside a message, by URL or by its bytes."""
+
+    type: Literal["image"] = "image"
+
+
+class FilePart(_Media):
+    """A file inside a message, by URL or by its bytes."""
+
+    type: Literal["file"] = "file"
+    filename: str | None = None
+
+
+Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
+Content = str | list[Part]
+
+
+class ToolCall(Wire):
+    """A call that the model asked for.
+
+    `arguments` is always a dict. Where the model wrote something else, it is empty, `error` says what was wrong
+    and `raw` keeps what was written, so that the call can be answered with a useful error.
+    """
+
+    id: str
+    """The vendor's id; not unique over a run (some vendors count from "0" in each message)."""
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+    raw: str | None = None
+    """The arguments as the model wrote them, to be sent back byte for byte."""
+    error: str | None = None
+    """Why the arguments could not be read, or None."""
+
+    @classmethod
+    def parse(cls, id: str, name: str, raw: str | None) -> ToolCall:
+        """Read the arguments that a model wrote: nothing is `{}`, a JSON object encoded twice is decoded twice."""
+        if raw is None or not raw.strip() or raw.strip() == "null":
+            return cls(id=id, name=name)
+        try:
+            value: Any = orjson.loads(raw)
+            if isinstance(value, str):
+                value = orjson.loads(value) if value.strip() else {}
+        except orjson.JSONDecodeError as error:
+            return cls(id=id, name=name, raw=raw, error=f"the arguments are not valid JSON: {error}")
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            found = type(value).__name__
+            return cls(id=id, name=name, raw=raw, error=f"the arguments must be a JSON object, not {found}")
+        return cls(id=id, name=name, arguments=value, raw=raw)
+
+
+class Message(Wire):
+    """One message of a conversation, as it is stored and sent."""
+
+    # The encoded form that the last provider sent, so that a message is encoded once; no part of its value.
+    __slots__ = ("_wire",)
+
+    role: Role
+    content: Content = ""
+    reasoning: str | None = None
+    """The provider's reasoning text beside an assistant message."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """In a tool message: the id of the call that it answers."""
+    provider_state: dict[str, Any] | None = None
+    """Opaque data that the provider wants back with this message, such as signed reasoning."""
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a tool message needs the tool_call_id of the call that it answers")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError(f"a {self.role} message has no tool_call_id")
+        if self.role != "assistant" and self.tool_calls:
+            raise ValueError(f"a {self.role} message has no tool_calls")
+        return self
+
+    @classmethod
+    def system(cls, content: str | Sequence[Part]) -> Message:
+        """A message that instructs the model."""
+        return cls(role="system", content=_content(content))
+
+    @classmethod
+    def user(cls, content: str | Sequence[Part]) -> Message:
+        """A message of the person who asks."""
+        return cls(role="user", content=_content(content))
+
+    @classmethod
+    def assistant(cls, content: str = "", *, tool_calls: Sequence[ToolCall] = ()) -> Message:
+        """A message of the model."""
+        return cls(role="assistant", content=content, tool_calls=tuple(tool_calls))
+
+    @classmethod
+    def tool(cls, tool_call_id: str, content: str) -> Message:
+        """The answer to a tool call."""
+        return cls(role="tool", tool_call_id=tool_call_id, content=content)
+
+    @property
+    def text(self) -> str:
+        """The text of the message, parts joined, other parts left out."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+def _content(content: str | Sequence[Part]) -> Content:
+    return content if isinstance(content, str) else list(content)
+
+
+def as_messages(prompt: str | Message | Sequence[Message | str]) -> tuple[Message, ...]:
+    """Make messages of whatever `agent.run` takes: a text is a user message."""
+    if isinstance(prompt, str | Message):
+        prompt = [prompt]
+    return tuple(Message.user(item) if isinstance(item, str) else item for item in prompt)
+
+
+class Usage(Wire):
+    """Tokens of one or several model calls, as the provider counted them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    """The part of `input_tokens` that came from the provider's cache."""
+    reasoning_tokens: int = 0
+    """The part of `output_tokens` that was reasoning."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output together."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+class ErrorInfo(Wire):
+    """What went wrong, for programs (`code`) and for people (`message`)."""
+
+    code: str
+    message: str

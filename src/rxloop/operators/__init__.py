@@ -1,0 +1,57 @@
+"""Operators of the loop, and views for subscribers. One a file; import this as `op`.
+
+An operator works in the loop: events pass untouched and at once, and only a request may be held, replaced, answered or
+multiplied. A view works for a subscriber, and any reactivex operator is one.
+"""
+
+from rxloop.operators._types import View
+from rxloop.operators.after import after
+from rxloop.operators.answering import answering
+from rxloop.operators.at_end import at_end
+from rxloop.operators.call_model import call_model
+from rxloop.operators.checkpoint import checkpoint
+from rxloop.operators.coalesce_deltas import coalesce_deltas
+from rxloop.operators.compose import compose
+from rxloop.operators.for_task import for_task
+from rxloop.operators.idle_timeout import idle_timeout
+from rxloop.operators.iterate import iterate
+from rxloop.operators.of_type import of_type
+from rxloop.operators.on import on
+from rxloop.operators.public import public
+from rxloop.operators.run_tools import run_tools
+from rxloop.operators.standard import standard
+from rxloop.operators.text import text
+from rxloop.operators.thought_graph import thought_graph
+from rxloop.operators.thoughts import thoughts
+from rxloop.operators.token_rate import token_rate
+from rxloop.operators.tool_calls import tool_calls
+from rxloop.operators.typed_output import typed_output
+from rxloop.operators.until_final import until_final
+from rxloop.operators.usage import usage
+
+__all__ = [
+    "View",
+    "after",
+    "answering",
+    "at_end",
+    "call_model",
+    "checkpoint",
+    "coalesce_deltas",
+    "compose",
+    "for_task",
+    "idle_timeout",
+    "iterate",
+    "of_type",
+    "on",
+    "public",
+    "run_tools",
+    "standard",
+    "text",
+    "thought_graph",
+    "thoughts",
+    "token_rate",
+    "tool_calls",
+    "typed_output",
+    "until_final",
+    "usage",
+]

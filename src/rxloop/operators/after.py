@@ -1,0 +1,74 @@
+"""The view of what follows a cursor."""
+
+from __future__ import annotations
+
+import re
+
+from reactivex import Observable, abc
+
+from rxloop.errors import ConfigurationError
+from rxloop.events import Event, GapEvent
+from rxloop.operators._types import View
+
+_CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d+)\.(?P<seq>\d+)\.(?P<sub>\d+)")
+
+
+def after(cursor: str) -> View[Event, Event]:
+    """Leave out what a reader already has.
+
+    ::
+
+        source             --a(1.1)--b(1.2)--c(1.3)--|
+        after("run/1.1.2") ------------------c(1.3)--|
+
+    Where events behind the cursor are missing, because it belongs to another run, or to an earlier attempt, or because
+    they are not retained any more, a `gap` event comes first.
+
+    Args:
+        cursor: `event.cursor` of the last event that the reader has: `task_id/attempt.seq.sub`.
+
+    Raises:
+        ConfigurationError: It is no cursor.
+    """
+    match = _CURSOR.fullmatch(cursor)
+    if match is None:
+        raise ConfigurationError(f"{cursor!r} is no cursor: it has the form task_id/attempt.seq.sub")
+    task_id = match["task"]
+    attempt = int(match["attempt"])
+    place = (int(match["seq"]), int(match["sub"]))
+
+    def view(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            first = True
+
+            def on_next(event: Event) -> None:
+                nonlocal first
+                if isinstance(event, GapEvent):
+                    # A gap that ends before the cursor is none for this reader.
+                    if (event.count or 0) > place[0]:
+                        observer.on_next(event)
+                    return
+                if first:
+                    first = False
+                    gap = gap_before(event)
+                    if gap is not None:
+                        observer.on_next(gap)
+                if event.task_id != task_id or event.attempt != attempt or (event.seq, event.sub) > place:
+                    observer.on_next(event)
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    def gap_before(event: Event) -> GapEvent | None:
+        fields = {"context_id": event.context_id, "task_id": event.task_id, "attempt": event.attempt, "after": cursor}
+        if event.task_id != task_id:
+            return GapEvent(reason="unknown-cursor", **fields)
+        if event.attempt > attempt:
+            lost = place >= (event.seq, 0)
+            return GapEvent(reason="lost-attempt" if lost else "trimmed", **fields)
+        return None
+
+    return view

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, SerialDisposable
+
+from rxloop.requests import IterationEnd, Operator, Signal
+
+
+def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
+    """Answer the end of an iteration, once everything before it is done.
+
+    ::
+
+        in      --E--e---e---|
+        answer               --a--E|
+        out     -----e---e-----a--E|
+
+    E `IterationEnd`, which is held until the source has completed; what `answer` makes of it takes its place.
+
+    Args:
+        answer: Called with the `IterationEnd` when all model and tool calls of the iteration are over. It should let
+            the `IterationEnd` through behind its own signals, for the operators after it.
+    """
+
+    def operator(source: Observable[Signal]) -> Observable[Signal]:
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            held: IterationEnd | None = None
+            answering = SerialDisposable()
+
+            def on_next(signal: Signal) -> None:
+                nonlocal held
+                if isinstance(signal, IterationEnd):
+                    held = signal
+                else:
+                    observer.on_next(signal)
+
+            def on_completed() -> None:
+                if held is None:
+                    observer.on_completed()
+                    return
+                try:
+                    answered = answer(held)
+                except Exception as error:
+                    observer.on_error(error)
+                    return
+                answering.disposable = answered.subscribe(observer, scheduler=scheduler)
+
+            subscription = source.subscribe(on_next, observer.on_error, on_completed, scheduler=scheduler)
+            return CompositeDisposable(subscription, answering)
+
+        return Observable(subscribe)
+
+    operator.__qualname__ = "at_end"
+    return operator

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, Disposable
+
+from rxloop.errors import ContextLengthExceeded
+from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent
+from rxloop.history import History
+from rxloop.messages import ErrorInfo, Message
+from rxloop.operators.answering import answering
+from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest
+from rxloop.stream.bridges import emit
+
+CHARACTERS_PER_TOKEN = 4
+
+
+def call_model() -> Operator:
+    """Answer each `ModelRequest`: call the model, and ask for the tools that it wants.
+
+    ::
+
+        in     --M------------------------|
+        model    --delta--delta--complete-|
+        out    --L-d------d------C(TT)----|
+
+    M `ModelRequest`, L `llm-call` just before the request leaves, d deltas and thoughts as they stream, C
+    `content-complete`, T one `ToolRequest` for each tool call of the message.
+
+    A request that is too long for the model becomes an internal `llm-failed` event, upon which `iterate` sends it once
+    more under pressure. Every other failure of the provider is the error of this operator. A step that an earlier
+    attempt of the run has an answer for is answered from the log.
+    """
+
+    def answer(request: ModelRequest) -> Observable[Signal]:
+        recorded = request.ctx.host.recorded(request.step)
+        if isinstance(recorded, ContentCompleteEvent):
+            return emit(recorded, *_tool_requests(recorded, request))
+        return _call(request)
+
+    operator = answering(ModelRequest, answer)
+    operator.__qualname__ = "call_model"
+    return operator
+
+
+def _call(request: ModelRequest) -> Observable[Signal]:
+    def subscribe(
+        observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        step, branch = request.step, request.branch
+        host = request.ctx.host
+        ended = False
+
+        def on_next(event: Event) -> None:
+            fields = event.__dict__
+            if fields["step"] is None:
+                fields["step"] = step
+            if branch is not None:
+                fields["branch"] = branch
+            observer.on_next(event)
+            if isinstance(event, ContentCompleteEvent):
+                for tool_request in _tool_requests(event, request):
+                    observer.on_next(tool_request)
+
+        def on_error(error: Exception) -> None:
+            nonlocal ended
+            ended = True
+            if isinstance(error, ContextLengthExceeded):
+                info = ErrorInfo(code=error.code, message=str(error))
+                observer.on_next(LLMFailedEvent(error=info, retryable=True, step=step, branch=branch))
+                observer.on_completed()
+            else:
+                observer.on_error(error)
+
+        def on_completed() -> None:
+            nonlocal ended
+            ended = True
+            observer.on_completed()
+
+        def abandon() -> None:
+            if not ended:
+                host.abandon(request.ctx)
+
+        observer.on_next(_about(request))
+        answer = request.ctx.model.call(request).subscribe(on_next, on_error, on_completed, scheduler=scheduler)
+        return CompositeDisposable(answer, Disposable(abandon))
+
+    return Observable(subscribe)
+
+
+def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list[ToolRequest]:
+    if message.finish_reason == "canceled":
+        return []
+    hidden = {tool.name for tool in request.tools if tool.hidden}
+    return [
+        ToolRequest(call, request.ctx.bind(call=call, index=index, hidden=call.name in hidden), request.tools)
+        for index, call in enumerate(message.tool_calls)
+    ]
+
+
+def _about(request: ModelRequest) -> LLMCallEvent:
+    layers = (*request.system, *request.tail)
+    size = sum(len(message.text) for message in layers) + _size(request.messages)
+    size += sum(tool.size for tool in request.tools)
+    return LLMCallEvent(
+        step=request.step,
+        branch=request.branch,
+        iteration=request.iteration,
+        model=request.ctx.model.name,
+        message_count=len(layers) + len(request.messages),
+        tool_count=len(request.tools),
+        estimated_input_tokens=size // CHARACTERS_PER_TOKEN,
+    )
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return messages.size if isinstance(messages, History) else History(messages).size

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from reactivex import Observable
+
+from rxloop.events import CheckpointEvent
+from rxloop.operators.at_end import at_end
+from rxloop.requests import IterationEnd, Operator, Signal
+from rxloop.stream.bridges import Push, emit, from_task
+
+
+def checkpoint(every: int = 1) -> Operator:
+    """Answer the end of an iteration: wait until the log is durable, and say so.
+
+    ::
+
+        in   --E--e---e---|
+        log               ....ok
+        out  -----e---e-------k(E|)
+
+    E `IterationEnd`, which is held until everything before it is done; k `checkpoint`. Without a log there is nothing
+    to wait for, and the event says so by `durable_seq=None`.
+
+    Args:
+        every: Only every so many iterations. The last one of a run, and one that ends in a pause, always.
+    """
+    if every < 1:
+        raise ValueError(f"every must be at least 1, not {every}")
+
+    def answer(end: IterationEnd) -> Observable[Signal]:
+        state = end.ctx.state
+        if end.iteration % every and not state.done and not state.pending:
+            return emit(end)
+        if end.ctx.log is None:
+            return emit(_event(end, None), end)
+
+        async def wait(push: Push[Signal]) -> None:
+            push(_event(end, await end.ctx.host.durable()))
+            push(end)
+
+        return from_task(wait, end.ctx, name="rxloop-checkpoint")
+
+    operator = at_end(answer)
+    operator.__qualname__ = "checkpoint"
+    return operator
+
+
+def _event(end: IterationEnd, durable_seq: int | None) -> CheckpointEvent:
+    state = end.ctx.state
+    return CheckpointEvent(
+        step=end.ctx.step,
+        branch=end.ctx.branch,
+        iteration=end.iteration,
+        message_count=len(state.messages),
+        usage=state.usage,
+        durable_seq=durable_seq,
+    )

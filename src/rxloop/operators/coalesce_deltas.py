@@ -1,0 +1,123 @@
+"""The view that merges deltas, for readers that do not want one event for each token."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, SerialDisposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
+from rxloop.operators._types import View, timers
+
+
+def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
+    """Merge neighbouring deltas of one kind, step and branch, and of one tool call.
+
+    Nothing is lost and the order is kept: any other event comes after the deltas before it, and is passed on at once.
+    A merged delta has the joined text, and the numbers (`seq`, `sub`, `index`) and the time of the newest.
+
+    ::
+
+        source                  --a-b-c-X--d-e--|
+        coalesce_deltas()       --------(abc,X)-(de|)
+        coalesce_deltas(3)      --a-----(bc,X)d--(e|)
+
+    Args:
+        window: Pass on at most one delta in so many seconds: the first at once, then what has gathered when the time is
+            over. Only another event, or the end, brings out what has gathered before. None gathers until then.
+
+    Returns:
+        A view of all events, with fewer deltas.
+
+    Raises:
+        ConfigurationError: The window is not positive; raised at once.
+    """
+    if window is not None and window <= 0:
+        raise ConfigurationError(f"coalesce_deltas needs a window above 0, not {window}")
+    span = timedelta(seconds=window) if window is not None else None
+
+    def operator(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            gathered = _Gathered()
+            waiting = span is None
+            timer = SerialDisposable()
+
+            def flush() -> bool:
+                event = gathered.take()
+                if event is not None:
+                    observer.on_next(event)
+                return event is not None
+
+            def release(_scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
+                nonlocal waiting
+                waiting = flush()
+                if waiting and span is not None:
+                    timer.disposable = timers(scheduler).schedule_relative(span, release)
+
+            def on_next(event: Event) -> None:
+                if not gathered.fits(event):
+                    flush()
+                if not isinstance(event, _DELTAS):
+                    observer.on_next(event)
+                    return
+                gathered.add(event)
+                if not waiting:
+                    release()
+
+            def on_error(error: Exception) -> None:
+                flush()
+                observer.on_error(error)
+
+            def on_completed() -> None:
+                flush()
+                observer.on_completed()
+
+            subscription = source.subscribe(on_next, on_error, on_completed, scheduler=scheduler)
+            return CompositeDisposable(subscription, timer)
+
+        return Observable(subscribe)
+
+    return operator
+
+
+_Delta = ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent
+_DELTAS = (ContentDeltaEvent, ThoughtDeltaEvent, ToolCallDeltaEvent)
+
+
+def _place(event: _Delta) -> tuple[object, ...]:
+    call = (event.index, event.tool_call_id) if isinstance(event, ToolCallDeltaEvent) else None
+    return type(event), event.task_id, event.step, event.branch, call
+
+
+class _Gathered:
+    """Deltas that follow each other and belong together."""
+
+    def __init__(self) -> None:
+        self._newest: _Delta | None = None
+        self._texts: list[str] = []
+
+    def fits(self, event: Event) -> bool:
+        """Whether an event continues what is gathered."""
+        newest = self._newest
+        return newest is not None and isinstance(event, _DELTAS) and _place(event) == _place(newest)
+
+    def add(self, event: _Delta) -> None:
+        """Take in a delta that fits."""
+        self._newest = event
+        self._texts.append(event.fragment if isinstance(event, ToolCallDeltaEvent) else event.delta)
+
+    def take(self) -> Event | None:
+        """What is gathered, as one event; nothing is kept."""
+        newest, texts = self._newest, self._texts
+        if newest is None or len(texts) == 1:
+            merged = newest
+        else:
+            field = "fragment" if isinstance(newest, ToolCallDeltaEvent) else "delta"
+            merged = newest.model_copy(update={field: "".join(texts)})
+        self._newest, self._texts = None, []
+        return merged

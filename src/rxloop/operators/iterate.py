@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, cast
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, Disposable, SerialDisposable
+
+from rxloop.errors import ContextLengthExceeded, PipelineError
+from rxloop.operators.answering import answering
+from rxloop.operators.compose import describe
+from rxloop.requests import IterationEnd, ModelRequest, Operator, RunContext, RunRequest, Signal, ToolRequest
+from rxloop.state import Batch, RunState, check_limits
+from rxloop.stream.bridges import emit, from_awaitable
+
+MOST_PRESSURE = 3
+
+
+def iterate(pipeline: Operator) -> Operator:
+    """Answer the `RunRequest`: send one model request after another through a pipeline, until the model has answered.
+
+    The usual strategy. Each iteration subscribes the pipeline anew to a `ModelRequest` and an `IterationEnd`.
+
+    ::
+
+        in         --R---------------------------|
+        1st          (ME)--e--e--|
+        2nd                      (ME)--e--e--e--|
+        out        ------e--e-----------e--e--e-|
+
+    Between iterations it reads the state of the run, and nothing else, to see whether the model has answered, waits for
+    input, or has reached a limit. A request that was too long for the model is sent again under the same step, with
+    more `pressure`, for compressors to read.
+
+    Args:
+        pipeline: What carries out one iteration: `op.compose(op.call_model(), op.run_tools(), ...)`.
+    """
+    operator = answering(RunRequest, lambda request: _Iterations(pipeline, request.ctx).run())
+    operator.__qualname__ = f"iterate({describe(pipeline)})"
+    return operator
+
+
+class _Iterations:
+    """One run over the iterations of a pipeline: a trampoline, so that any number of them keeps a flat stack."""
+
+    def __init__(self, pipeline: Operator, ctx: RunContext[Any]) -> None:
+        self._pipeline = pipeline
+        self._ctx = ctx
+        self._current = SerialDisposable()
+        self._pressure = 0
+        self._fed: str | None = None
+        self._due = False
+        self._running = False
+        self._stopped = False
+
+    def run(self) -> Observable[Signal]:
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            self._observer = observer
+            self._scheduler = scheduler
+            self._advance()
+            return CompositeDisposable(self._current, Disposable(self._stop))
+
+        return Observable(subscribe)
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _advance(self) -> None:
+        self._due = True
+        if self._running:
+            return
+        self._running = True
+        while self._due and not self._stopped:
+            self._due = False
+            try:
+                source = self._next()
+            except Exception as error:
+                self._fail(error)
+                break
+            if source is None:
+                self._stopped = True
+                self._observer.on_completed()
+                break
+            # A new disposable for each iteration, so that those that are over are not kept.
+            self._current.disposable = self._pipeline(source).subscribe(
+                self._pass, self._fail, self._advance, scheduler=self._scheduler
+            )
+        self._running = False
+
+    def _pass(self, signal: Signal) -> None:
+        if isinstance(signal, ModelRequest | ToolRequest):
+            self._fail(
+                PipelineError(
+                    f"nothing answered a {type(signal).__name__} of step {signal.ctx.step}: "
+                    f"the pipeline is {describe(self._pipeline)}"
+                )
+            )
+        elif not isinstance(signal, IterationEnd):
+            self._observer.on_next(signal)
+
+    def _fail(self, error: Exception) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        self._observer.on_error(error)
+
+    def _next(self) -> Observable[Signal] | None:
+        """The source of the next iteration, or None when the run has an answer or waits for one."""
+        state = self._ctx.state
+        if self._fed is not None:
+            self._check(state)
+        if state.pending and self._fed is not None:
+            return None
+        if state.batch is not None:
+            return self._open_calls(state, state.batch)
+        if state.done:
+            return None
+        retry = state.failure is not None and state.open_step is not None
+        iteration = state.iteration
+        if not retry and not (self._fed is None and state.open_step is not None):
+            limit = check_limits(state, self._ctx.limits, self._ctx.host.thought_limit)
+            if limit is not None:
+                raise limit
+            iteration += 1
+            self._pressure = 0
+        return self._model_request(iteration)
+
+    def _check(self, state: RunState) -> None:
+        """See that the iteration did what an iteration must do."""
+        failure = state.failure
+        if failure is not None and state.open_step is not None:
+            self._pressure += 1
+            if self._pressure > MOST_PRESSURE:
+                raise ContextLengthExceeded(failure.error.message)
+            return
+        if state.last is None or state.last.step != self._fed:
+            raise PipelineError(
+                f"iteration {self._fed} ended without a content-complete: the pipeline is {describe(self._pipeline)}"
+            )
+        if state.batch is not None and not state.pending:
+            names = ", ".join(state.batch.calls[index].name for index in state.batch.open)
+            raise PipelineError(
+                f"iteration {self._fed} left tool calls unanswered ({names}): "
+                f"the pipeline is {describe(self._pipeline)}"
+            )
+
+    def _model_request(self, iteration: int) -> Observable[Signal]:
+        step = str(iteration) if self._ctx.branch is None else f"{self._ctx.branch}/{iteration}"
+        self._fed = step
+        ctx = self._ctx.bind(step=step)
+        end = IterationEnd(iteration, ctx)
+        request = ctx.host.request(ctx, iteration, self._pressure)
+        if isinstance(request, ModelRequest):
+            return emit(request, end)
+        pending = cast("Awaitable[ModelRequest]", request)
+
+        async def both() -> ModelRequest:
+            return await pending
+
+        return _then(from_awaitable(both, ctx, name="rxloop-request"), end)
+
+    def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
+        self._fed = batch.step
+        ctx = self._ctx.bind(step=batch.step)
+        requests = [
+            ToolRequest(batch.calls[index], ctx.bind(call=batch.calls[index], index=index)) for index in batch.open
+        ]
+        return emit(*requests, IterationEnd(state.iteration, ctx))
+
+
+def _then(source: Observable[ModelRequest], end: IterationEnd) -> Observable[Signal]:
+    """The request when it is ready, and behind it the end of the iteration."""
+
+    def subscribe(
+        observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        def on_completed() -> None:
+            observer.on_next(end)
+            observer.on_completed()
+
+        return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
+
+    return Observable(subscribe)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from reactivex import Observable
+
+from rxloop.operators.answering import answering
+from rxloop.requests import Operator, RunContext, Signal
+from rxloop.stream.bridges import from_async_iter
+
+R = TypeVar("R", bound=Any)
+
+
+def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncIterator[Signal]]], Operator]:
+    """Make an operator of an async generator, with no knowledge of Rx.
+
+    ::
+
+        in       --e--R-------e-----|
+        handler       ....R'
+        out      --e------R'--e-----|
+
+    The handler is called with each request of the type and the context of the run. What it yields takes the request's
+    place: the request itself (let it through), another one, several, events, or nothing.
+
+    Args:
+        request_type: `ToolRequest` for a guard or a cache, `ModelRequest`, `IterationEnd` or `RunRequest`.
+
+    Example:
+        ```
+        @op.on(ToolRequest)
+        async def no_deletes(request: ToolRequest, ctx: RunContext[None]) -> AsyncIterator[Signal]:
+            if request.call.name == "delete":
+                yield request.refuse("Deleting is not allowed here.")
+            else:
+                yield request
+        ```
+    """
+
+    def decorate(handler: Callable[[R, RunContext[Any]], AsyncIterator[Signal]]) -> Operator:
+        def answer(request: R) -> Observable[Signal]:
+            return from_async_iter(lambda: handler(request, request.ctx), request.ctx, name=f"rxloop-{name}")
+
+        name = getattr(handler, "__qualname__", "handler")
+        operator = answering(request_type, answer)
+        operator.__qualname__ = name
+        operator.__doc__ = handler.__doc__
+        return operator
+
+    return decorate

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, Disposable
+
+from rxloop.errors import ToolError
+from rxloop.events import ToolCompleteEvent, ToolStartEvent
+from rxloop.operators.answering import answering
+from rxloop.protocols import Tool
+from rxloop.requests import Operator, RunContext, Signal, ToolRequest
+from rxloop.stream.bridges import Push, emit, from_task
+from rxloop.tools import encode_result
+
+log = logging.getLogger("rxloop")
+
+INTERRUPTED = (
+    "This call was interrupted: it was started, and it is not known whether it had its effect. "
+    "It was not made again. Find out what happened before you repeat it."
+)
+
+
+def run_tools(concurrency: int = 5) -> Operator:
+    """Answer each `ToolRequest`: call the tool.
+
+    ::
+
+        in   --T1-T2------------------------------|
+        out  --s1-s2--progress2--x2---thought1-x1-|
+
+    T `ToolRequest`, s `tool-start`, x `tool-complete`; between them whatever the tool emits itself. Whatever fails
+    becomes a failed result, which the model reads: an unknown tool, arguments that do not fit, a timeout, an exception.
+    What is refused has no `tool-start`.
+
+    With a log, a tool that is not idempotent is called once its `tool-start` is durable.
+
+    Args:
+        concurrency: How many tools may run at once in one iteration; the calls behind them wait.
+    """
+    operator = answering(ToolRequest, _answer, concurrency)
+    operator.__qualname__ = "run_tools"
+    return operator
+
+
+def _answer(request: ToolRequest) -> Observable[Signal]:
+    host = request.ctx.host
+    recorded = host.recorded_result(request.slot)
+    if recorded is not None:
+        return emit(recorded)
+    if request.call.error is not None:
+        return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
+    tool = host.tool(request)
+    if isinstance(tool, str):
+        return emit(request.refuse(tool))
+    if not tool.idempotent and host.interrupted(request.slot):
+        return emit(request.refuse(INTERRUPTED))
+    return _call(tool, request)
+
+
+def _call(tool: Tool, request: ToolRequest) -> Observable[Signal]:
+    def subscribe(
+        observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        ended = False
+
+        def on_error(error: Exception) -> None:
+            nonlocal ended
+            ended = True
+            observer.on_error(error)
+
+        def on_completed() -> None:
+            nonlocal ended
+            ended = True
+            observer.on_completed()
+
+        def abandon() -> None:
+            if not ended:
+                request.ctx.host.abandon(request.ctx)
+
+        async def work(push: Push[Signal]) -> None:
+            await _carry_out(tool, request, push)
+
+        leaf = from_task(work, request.ctx, name=f"rxloop-tool-{request.call.name}")
+        task = leaf.subscribe(observer.on_next, on_error, on_completed, scheduler=scheduler)
+        return CompositeDisposable(task, Disposable(abandon))
+
+    return Observable(subscribe)
+
+
+async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
+    ctx: RunContext[Any] = request.ctx.bind(out=push)
+    call = request.call
+    if tool.approve and not await ctx.ask(f"Call {call.name} with {call.arguments}?"):
+        push(request.refuse(f"The call of {call.name} was not approved."))
+        return
+    push(
+        ToolStartEvent(
+            call=call,
+            index=ctx.index,
+            hidden=ctx.hidden,
+            step=ctx.step,
+            branch=ctx.branch,
+            idempotency_key=f"{ctx.task_id}:{ctx.step}:{ctx.index}",
+        )
+    )
+    if ctx.log is not None and not tool.idempotent:
+        await ctx.host.durable()
+    start = ctx.clock.monotonic()
+    fields = await _result(tool, ctx)
+    duration = ctx.clock.monotonic() - start
+    push(
+        ToolCompleteEvent(
+            call=call,
+            index=ctx.index,
+            hidden=ctx.hidden,
+            step=ctx.step,
+            branch=ctx.branch,
+            duration=duration,
+            **fields,
+        )
+    )
+
+
+async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
+    """The outcome of a call as the fields of its event."""
+    call = ctx.call
+    assert call is not None
+    deadline = asyncio.timeout(tool.timeout)
+    try:
+        async with deadline:
+            value = await tool.call(call.arguments, ctx)
+        result, content = encode_result(value)
+    except ToolError as error:
+        return _failure(str(error))
+    except TimeoutError as error:
+        if deadline.expired():
+            return _failure(f"{call.name} timed out after {tool.timeout} s.")
+        return _failure(_describe(error))
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return _failure(f"{call.name} waited for something that was cancelled.")
+    except SystemExit as error:
+        return _failure(f"{call.name} tried to exit the process with status {error.code}.")
+    except Exception as error:
+        log.warning("the tool %s failed", call.name, exc_info=error)
+        return _failure(_describe(error))
+    return {"success": True, "result": result, "content": content}
+
+
+def _failure(text: str) -> dict[str, Any]:
+    return {"success": False, "error": text, "content": text}
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

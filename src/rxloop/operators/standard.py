@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rxloop.operators.call_model import call_model
+from rxloop.operators.checkpoint import checkpoint
+from rxloop.operators.run_tools import run_tools
+from rxloop.requests import Operator
+
+
+def standard(
+    before_model: Sequence[Operator] = (),
+    before_tools: Sequence[Operator] = (),
+    at_end: Sequence[Operator] = (),
+) -> list[Operator]:
+    """The usual loop, with places for operators of one's own.
+
+    ::
+
+        before_model  call_model  before_tools  run_tools  at_end  checkpoint
+
+    Args:
+        before_model: See each `ModelRequest` before the model does: compression, a change of settings.
+        before_tools: See each `ToolRequest` before the tools do: guards, caches.
+        at_end: See the `IterationEnd` and all events of the iteration.
+    """
+    return [*before_model, call_model(), *before_tools, run_tools(), *at_end, checkpoint()]

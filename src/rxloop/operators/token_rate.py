@@ -1,0 +1,79 @@
+"""The view of the speed at which the model writes."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import datetime, timedelta
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, SerialDisposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
+from rxloop.operators._types import View, timers
+from rxloop.operators.until_final import ends_attempt
+
+
+def token_rate(window: float = 1.0) -> View[Event, float]:
+    """Tokens per second over the last `window` seconds: at each delta, and once a window while there are none.
+
+    A delta counts as one token, be it text, a thought or the arguments of a tool call. So a stall shows as 0.0, and
+    `rx.filter(lambda r: r < 5)` notices it. The deltas that a late subscriber is given again count as if they came
+    just then. Time comes from the scheduler of the subscription, which for a view of a run is the run's.
+
+    ::
+
+        source             --d-d-d-------------F      d a delta, F the final status-update
+        token_rate(1)      --1-2-3-----0-----0-|
+
+    Args:
+        window: The seconds to look back.
+
+    Returns:
+        A view of rates, which completes with the final event of the run.
+
+    Raises:
+        ConfigurationError: The window is not positive; raised at once.
+    """
+    if window <= 0:
+        raise ConfigurationError(f"token_rate needs a window above 0, not {window}")
+    span = timedelta(seconds=window)
+
+    def operator(source: Observable[Event]) -> Observable[float]:
+        def subscribe(
+            observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            clock = timers(scheduler)
+            times = deque[datetime]()
+            emitted = clock.now
+            timer = SerialDisposable()
+
+            def emit(now: datetime) -> None:
+                nonlocal emitted
+                emitted = now
+                while times and times[0] <= now - span:
+                    times.popleft()
+                observer.on_next(len(times) / window)
+
+            def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
+                now = clock.now
+                if now - emitted >= span:
+                    emit(now)
+                timer.disposable = clock.schedule_relative(emitted + span - now, check)
+
+            def on_next(event: Event) -> None:
+                if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
+                    now = clock.now
+                    times.append(now)
+                    emit(now)
+                elif ends_attempt(event):
+                    observer.on_completed()
+
+            timer.disposable = clock.schedule_relative(span, check)
+            subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+            return CompositeDisposable(subscription, timer)
+
+        return Observable(subscribe)
+
+    return operator

@@ -1,0 +1,44 @@
+"""The view that ends with the attempt."""
+
+from __future__ import annotations
+
+from reactivex import Observable, abc
+
+from rxloop.events import Event, StatusUpdateEvent
+from rxloop.operators._types import View
+
+
+def ends_attempt(event: Event) -> bool:
+    """Whether an event is the last of its attempt; that of a nested agent's run ends only that run."""
+    return isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None
+
+
+def until_final() -> View[Event, Event]:
+    """Complete right after the final `status-update` of the run.
+
+    For streams that go on: those of a whole conversation, or of a log in which later attempts follow. The end of a
+    nested agent's run is passed on like any other event.
+
+    ::
+
+        source            --a--f'--b--F--c--      F final, f' final of a nested run
+        until_final()     --a--f'--b--(F|)
+
+    Returns:
+        A view of the events up to and with the final one.
+    """
+
+    def operator(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            def on_next(event: Event) -> None:
+                observer.on_next(event)
+                if ends_attempt(event):
+                    observer.on_completed()
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    return operator

@@ -1,0 +1,391 @@
+"""The chunks of a chat completion as events, and as the one message that they add up to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import orjson
+
+from rxloop.errors import ProviderProtocolError
+from rxloop.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    UsageEvent,
+    text_delta,
+)
+from rxloop.messages import ToolCall
+from rxloop.providers._errors import Endpoint, cut_short, from_error_object
+
+_PLAIN = frozenset(("role", "content"))
+_FINISH = {
+    "stop": "stop",
+    "eos": "stop",
+    "end_turn": "stop",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "content_filter": "content_filter",
+    "safety": "content_filter",
+    "sensitive": "content_filter",
+}
+# Finish reasons with which a vendor reports that the answer failed.
+_FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
+
+
+class _Call:
+    """A tool call that is being put together."""
+
+    __slots__ = ("id", "index", "name", "pieces")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.id = ""
+        self.name = ""
+        self.pieces: list[str] = []
+
+
+class ChatAccumulator:
+    """Reads the chunks of one answer: pushes deltas as they come and, at the end, what they amount to.
+
+    An answer that was not streamed is read as one large chunk, so that both have the same meaning.
+    """
+
+    def __init__(
+        self, push: Callable[[Event], None], step: str, where: Endpoint, hidden: frozenset[str] = frozenset()
+    ) -> None:
+        self.started = False
+        """Whether any event has been pushed."""
+        self.done = False
+        """Whether the vendor said that the answer is over: with `[DONE]`, or by sending it whole."""
+        self._push = push
+        self._step = step
+        self._where = where
+        self._hidden = hidden
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._details: list[dict[str, Any]] = []
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}
+        self._last_call: _Call | None = None
+        self._finish: str | None = None
+        self._usage: dict[str, Any] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether what has been read is a whole answer."""
+        return self.done or bool(self._finish)
+
+    def feed(self, payloads: list[bytes]) -> None:
+        """Read the payloads of one batch.
+
+        Raises:
+            ProviderError: The vendor reports an error, or sends what is not the protocol.
+        """
+        loads = orjson.loads
+        for payload in payloads:
+            if self.done:
+                return
+            try:
+                chunk: Any = loads(payload)
+            except orjson.JSONDecodeError:
+                chunk = self._unreadable(payload)
+                if chunk is None:
+                    continue
+            # Nearly every chunk carries a piece of text and nothing else: this is all that it costs.
+            try:
+                choice = chunk["choices"][0]
+                delta = choice["delta"]
+                text = delta.get("content")
+                plain = (
+                    text.__class__ is str
+                    and not choice.get("finish_reason")
+                    and not choice.get("index")
+                    and _PLAIN.issuperset(delta)
+                    and not chunk.get("usage")
+                    and "error" not in chunk
+                    and "x_groq" not in chunk
+                )
+            except (KeyError, IndexError, TypeError, AttributeError):
+                plain, text = False, ""
+            if not plain:
+                self._chunk(chunk)
+            elif text:
+                self._write(text)
+
+    def last(self, payloads: list[bytes]) -> None:
+        """Read what stood behind the last complete event: an event without its blank line, or a part of one.
+
+        Raises:
+            ProviderError: It is a part, and the answer is not complete without it; or the vendor reports an error.
+        """
+        try:
+            self.feed(payloads)
+        except ProviderProtocolError:
+            if not self.ended:
+                raise cut_short(self._where) from None
+
+    def whole(self, body: bytes) -> None:
+        """Read an answer that was not streamed."""
+        try:
+            answer: Any = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            answer = _lenient(body)
+        if not isinstance(answer, dict):
+            raise ProviderProtocolError(f"{self._where} answered with what is no JSON object: {_shown(body)}")
+        answer = cast("dict[str, Any]", answer)
+        choices: list[Any] = []
+        for choice in _dicts(answer.get("choices")):
+            message = dict(_dict(choice.get("message")))
+            # In a whole message each entry is a call of its own, whatever its id.
+            message["tool_calls"] = [
+                {**call, "index": index} for index, call in enumerate(_dicts(message.get("tool_calls")))
+            ]
+            choices.append({**choice, "delta": message})
+        if not choices and not answer.get("error"):
+            raise from_error_object(answer, self._where)
+        self._chunk({**answer, "choices": choices})
+        self.done = True
+
+    def complete(self) -> None:
+        """Push what ends the answer: its reasoning as one thought, the usage, the whole message.
+
+        Raises:
+            ProviderConnectionError: The bytes ended before the answer did.
+        """
+        if not self.ended:
+            raise cut_short(self._where)
+        if self._finish in _FAILED:
+            raise from_error_object({"message": f"the answer failed: {self._finish}"}, self._where)
+        reasoning = "".join(self._reasoning)
+        if reasoning:
+            thought_id = f"{self._step}.reasoning"
+            self._push(
+                ThoughtStreamEvent(thought_id=thought_id, content=reasoning, source="reasoning", step=self._step)
+            )
+        if self._usage is not None:
+            self._push(self._usage_event(self._usage))
+        calls = [
+            ToolCall.parse(call.id or self._made_up(call), call.name, "".join(call.pieces))
+            for call in sorted(self._calls, key=lambda call: call.index)
+            if call.name
+        ]
+        finish = _FINISH.get((self._finish or "").lower(), "stop")
+        if calls and finish == "stop":
+            finish = "tool_calls"
+        self._push(
+            ContentCompleteEvent(
+                content="".join(self._content),
+                reasoning=reasoning or None,
+                tool_calls=calls,
+                finish_reason=finish,
+                raw_finish_reason=self._finish,
+                provider_state={"reasoning_details": self._details} if self._details else None,
+                step=self._step,
+            )
+        )
+
+    def _unreadable(self, payload: bytes) -> Any:
+        text = payload.strip()
+        if text == b"[DONE]":
+            self.done = True
+            return None
+        if not text:
+            return None
+        chunk = _lenient(text)
+        if chunk is None:
+            raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON: {_shown(text)}")
+        return chunk
+
+    def _chunk(self, chunk: Any) -> None:
+        """Read any chunk, trusting nothing."""
+        if not isinstance(chunk, dict):
+            raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON object")
+        chunk = cast("dict[str, Any]", chunk)
+        for choice in _dicts(chunk.get("choices")):
+            if not choice.get("index"):
+                self._choice(choice)
+        usage = chunk.get("usage") or _dict(chunk.get("x_groq")).get("usage")
+        if usage and isinstance(usage, dict):
+            self._usage = cast("dict[str, Any]", usage)
+        error = chunk.get("error") or (chunk if chunk.get("object") == "error" else None)
+        if error:
+            raise from_error_object(error, self._where)
+
+    def _choice(self, choice: dict[str, Any]) -> None:
+        delta = _dict(choice.get("delta"))
+        self._think(delta)
+        content = delta.get("content") or delta.get("refusal")
+        if isinstance(content, str):
+            self._write(content)
+        else:
+            self._parts(content)
+        for call in _dicts(delta.get("tool_calls")):
+            self._tool_call(call)
+        finish = choice.get("finish_reason")
+        if isinstance(finish, str) and (finish or self._finish is None):
+            self._finish = finish
+        if choice.get("error"):
+            raise from_error_object(choice["error"], self._where)
+
+    def _write(self, text: str) -> None:
+        if not text:
+            return
+        self.started = True
+        content = self._content
+        index = len(content)
+        content.append(text)
+        self._push(text_delta(ContentDeltaEvent, text, index, self._step))
+
+    def _thought(self, text: str) -> None:
+        if not text:
+            return
+        self.started = True
+        index = len(self._reasoning)
+        self._reasoning.append(text)
+        self._push(text_delta(ThoughtDeltaEvent, text, index, self._step))
+
+    def _think(self, delta: dict[str, Any]) -> None:
+        """The reasoning of a delta, which some vendors send in two fields at once: the first that has any counts."""
+        details = _dicts(delta.get("reasoning_details"))
+        for detail in details:
+            self._keep(detail)
+        for name in ("reasoning_content", "reasoning"):
+            if text := _text(delta.get(name)):
+                self._thought(text)
+                return
+        for detail in details:
+            self._thought(_text(detail.get("text") or detail.get("summary")))
+
+    def _keep(self, detail: dict[str, Any]) -> None:
+        """Keep opaque reasoning for the next request; pieces of one block are joined again."""
+        last = self._details[-1] if self._details else None
+        part = "summary" if detail.get("type") == "reasoning.summary" else "text"
+        if (
+            last is None
+            or detail.get("type") == "reasoning.encrypted"
+            or (last.get("type"), last.get("index")) != (detail.get("type"), detail.get("index"))
+        ):
+            self._details.append(dict(detail))
+            return
+        joined = (last.get(part) or "") + (detail.get(part) or "")
+        last.update({name: value for name, value in detail.items() if value is not None})
+        if joined:
+            last[part] = joined
+
+    def _parts(self, content: Any) -> None:
+        """Content as a list of typed parts, as Mistral's reasoning models send it."""
+        for part in _dicts(content):
+            if part.get("type") == "thinking":
+                inner = part.get("thinking")
+                texts = [inner] if isinstance(inner, str) else [each.get("text") for each in _dicts(inner)]
+                for text in texts:
+                    self._thought(_text(text))
+            else:
+                self._write(_text(part.get("text")))
+
+    def _tool_call(self, piece: dict[str, Any]) -> None:
+        function = _dict(piece.get("function"))
+        call_id, name, arguments = _text(piece.get("id")), _text(function.get("name")), function.get("arguments")
+        call = self._find_call(piece.get("index"), call_id, name)
+        first = not call.name
+        call.id = call.id or call_id
+        call.name = call.name or name
+        if isinstance(arguments, dict):
+            arguments = orjson.dumps(arguments).decode()
+        fragment = _text(arguments)
+        if fragment:
+            call.pieces.append(fragment)
+        if not call.name or not (fragment or first):
+            return
+        call.id = call.id or self._made_up(call)
+        self.started = True
+        self._push(
+            ToolCallDeltaEvent(
+                index=call.index,
+                tool_call_id=call.id,
+                name=call.name,
+                fragment="".join(call.pieces) if first else fragment,
+                hidden=call.name in self._hidden,
+                step=self._step,
+            )
+        )
+
+    def _find_call(self, index: Any, call_id: str, name: str) -> _Call:
+        """The call that a piece belongs to: by its index, else by its id; else a name begins a new one."""
+        if isinstance(index, int):
+            call = self._by_index.get(index)
+            if call is not None and call_id and name and call.id and call_id != call.id:
+                # Another call under the same number: the vendor does not count.
+                call = None
+        elif call_id:
+            call = next((call for call in self._calls if call.id == call_id), None)
+        else:
+            call = None if name else self._last_call
+        if call is None:
+            taken = {call.index for call in self._calls}
+            free = max(taken, default=-1) + 1
+            call = _Call(index if isinstance(index, int) and index not in taken else free)
+            self._calls.append(call)
+            self._by_index[index if isinstance(index, int) else free] = call
+        self._last_call = call
+        return call
+
+    def _made_up(self, call: _Call) -> str:
+        return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
+
+    def _usage_event(self, usage: dict[str, Any]) -> UsageEvent:
+        read = _dict(usage.get("prompt_tokens_details"))
+        written = _dict(usage.get("completion_tokens_details"))
+        return UsageEvent(
+            input_tokens=_count(usage.get("prompt_tokens")),
+            output_tokens=_count(usage.get("completion_tokens")),
+            cached_tokens=_count(read.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")),
+            reasoning_tokens=_count(written.get("reasoning_tokens")),
+            step=self._step,
+        )
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        return []
+    return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _lenient(data: bytes) -> Any:
+    """JSON that orjson refuses: half a surrogate pair, which becomes a replacement character. None if it is no JSON."""
+    try:
+        return json.loads(data, parse_constant=lambda _: None, object_hook=_whole_characters)
+    except ValueError:
+        return None
+
+
+def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+
+
+def _shown(data: bytes) -> str:
+    return repr(data[:200].decode("utf-8", "replace"))

@@ -1,0 +1,167 @@
+"""A model request as the JSON of `/chat/completions`, in which everything is encoded once."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from typing import Any, cast
+
+import orjson
+
+from rxloop.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
+from rxloop.providers.presets import Preset
+from rxloop.requests import ModelRequest, ToolDefinition
+from rxloop.settings import ModelSettings
+
+_WireKey = tuple[str, str | None, bool]
+
+
+class RequestEncoder:
+    """Encodes the requests for one model at one endpoint.
+
+    A message keeps the bytes it became, and so do the tools, so that a request costs what is new in it and not the
+    whole history.
+    """
+
+    def __init__(self, model: str, preset: Preset, stream: bool) -> None:
+        self._model = model
+        self._preset = preset
+        self._stream = stream
+        self._key: _WireKey = ("openai-chat", preset.reasoning_field, preset.reasoning_details)
+        self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")
+
+    def encode(self, request: ModelRequest) -> bytes:
+        """The body of the request."""
+        extra = request.settings.extra_body
+        fields = self._fields(request)
+        for name, value in extra.items():
+            mine = fields.get(name)
+            both = isinstance(mine, dict) and isinstance(value, dict)
+            fields[name] = {**cast("dict[str, Any]", mine), **cast("dict[str, Any]", value)} if both else value
+        parts = [dumps(fields)[:-1]]
+        if "messages" not in extra:
+            parts.append(b',"messages":[')
+            encoded = [self._message(m) for group in (request.system, request.messages, request.tail) for m in group]
+            parts += (b",".join(encoded), b"]")
+        if request.tools and "tools" not in extra:
+            parts += (b',"tools":', self._tool_list(request.tools))
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def _fields(self, request: ModelRequest) -> dict[str, Any]:
+        settings, preset = request.settings, self._preset
+        fields: dict[str, Any] = {"model": self._model, "stream": self._stream}
+        if self._stream and preset.stream_options:
+            fields["stream_options"] = {"include_usage": True}
+        plain = {
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            preset.max_tokens_field: settings.max_tokens,
+            "seed": settings.seed,
+            "stop": settings.stop,
+        }
+        fields.update({name: value for name, value in plain.items() if value is not None})
+        _add_effort(fields, settings, preset)
+        if request.tools:
+            if settings.tool_choice is not None:
+                fields["tool_choice"] = _tool_choice(settings.tool_choice)
+            if settings.parallel_tool_calls is not None and preset.parallel_tool_calls:
+                fields["parallel_tool_calls"] = settings.parallel_tool_calls
+        return fields
+
+    def _message(self, message: Message) -> bytes:
+        kept: tuple[_WireKey, bytes] | None = getattr(message, "_wire", None)
+        if kept is not None and kept[0] == self._key:
+            return kept[1]
+        encoded = dumps(self._plain_message(message))
+        object.__setattr__(message, "_wire", (self._key, encoded))
+        return encoded
+
+    def _plain_message(self, message: Message) -> dict[str, Any]:
+        content = message.content
+        if message.role == "tool":
+            return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
+        plain: dict[str, Any] = {
+            "role": message.role,
+            "content": content if isinstance(content, str) else [_part(part) for part in content],
+        }
+        if message.role == "assistant":
+            if message.tool_calls:
+                plain["content"] = plain["content"] or None
+                plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+            if self._preset.reasoning_field and message.reasoning:
+                plain[self._preset.reasoning_field] = message.reasoning
+            details = (message.provider_state or {}).get("reasoning_details")
+            if self._preset.reasoning_details and details:
+                plain["reasoning_details"] = details
+        return plain
+
+    def _tool_list(self, tools: tuple[ToolDefinition, ...]) -> bytes:
+        # Equal definitions are nearly always the same objects, which a comparison of tuples sees at once.
+        if self._tools[0] != tools:
+            self._tools = (tools, dumps([_tool(tool, self._preset.strict) for tool in tools]))
+        return self._tools[1]
+
+
+def dumps(value: Any) -> bytes:
+    """JSON; also of what orjson refuses: half a surrogate pair in a text, or an integer beyond 64 bits."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _add_effort(fields: dict[str, Any], settings: ModelSettings, preset: Preset) -> None:
+    effort = settings.reasoning_effort
+    if effort is None or preset.effort is None:
+        return
+    if preset.effort == "reasoning_effort":
+        fields["reasoning_effort"] = effort
+    elif preset.effort == "reasoning":
+        fields["reasoning"] = {"effort": effort} if effort != "none" else {"enabled": False}
+    else:
+        fields["thinking"] = {"type": "disabled" if effort == "none" else "enabled"}
+
+
+def _tool_choice(choice: str) -> Any:
+    if choice in ("auto", "none", "required"):
+        return choice
+    return {"type": "function", "function": {"name": choice}}
+
+
+def _tool(tool: ToolDefinition, can_be_strict: bool) -> dict[str, Any]:
+    function: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+    }
+    if tool.strict and can_be_strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    if call.error is not None:
+        # What the model wrote is no JSON, and vendors refuse a request with it; its answer says what was wrong.
+        arguments = "{}"
+    elif call.raw is not None:
+        arguments = call.raw
+    else:
+        arguments = dumps(call.arguments).decode()
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    url = part.url or f"data:{part.media_type};base64,{b64encode(part.data or b'').decode()}"
+    if isinstance(part, ImagePart):
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "file", "file": _file(part, url)}
+
+
+def _file(part: FilePart, url: str) -> dict[str, Any]:
+    file = {"file_data": url}
+    if part.filename is not None:
+        file["filename"] = part.filename
+    return file

@@ -1,0 +1,72 @@
+"""Server-sent events: bytes in, `data:` payloads out."""
+
+from __future__ import annotations
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class SSEDecoder:
+    """Cuts the bytes of an event stream into the payloads of its events.
+
+    It works on bytes, so that a read may end anywhere: inside a character, a line or a line end. All three line ends of
+    the standard are understood; comments and other fields than `data` are left out.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[bytes] = []
+        self._after_cr = False
+        self._at_start = True
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that these bytes complete, in order."""
+        if self._after_cr or b"\r" in data:
+            data = self._unix(data)
+        pending = self._pending
+        pending.append(data)
+        if b"\n" not in data:
+            return []
+        if len(pending) > 1:
+            data = b"".join(pending)
+        if self._at_start:
+            self._at_start = False
+            data = data.removeprefix(_BOM)
+        end = data.rfind(b"\n\n")
+        if end < 0:
+            self._pending = [data]
+            return []
+        rest = data[end + 2 :]
+        self._pending = [rest] if rest else []
+        if data.startswith(b"data: "):
+            # What nearly all vendors send: events of one line each. Two line ends between any two of them prove it.
+            payloads = data[6:end].split(b"\n\ndata: ")
+            if data.count(b"\n", 0, end) == 2 * len(payloads) - 2:
+                return payloads
+        return [payload for block in data[:end].split(b"\n\n") if (payload := _payload(block)) is not None]
+
+    def flush(self) -> list[bytes]:
+        """The payload of a last event whose blank line never came; call it at the end of the bytes."""
+        block = b"".join(self._pending)
+        self._pending = []
+        if self._at_start:
+            block = block.removeprefix(_BOM)
+        payload = _payload(block)
+        return [] if payload is None else [payload]
+
+    def _unix(self, data: bytes) -> bytes:
+        if self._after_cr and data:
+            # The line was ended when its CR came; this LF is the other half of the same line end.
+            data = data.removeprefix(b"\n")
+            self._after_cr = False
+        if data.endswith(b"\r"):
+            self._after_cr = True
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _payload(block: bytes) -> bytes | None:
+    lines: list[bytes] = []
+    for line in block.split(b"\n"):
+        if line.startswith(b"data:"):
+            lines.append(line[6:] if line.startswith(b"data: ") else line[5:])
+        elif line == b"data":
+            lines.append(b"")
+    return b"\n".join(lines) if lines else None

@@ -1,0 +1,303 @@
+"""The provider for every endpoint that speaks OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import anyio
+import httpx
+from reactivex import Observable
+
+from rxloop.errors import ConfigurationError, ProviderConnectionError, ProviderError
+from rxloop.events import Event
+from rxloop.providers import _errors
+from rxloop.providers._chunks import ChatAccumulator
+from rxloop.providers._encode import RequestEncoder
+from rxloop.providers._pool import ClientPool
+from rxloop.providers._sse import SSEDecoder
+from rxloop.providers.presets import CUSTOM, Preset, checked_url, find_preset
+from rxloop.providers.retry import Retry
+from rxloop.requests import ModelRequest
+from rxloop.stream.bridges import from_task
+
+DRAIN_SECONDS = 1.0
+log = logging.getLogger("rxloop")
+Push = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """The seconds that a model call may take; None is no limit."""
+
+    connect: float | None = 10.0
+    """Until there is a connection."""
+    idle: float | None = 60.0
+    """Without a single byte, while an answer streams and before it begins."""
+    answer: float | None = 600.0
+    """The same for an answer that is not streamed: it comes in one piece."""
+    total: float | None = None
+    """From the request to the end of the answer, retries included."""
+
+
+class OpenAIChat:
+    """A model behind an OpenAI-compatible endpoint; made by `openai_chat`.
+
+    Nothing is looked up or opened before the first call, so that an agent can be made where there is no key yet.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        preset: Preset,
+        *,
+        base_url: str | None,
+        api_key: str | None,
+        http_client: httpx.AsyncClient | None,
+        timeout: Timeouts,
+        retry: Retry,
+        stream: bool,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.model = model
+        self.preset = preset
+        self._base_url = base_url
+        self._api_key = api_key
+        self._timeout = timeout
+        self._retry = retry
+        self._stream = stream
+        self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
+        self._encoder = RequestEncoder(model, preset, stream)
+        self._pool = ClientPool(http_client)
+        idle = timeout.idle if stream else timeout.answer
+        self._where: tuple[str, _errors.Endpoint] | None = None
+        self._httpx_timeout = httpx.Timeout(connect=timeout.connect, read=idle, write=idle, pool=timeout.connect)
+
+    def __repr__(self) -> str:
+        return f"<OpenAIChat {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """What the model is called on the stream: the model string that makes it."""
+        return f"{self._base_url}#{self.model}" if self.preset is CUSTOM else f"{self.preset.name}:{self.model}"
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        """The answer to one request; nothing is sent before it is subscribed.
+
+        ::
+
+            out  --content-delta--content-delta--tool-call-delta--(usage, content-complete)|
+        """
+
+        async def work(push: Push) -> None:
+            total = self._timeout.total
+            with anyio.move_on_after(total) as limit:
+                await self._with_retries(request, push)
+            if total is not None and limit.cancelled_caught:
+                raise _errors.out_of_time(self._endpoint(), total)
+
+        return from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=True)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop; an `http_client` of the user's stays open."""
+        await self._pool.aclose()
+
+    async def _with_retries(self, request: ModelRequest, push: Push) -> None:
+        where = self._endpoint()
+        headers = self._request_headers(request, where)
+        body = self._encoder.encode(request)
+        hidden = frozenset(tool.name for tool in request.tools if tool.hidden)
+        sent = 0
+        while True:
+            sent += 1
+            answer = ChatAccumulator(push, request.step, where, hidden)
+            try:
+                await self._attempt(request, where, headers, body, answer)
+                return
+            except ProviderError as error:
+                wait = None if answer.started else self._retry.wait(error, sent)
+                if wait is None:
+                    raise
+                log.info("%s; sent again in %.1f s", error, wait)
+            await anyio.sleep(wait)
+
+    async def _attempt(
+        self,
+        request: ModelRequest,
+        where: _errors.Endpoint,
+        headers: dict[str, str],
+        body: bytes,
+        answer: ChatAccumulator,
+    ) -> None:
+        with self._pool.lease() as client:
+            response = await self._send(client, where, headers, body)
+            try:
+                if _is_stream(response, self._stream):
+                    await _read_stream(response, answer, where, request)
+                else:
+                    answer.whole(await _read_whole(response, where))
+                    answer.complete()
+            finally:
+                await response.aclose()
+
+    async def _send(
+        self, client: httpx.AsyncClient, where: _errors.Endpoint, headers: dict[str, str], body: bytes
+    ) -> httpx.Response:
+        """Send the request; the response of a success, its body not yet read."""
+        try:
+            request = client.build_request(
+                "POST", where.url, content=body, headers=headers, timeout=self._httpx_timeout
+            )
+            response = await client.send(request, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _errors.from_httpx(error, where) from error
+        except RuntimeError as error:
+            if client.is_closed:
+                raise ProviderConnectionError(f"the HTTP client for {where} is closed") from error
+            raise
+        if response.is_success:
+            return response
+        try:
+            found = await _read_whole(response, where)
+        except ProviderError:
+            found = b""
+        finally:
+            await response.aclose()
+        raise _errors.from_response(response.status_code, response.headers, found, where)
+
+    def _endpoint(self) -> _errors.Endpoint:
+        base = self._base_url or self.preset.url()
+        if self._where is None or self._where[0] != base:
+            url = httpx.URL(base)
+            url = url.copy_with(path=url.path.rstrip("/") + "/chat/completions")
+            name = self.model if self.preset is CUSTOM else self.name
+            self._where = (base, _errors.Endpoint(name, str(url), self.preset.key_env, self.preset.hint))
+        return self._where[1]
+
+    def _request_headers(self, request: ModelRequest, where: _errors.Endpoint) -> dict[str, str]:
+        headers = {
+            "content-type": "application/json",
+            "accept": "text/event-stream" if self._stream else "application/json",
+            # Compression of small chunks costs more than it saves, and holds them back.
+            "accept-encoding": "identity",
+            **self._headers,
+            **{name.lower(): value for name, value in request.settings.headers.items()},
+        }
+        if "authorization" not in headers:
+            key = self._api_key or self.preset.key()
+            if key is not None:
+                headers["authorization"] = f"Bearer {key}"
+            elif self.preset.key_env is not None and not self.preset.key_optional:
+                raise _errors.missing_key(where)
+        return headers
+
+
+def openai_chat(
+    model: str | None = None,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    preset: Preset | str | None = None,
+    http_client: httpx.AsyncClient | None = None,
+    timeout: Timeouts | None = None,
+    retry: Retry | None = None,
+    stream: bool = True,
+    headers: Mapping[str, str] | None = None,
+) -> OpenAIChat:
+    """A model behind an OpenAI-compatible endpoint.
+
+    Example:
+        >>> openai_chat("glm-4.7", preset="zai")
+        >>> openai_chat("my-model", base_url="http://localhost:8000/v1")
+
+    Args:
+        model: The vendor's name of the model; None takes the default of the preset.
+        base_url: The address, without `/chat/completions`; None takes that of the preset.
+        api_key: The key; None takes it from the environment when the model is called.
+        preset: The vendor, by name or as data of your own. Without one, a `base_url` is an endpoint that follows
+            OpenAI in everything, and no `base_url` is OpenAI itself.
+        http_client: Your own httpx client. It is used as it is and never closed; it belongs to the event loop that it
+            was first used in.
+        timeout: How long a call may take.
+        retry: When a request that failed is sent again.
+        stream: Whether the answer is streamed.
+        headers: Headers that go with every request.
+
+    Raises:
+        ConfigurationError: The preset is unknown, there is no model, or the address is none.
+    """
+    if preset is None:
+        preset = find_preset("openai") if base_url is None else CUSTOM
+    elif isinstance(preset, str):
+        preset = find_preset(preset)
+    model = model or preset.default_model
+    if not model:
+        raise ConfigurationError(f"the endpoint {base_url or preset.name!r} has no default model: name one")
+    return OpenAIChat(
+        model,
+        preset,
+        base_url=None if base_url is None else checked_url(base_url),
+        api_key=api_key,
+        http_client=http_client,
+        timeout=timeout or Timeouts(),
+        retry=retry or Retry(),
+        stream=stream,
+        headers=headers or {},
+    )
+
+
+def _is_stream(response: httpx.Response, asked: bool) -> bool:
+    """What came, whatever was asked for: some endpoints send the other."""
+    kind = response.headers.get("content-type", "")
+    return "event-stream" in kind or (asked and "json" not in kind)
+
+
+def _bytes(response: httpx.Response) -> AsyncIterator[bytes]:
+    return response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+
+
+async def _read_stream(
+    response: httpx.Response, answer: ChatAccumulator, where: _errors.Endpoint, request: ModelRequest
+) -> None:
+    gate = request.ctx.scope.gate if request.ctx.run is not None else None
+    decoder = SSEDecoder()
+    source = _bytes(response)
+    try:
+        async for data in source:
+            answer.feed(decoder.feed(data))
+            if answer.done:
+                break
+            if gate is not None and gate.closed:
+                await gate.wait()
+        else:
+            answer.last(decoder.flush())
+        answer.complete()
+    except httpx.HTTPError as error:
+        if not answer.ended:
+            raise _errors.from_httpx(error, where) from error
+        answer.complete()
+    except BaseException:
+        await _drain(source, 0)
+        raise
+    else:
+        await _drain(source, DRAIN_SECONDS)
+
+
+async def _drain(source: AsyncIterator[bytes], seconds: float) -> None:
+    """Read on to the end, so that the connection can be used again.
+
+    The reading also ends the generators of httpx inside this task. Left suspended, each would be closed some day by a
+    task of the event loop's own.
+    """
+    with anyio.move_on_after(seconds), suppress(httpx.HTTPError):
+        async for _ in source:
+            pass
+
+
+async def _read_whole(response: httpx.Response, where: _errors.Endpoint) -> bytes:
+    try:
+        return await response.aread()
+    except httpx.HTTPError as error:
+        raise _errors.from_httpx(error, where) from error

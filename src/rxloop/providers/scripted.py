@@ -1,0 +1,334 @@
+"""A model that says what it was told to say: for tests, with no network and no key.
+
+    model = ScriptedModel(call("get_weather", city="Oslo"), "It is 7 C in Oslo.")
+
+Each turn answers one request. Instant turns are delivered inside `subscribe`, with no task and no waiting; turns made
+by `frames` take time, which is virtual inside `rxloop.testing.virtual_time`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Union, cast
+
+import orjson
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable
+
+from rxloop.errors import ConfigurationError, ProviderError
+from rxloop.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    UsageEvent,
+    text_delta,
+)
+from rxloop.messages import ToolCall, Usage
+from rxloop.requests import ModelRequest
+from rxloop.stream.bridges import Push, from_task
+
+
+class ScriptExhausted(ProviderError):
+    """A `ScriptedModel` was asked more often than it has turns."""
+
+    code = "script"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedCall:
+    """A tool call of a script; `call` makes one."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """A text that takes time; `frames` makes one."""
+
+    symbols: tuple[str, ...]
+    frame: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedTurn:
+    """One whole answer of a script; `turn` makes one."""
+
+    text: str | Frames = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    reasoning: str | None = None
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    raw_finish_reason: str | None = None
+
+
+Turn = Union[  # noqa: UP007
+    str,
+    ScriptedCall,
+    Frames,
+    ScriptedTurn,
+    Sequence["str | ScriptedCall"],
+    Exception,
+    Callable[[ModelRequest], "Turn"],
+]
+"""What a script is made of."""
+
+
+def call(name: str, /, _id: str | None = None, **arguments: Any) -> ScriptedCall:
+    """A turn, or a part of one, that calls a tool.
+
+    Args:
+        name: The tool.
+        _id: The id of the call; by default `call_1`, `call_2` and so on over the life of the model.
+        **arguments: The arguments of the call.
+    """
+    return ScriptedCall(name, arguments, _id)
+
+
+def frames(line: str, frame: float = 0.025) -> Frames:
+    """A turn that takes time.
+
+    ::
+
+        frames("--The service--is slow.|")     two deltas, at 50 and 125 ms; complete at 150 ms
+
+    Args:
+        line: Symbols, each of which takes one frame: `-` is a pause, `|` completes, `#` fails with a `ProviderError`,
+            and any run of other characters, blanks included, is one delta. With neither `|` nor `#` at the end the
+            stream stays open until it is disposed.
+        frame: The length of a frame in seconds.
+    """
+    symbols = tuple(re.findall(r"[-|#]|[^-|#]+", line))
+    if any(symbol in "|#" for symbol in symbols[:-1]):
+        raise ConfigurationError(f"frames({line!r}): nothing can follow '|' or '#'")
+    return Frames(symbols, frame)
+
+
+def turn(
+    text: str | Frames = "",
+    *,
+    calls: Sequence[ScriptedCall] = (),
+    reasoning: str | None = None,
+    usage: Usage | None = None,
+    finish_reason: str | None = None,
+    raw_finish_reason: str | None = None,
+) -> ScriptedTurn:
+    """A turn with everything that a model can say.
+
+    Args:
+        text: The content, at once or in `frames`.
+        calls: The tools that it calls.
+        reasoning: What it thinks beforehand.
+        usage: The tokens that it reports; None reports none.
+        finish_reason: By default `tool_calls` with calls, else `stop`.
+        raw_finish_reason: What the vendor called it.
+    """
+    return ScriptedTurn(
+        text=text,
+        calls=tuple(calls),
+        reasoning=reasoning,
+        usage=usage,
+        finish_reason=finish_reason,
+        raw_finish_reason=raw_finish_reason,
+    )
+
+
+class ScriptedModel:
+    """A `Provider` that plays a script.
+
+    Args:
+        *turns: The answers, in order: a text; a `call`; a list of texts and calls, which is one message; `frames`; a
+            `turn` with all details; an exception, with which the request fails; or a function from the request to any
+            of these.
+        name: What the model is called on the stream.
+        reasoning: What the model thinks before each turn that has no reasoning of its own.
+
+    Attributes:
+        requests: Every request that was subscribed, in order.
+        open: The number of streams that are subscribed and have neither ended nor been closed.
+    """
+
+    def __init__(self, *turns: Turn, name: str = "scripted", reasoning: str | None = None) -> None:
+        for item in turns:
+            _check(item)
+        self.requests: list[ModelRequest] = []
+        self.open = 0
+        self._turns = turns
+        self._name = name
+        self._reasoning = reasoning
+        self._calls = 0
+
+    @property
+    def name(self) -> str:
+        """What the model is called on the stream."""
+        return self._name
+
+    async def aclose(self) -> None:
+        """Nothing to close: a script holds no connection."""
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        """The next turn of the script, taken when it is subscribed."""
+
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            self.requests.append(request)
+            number = len(self.requests)
+            try:
+                answer = self._next(request, number)
+            except Exception as error:
+                observer.on_error(error)
+                return Disposable()
+            if isinstance(answer.text, Frames):
+                return self._over_time(answer, answer.text, request, number).subscribe(observer, scheduler=scheduler)
+            self.open += 1
+            try:
+                _think(answer, number, observer.on_next)
+                if answer.text:
+                    observer.on_next(text_delta(ContentDeltaEvent, answer.text, 0, None))
+                _finish(answer, answer.text, request, observer.on_next)
+            finally:
+                self.open -= 1
+            observer.on_completed()
+            return Disposable()
+
+        return Observable(subscribe)
+
+    def _next(self, request: ModelRequest, number: int) -> ScriptedTurn:
+        if number > len(self._turns):
+            turns = f"{len(self._turns)} turn" + ("" if len(self._turns) == 1 else "s")
+            raise ScriptExhausted(f"the script has {turns}, this is request {number}")
+        item = self._turns[number - 1]
+        while not isinstance(item, ScriptedTurn):
+            if isinstance(item, Exception):
+                raise item
+            item = item(request) if callable(item) else _message(item)
+            _check(item)
+        return replace(
+            item,
+            calls=tuple(self._with_id(each) for each in item.calls),
+            reasoning=self._reasoning if item.reasoning is None else item.reasoning,
+        )
+
+    def _with_id(self, item: ScriptedCall) -> ScriptedCall:
+        self._calls += 1
+        return item if item.id is not None else replace(item, id=f"call_{self._calls}")
+
+    def _over_time(self, answer: ScriptedTurn, text: Frames, request: ModelRequest, number: int) -> Observable[Event]:
+        started = False
+
+        async def work(push: Push[Event]) -> None:
+            nonlocal started
+            started = True
+            try:
+                _think(answer, number, push)
+                content = await _play(text, request, push)
+                _finish(answer, content, request, push)
+            finally:
+                self.open -= 1
+
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            self.open += 1
+            leaf = from_task(work, request.ctx, name=f"{self._name}-stream", shielded=True).subscribe(
+                observer, scheduler=scheduler
+            )
+
+            def dispose() -> None:
+                nonlocal started
+                leaf.dispose()
+                if not started:
+                    # The leaf leaves out work that it had not begun.
+                    started = True
+                    self.open -= 1
+
+            return Disposable(dispose)
+
+        return Observable(subscribe)
+
+
+def _think(answer: ScriptedTurn, number: int, push: Push[Event]) -> None:
+    if answer.reasoning:
+        push(text_delta(ThoughtDeltaEvent, answer.reasoning, 0, None))
+        thought_id = f"reasoning_{number}"
+        push(ThoughtStreamEvent(thought_id=thought_id, content=answer.reasoning, source="reasoning"))
+
+
+def _message(item: str | ScriptedCall | Frames | Sequence[str | ScriptedCall]) -> ScriptedTurn:
+    if isinstance(item, str | Frames):
+        return ScriptedTurn(text=item)
+    if isinstance(item, ScriptedCall):
+        return ScriptedTurn(calls=(item,))
+    return ScriptedTurn(
+        text="".join(part for part in item if isinstance(part, str)),
+        calls=tuple(part for part in item if isinstance(part, ScriptedCall)),
+    )
+
+
+def _check(item: object) -> None:
+    """Refuse what is no turn where the script is written, and not when it is played."""
+    if isinstance(item, str | ScriptedCall | Frames | ScriptedTurn | Exception):
+        return
+    if isinstance(item, list | tuple):
+        wrong = [part for part in cast("Sequence[object]", item) if not isinstance(part, str | ScriptedCall)]
+        if not wrong:
+            return
+        raise ConfigurationError(f"a message of a script is made of texts and calls, not {wrong[0]!r}")
+    if isinstance(item, type) or not callable(item):
+        raise ConfigurationError(f"{item!r} is no turn of a script: give a text, a call, a list of them, or frames")
+
+
+async def _play(text: Frames, request: ModelRequest, push: Push[Event]) -> str:
+    """Push the deltas in their frames; the content when it is complete."""
+    content: list[str] = []
+    pause = 0
+    for symbol in text.symbols:
+        if symbol == "-":
+            pause += 1
+            continue
+        if pause:
+            await asyncio.sleep(pause * text.frame)
+        pause = 1
+        if symbol == "|":
+            return "".join(content)
+        if symbol == "#":
+            raise ProviderError("the script fails here: '#'")
+        push(text_delta(ContentDeltaEvent, symbol, len(content), None))
+        content.append(symbol)
+        if request.ctx.run is not None and request.ctx.scope.gate.closed:
+            await request.ctx.scope.gate.wait()
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("unreachable: nothing resolves the future")
+
+
+def _finish(answer: ScriptedTurn, content: str, request: ModelRequest, push: Push[Event]) -> None:
+    hidden = {tool.name for tool in request.tools if tool.hidden}
+    calls: list[ToolCall] = []
+    for index, item in enumerate(answer.calls):
+        raw = orjson.dumps(item.arguments).decode()
+        made = ToolCall(id=item.id or "", name=item.name, arguments=item.arguments, raw=raw)
+        calls.append(made)
+        push(
+            ToolCallDeltaEvent(
+                index=index, tool_call_id=made.id, name=made.name, fragment=raw, hidden=made.name in hidden
+            )
+        )
+    if answer.usage is not None:
+        push(UsageEvent(**answer.usage.model_dump(by_alias=False)))
+    push(
+        ContentCompleteEvent(
+            content=content,
+            reasoning=answer.reasoning,
+            tool_calls=calls,
+            finish_reason=answer.finish_reason or ("tool_calls" if calls else "stop"),
+            raw_finish_reason=answer.raw_finish_reason,
+        )
+    )

@@ -1,0 +1,57 @@
+"""What a run has come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from rxloop.errors import NotFinished
+from rxloop.events import PendingInput, State
+from rxloop.messages import ErrorInfo, Message, Usage
+from rxloop.thinking.graph import ThoughtGraph
+
+O = TypeVar("O", default=str)  # noqa: E741
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[O]):
+    """The end of an attempt: the answer, or how far it came.
+
+    Attributes:
+        state: `completed`, `failed`, `canceled`, `input-required` or `auth-required`.
+        reason: What ended an attempt that has no answer, such as `max_iterations`.
+        content: The text of the answer, partial where there is none.
+        messages: The history, well-formed: `agent.run([*result.messages, "And Bergen?"])` goes on by hand.
+        usage: The tokens of all model calls.
+        thoughts: The thoughts, tool calls and their relations.
+        pending: The questions that wait for an answer.
+        finish_reason: `stop`, `length`, `content_filter`, as the provider said.
+        error: What went wrong.
+    """
+
+    task_id: str
+    context_id: str
+    state: State
+    messages: list[Message] = field(repr=False)
+    usage: Usage
+    thoughts: ThoughtGraph = field(repr=False)
+    content: str = ""
+    reason: str | None = None
+    finish_reason: str | None = None
+    pending: list[PendingInput] = field(default_factory=list[PendingInput])
+    error: ErrorInfo | None = None
+    parsed: Any = field(default=None, repr=False)
+
+    @property
+    def output(self) -> O:
+        """The answer, as the agent's `output_type`.
+
+        Raises:
+            NotFinished: There is none.
+        """
+        if self.state != "completed":
+            waits = f"; it waits for {', '.join(p.input_id for p in self.pending)}" if self.pending else ""
+            raise NotFinished(f"the run {self.task_id} has no output: its state is {self.state}{waits}")
+        return self.parsed

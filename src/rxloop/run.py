@@ -1,0 +1,267 @@
+"""The hot face of a run: what `agent.run()` gives."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Callable, Generator
+from types import TracebackType
+from typing import Any, Generic, cast
+
+import anyio
+from reactivex import Observable, abc
+from typing_extensions import Self, TypeVar
+
+from rxloop.core import Canceled, Core
+from rxloop.drive import drive
+from rxloop.errors import ConfigurationError, LimitReached, RunCancelled, RunError, RxloopError
+from rxloop.events import Event, StatusUpdateEvent
+from rxloop.operators.after import after as after_cursor
+from rxloop.operators.public import public
+from rxloop.operators.text import text
+from rxloop.result import Result
+from rxloop.state import LimitHit
+from rxloop.stream.buffer import Overflow
+from rxloop.stream.scope import Gate
+from rxloop.stream.sse import frames
+from rxloop.stream.stream import Stream
+
+O = TypeVar("O", default=str)  # noqa: E741
+
+NO_LOOP = "a run needs a running event loop: await it inside async code, use asyncio.run(run.result()), or agent.run_sync()"
+
+
+class Share:
+    """A share in a run: the handle and its streams hold one together. When the last holder lets go, the run ends."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._driver: asyncio.Task[None] | None = None
+        self._holds: set[object] = set()
+        self._finalizer = weakref.finalize(self, _abandoned, core, state := _Started())
+        self._finalizer.atexit = False
+        self._started = state
+
+    @property
+    def gate(self) -> Gate:
+        """Holds the sockets of the run back."""
+        return self._core.scope.gate
+
+    def scheduler(self) -> abc.SchedulerBase:
+        """The scheduler of the run; starts the run."""
+        self.start()
+        return cast("abc.SchedulerBase", self._core.scheduler)
+
+    def hold(self) -> Callable[[], None]:
+        """Keep the run going until the function that is returned is called."""
+        # Among the observers of the hub, and so reachable from the tasks of the run, for as long as it lasts.
+        token = (object(), self)
+        self._core.holders.add(token)
+        return lambda: self._core.holders.discard(token)
+
+    def start(self) -> asyncio.Task[None]:
+        """Start the run, once."""
+        if self._driver is None:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                raise RxloopError(NO_LOOP) from None
+            self._core.bind(loop)
+            self._started.yes = True
+            name = f"rxloop-run-{self._core.task_id}"
+            self._driver = loop.create_task(drive(self._core), name=name)
+            # The outcome is told by the stream and to those who await; nobody has to fetch it from the task.
+            self._driver.add_done_callback(_fetch)
+        elif self._core.loop is not asyncio.get_running_loop():
+            raise RxloopError(f"the run {self._core.task_id} belongs to another event loop; start a new run in this one")
+        return self._driver
+
+    @property
+    def driver(self) -> asyncio.Task[None] | None:
+        """The task that carries the run out, once it is started."""
+        return self._driver
+
+
+class _Started:
+    yes = False
+
+
+def _fetch(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _abandoned(core: Core, started: _Started) -> None:
+    if not started.yes:
+        warnings.warn(
+            f"the run {core.task_id} of {core.agent_name!r} was never started: await it, iterate it or subscribe to it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    elif core.loop is not None and not core.loop.is_closed() and not core.ended.is_set():
+        core.loop.call_soon_threadsafe(core.finish, Canceled("nobody holds the run any more"))
+
+
+class Run(Generic[O]):
+    """A run of an agent: a stream of events, an awaitable result, and a handle to cancel it.
+
+    The first use starts it, exactly once. Awaiting it is like awaiting a task: cancelling the awaiter cancels the run.
+    Leaving `async with` cancels what is unfinished. Reading never does; letting go of the last holder does.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._share = Share(core)
+        self._source: Observable[Event] = core.hub.events
+
+    @property
+    def task_id(self) -> str:
+        """The id of the run."""
+        return self._core.task_id
+
+    @property
+    def context_id(self) -> str:
+        """The id of the conversation."""
+        return self._core.context_id
+
+    @property
+    def started(self) -> bool:
+        """Whether anybody has used the run yet."""
+        return self._share.driver is not None
+
+    @property
+    def events(self) -> Stream[Event]:
+        """Every event of the run, from the first one, for each subscriber and each iterator."""
+        return Stream(self._source, self._share)
+
+    def pipe(self, *views: Callable[[Any], Any]) -> Any:
+        """A stream through views, or any reactivex operators: `run.pipe(op.thoughts())`."""
+        return self.events.pipe(*views)
+
+    def stream(
+        self, *views: Callable[[Any], Any], overflow: Overflow = "coalesce", buffer: int = 1024, after: str | None = None
+    ) -> Any:
+        """A stream with a policy for a reader that is slow.
+
+        Args:
+            views: As for `pipe`.
+            overflow: What to do with an item when `buffer` items wait to be read. `coalesce` merges adjacent deltas,
+                `block` holds the model's socket back, `drop_oldest` drops transient events and reports it by a `gap`
+                event, `error` raises `SlowReader` from the iteration. Durable events are never merged or dropped.
+            buffer: The number of items.
+            after: The cursor of the last event that the reader has; only what follows it is delivered.
+        """
+        if overflow not in ("coalesce", "block", "drop_oldest", "error"):
+            raise ConfigurationError(f"overflow must be coalesce, block, drop_oldest or error, not {overflow!r}")
+        if buffer < 1:
+            raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
+        source = self._source if after is None else after_cursor(after)(self._source)
+        return Stream(source, self._share, overflow=overflow, buffer=buffer).pipe(*views)
+
+    def text(self) -> Stream[str]:
+        """The text of the answer, as it streams."""
+        return self.pipe(text())
+
+    def sse(self, after: str | None = None, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
+        """The public events as server-sent events.
+
+        Args:
+            after: The `Last-Event-ID` of a client that comes back.
+            heartbeat: Seconds of silence after which a comment line is sent; None sends none.
+        """
+        return frames(aiter(self.stream(public(), after=after)), heartbeat)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return aiter(self.events)
+
+    def __await__(self) -> Generator[Any, None, Result[O]]:
+        return self.result().__await__()
+
+    async def result(self) -> Result[O]:
+        """The result of the run; a coroutine, for `asyncio.run` and `TaskGroup.create_task`.
+
+        Raises:
+            LimitReached: A limit ended it.
+            RunError: The provider, the pipeline, the tool machinery or the log failed.
+            RunCancelled: It was cancelled.
+            RxloopError: It was refused before it began, by an unknown id, a busy conversation, or wrong inputs.
+        """
+        driver = self._share.start()
+        try:
+            await asyncio.shield(driver)
+        except asyncio.CancelledError:
+            if driver.done():
+                raise
+            self._core.cancel("the task that awaited the run was cancelled")
+            await self._join()
+            raise
+        return self._outcome()
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""
+        self._core.cancel(reason)
+
+    async def aclose(self) -> None:
+        """Cancel what is unfinished, and wait until nothing is left of it. Never raises what the run raised."""
+        if self._share.driver is None:
+            self._core.cancel("closed before it started")
+            self._share.start()
+        self._core.cancel("closed")
+        await self._join()
+
+    async def __aenter__(self) -> Self:
+        self._share.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._core.cancel("its `async with` was left")
+        await self._join()
+
+    async def _join(self) -> None:
+        """Wait for the driver, however often the waiting task is cancelled: a run never outlives its end."""
+        driver = self._share.start()
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not driver.done():
+                try:
+                    await asyncio.wait([driver])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def _outcome(self) -> Result[O]:
+        core = self._core
+        final = core.final
+        if not isinstance(final, StatusUpdateEvent):
+            raise RxloopError(f"the run {core.task_id} has no final event")
+        state = core.state()
+        completed = final.state == "completed"
+        result: Result[O] = Result(
+            task_id=core.task_id,
+            context_id=core.context_id,
+            state=final.state,
+            reason=final.reason,
+            messages=list(state.messages),
+            usage=state.usage,
+            thoughts=core.graph,
+            content=final.content or "",
+            finish_reason=final.finish_reason,
+            pending=final.pending,
+            error=final.error,
+            parsed=core.spec.parse(final.content or "") if completed else None,
+        )
+        if completed or final.state in ("input-required", "auth-required"):
+            return result
+        info = final.error
+        message = info.message if info is not None else final.state
+        code = info.code if info is not None else final.state
+        if final.state == "canceled":
+            raise RunCancelled(message, code=code, result=result)
+        if final.reason != "error":
+            raise LimitReached(message, code=code, result=result)
+        cause = core.end if isinstance(core.end, Exception) and not isinstance(core.end, LimitHit) else None
+        raise RunError(message, code=code, result=result) from cause

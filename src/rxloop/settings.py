@@ -1,0 +1,51 @@
+"""What can be set for a model call and for a run, as plain values."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rxloop.messages import Wire
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
+ToolChoice = Literal["auto", "none", "required"] | str
+
+
+class ModelSettings(Wire):
+    """Settings of a model call; None leaves a setting to the provider."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    tool_choice: ToolChoice | None = None
+    """`auto`, `none`, `required`, or the name of the one tool to call."""
+    parallel_tool_calls: bool | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Fields that go into the request's JSON as they are."""
+    headers: dict[str, str] = Field(default_factory=dict[str, str])
+    """Headers that go with the request."""
+
+    def over(self, other: ModelSettings | None) -> ModelSettings:
+        """These settings where they are set, and those of `other` elsewhere; dicts are merged."""
+        if other is None:
+            return self
+        mine = {name: getattr(self, name) for name in self.model_fields_set if getattr(self, name) is not None}
+        merged = {name: {**getattr(other, name), **mine.get(name, {})} for name in ("extra_body", "headers")}
+        return other.model_copy(update={**mine, **merged})
+
+
+class Limits(Wire):
+    """Where a run ends even without an answer; None is no limit."""
+
+    iterations: int | None = Field(default=20, ge=1)
+    """Model calls of the main line."""
+    tool_failures: int | None = Field(default=3, ge=1)
+    """Consecutive iterations in which every tool failed."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Input and output tokens of all model calls, as the provider counts them."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Time from the start of an attempt."""

@@ -1,0 +1,317 @@
+"""The state of a run: a pure fold of its events, `fold(state, event) -> state`.
+
+There is no other memory of a run. Live, resumed and replayed, the messages that the model is sent are `state.messages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rxloop.errors import RxloopError
+from rxloop.events import (
+    ContentCompleteEvent,
+    Event,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    LLMCallEvent,
+    LLMFailedEvent,
+    MessageAddedEvent,
+    PendingInput,
+    State,
+    StatusUpdateEvent,
+    TaskEvent,
+    ThoughtStreamEvent,
+    ToolCompleteEvent,
+    ToolStartEvent,
+    UsageEvent,
+)
+from rxloop.history import History, Ledger
+from rxloop.messages import ErrorInfo, Message, ToolCall, Usage
+from rxloop.settings import Limits
+
+THINK_ALOUD = "think_aloud"
+CANCELED_CALL = "The call was cancelled before it had a result."
+Slot = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tool calls of one assistant message that are not all answered yet."""
+
+    step: str
+    message: Message
+    started: frozenset[int] = frozenset()
+    """The places of the calls whose tool was started."""
+    asked: frozenset[int] = frozenset()
+    """The places of the calls that asked a question."""
+    answers: dict[int, ToolCompleteEvent] = field(default_factory=dict[int, ToolCompleteEvent])
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """All calls, in the order of the message."""
+        return self.message.tool_calls
+
+    @property
+    def open(self) -> list[int]:
+        """The places of the calls that have no answer."""
+        return [index for index in range(len(self.calls)) if index not in self.answers]
+
+    @property
+    def thought_only(self) -> bool:
+        """Whether every call is `think_aloud`."""
+        return all(call.name == THINK_ALOUD for call in self.calls)
+
+    def messages(self) -> list[Message]:
+        """The assistant message and one result for each call, in call order."""
+        results = [
+            Message.tool(call.id, self.answers[index].content if index in self.answers else CANCELED_CALL)
+            for index, call in enumerate(self.calls)
+        ]
+        return [self.message, *results]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What is known of a run after an event: of its main line, or of one branch of it."""
+
+    seq: int = 0
+    """The last durable event."""
+    attempt: int = 0
+    state: State = "submitted"
+    reason: str | None = None
+    error: ErrorInfo | None = None
+    messages: History = field(default_factory=History)
+    """The history, always well-formed: an open batch enters it when its last call is answered."""
+    usage: Usage = field(default_factory=Usage)
+    """Of all model calls of the run, branches included."""
+    iteration: int = 0
+    """The model calls of this line that have begun."""
+    open_step: str | None = None
+    """The model call whose message is not complete."""
+    failure: LLMFailedEvent | None = None
+    """How the open model call failed, where it may be tried again."""
+    batch: Batch | None = None
+    """The tool calls that are not all answered."""
+    held: tuple[Message, ...] = ()
+    """Messages that enter the history behind the open message and its batch."""
+    last: ContentCompleteEvent | None = None
+    """The newest complete message of the model."""
+    content: str = ""
+    """The newest answer, or what there is of one."""
+    pending: dict[str, PendingInput] = field(default_factory=dict[str, PendingInput])
+    """Questions that wait for an answer, by id."""
+    answers: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The answers to questions, by id."""
+    thoughts: Ledger[str, ThoughtStreamEvent] = field(default_factory=Ledger[str, ThoughtStreamEvent])
+    thought_count: int = 0
+    calls: Ledger[str, ToolCall] = field(default_factory=Ledger[str, ToolCall])
+    """Every tool call so far, by id; of calls with the same id, the first."""
+    failures: int = 0
+    """Consecutive iterations in which every tool failed."""
+    retries: int = 0
+    """Answers that were sent back to the model with what was wrong with them."""
+    thought_streak: int = 0
+    """Consecutive iterations that only thought aloud."""
+
+    @property
+    def thought_only(self) -> bool:
+        """Whether the open message calls nothing but `think_aloud`."""
+        return self.batch is not None and self.batch.thought_only
+
+    @property
+    def done(self) -> bool:
+        """Whether the model has answered: its message is the last, and calls no tool."""
+        if self.last is None or self.batch is not None or self.open_step is not None or not self.messages:
+            return False
+        newest = self.messages[-1]
+        return newest.role == "assistant" and not newest.tool_calls
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended for good."""
+        return self.state in ("completed", "failed")
+
+    def branched(self) -> RunState:
+        """The start of a branch: the same history, and a count of its own."""
+        return replace(self, iteration=0, last=None, batch=None, open_step=None, held=(), failures=0)
+
+
+class LimitHit(RxloopError):
+    """A limit of the run is reached; inside a pipeline, where it ends the run."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHit | None:
+    """The limit that forbids another iteration, if one does.
+
+    Args:
+        state: The run after its last iteration.
+        limits: Those of the run.
+        thought_limit: Thought-only iterations in a row. One more is refused by the tool, and the one after that ends
+            the run, so that a model that only ever thinks is called `thought_limit + 2` times.
+    """
+    if limits.tool_failures is not None and state.failures >= limits.tool_failures:
+        return LimitHit(
+            "tool_failures", f"every tool failed in {state.failures} iterations in a row (limits.tool_failures)"
+        )
+    if state.thought_streak >= thought_limit + 2:
+        return LimitHit(
+            "max_iterations",
+            f"the model only thought aloud in {state.thought_streak} iterations in a row (Thoughts.limit)",
+        )
+    if limits.tokens is not None and state.usage.total_tokens >= limits.tokens:
+        return LimitHit("tokens", f"{state.usage.total_tokens} of {limits.tokens} tokens are spent (limits.tokens)")
+    if limits.iterations is not None and state.iteration >= limits.iterations:
+        return LimitHit("max_iterations", f"no answer after {state.iteration} iterations (limits.iterations)")
+    return None
+
+
+def fold(state: RunState, event: Event) -> RunState:
+    """The state after one more event of its line."""
+    if not event.durable:
+        return state
+    handler = None if event.parent_task_id is not None else _HANDLERS.get(type(event))
+    changes = {} if handler is None else handler(state, event)
+    return replace(state, **{"seq": event.seq or state.seq, **changes})
+
+
+def fold_beside(state: RunState, event: Event) -> RunState:
+    """The state of the main line after an event of a branch: tokens and thoughts are the run's."""
+    if isinstance(event, UsageEvent | ThoughtStreamEvent):
+        return fold(state, event)
+    return replace(state, seq=event.seq or state.seq)
+
+
+def fold_all(events: Iterable[Event], state: RunState | None = None) -> RunState:
+    """The state of the main line after all these events."""
+    state = state or RunState()
+    for event in events:
+        state = fold(state, event) if event.branch is None else fold_beside(state, event)
+    return state
+
+
+def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
+    # A run that never ended leaves its history to the next one of the conversation.
+    before = state.messages.append(*(state.batch.messages() if state.batch else ()), *state.held)
+    fresh = RunState(seq=event.seq, messages=before.append(*event.messages))
+    return {name: getattr(fresh, name) for name in RunState.__slots__}
+
+
+def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
+    return {
+        "state": event.state,
+        "reason": event.reason,
+        "error": event.error,
+        "attempt": event.attempt or state.attempt,
+    }
+
+
+def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
+    return {"iteration": event.iteration, "open_step": event.step, "failure": None}
+
+
+def _llm_failed(state: RunState, event: LLMFailedEvent) -> dict[str, Any]:
+    return {"failure": event}
+
+
+def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
+    if event.finish_reason == "canceled":
+        return {
+            "open_step": None,
+            "content": event.content,
+            "messages": state.messages.append(*state.held),
+            "held": (),
+        }
+    message = Message(
+        role="assistant",
+        content=event.content,
+        reasoning=event.reasoning,
+        tool_calls=tuple(event.tool_calls),
+        provider_state=event.provider_state,
+    )
+    changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "content": event.content}
+    if not event.tool_calls:
+        changes.update(
+            messages=state.messages.append(message, *state.held), held=(), failures=0, thought_streak=0
+        )
+        return changes
+    calls = state.calls
+    for call in event.tool_calls:
+        calls = calls.add(call.id, call)
+    return {**changes, "batch": Batch(event.step or "", message), "calls": calls}
+
+
+def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
+    batch = state.batch
+    if batch is None or batch.step != event.step:
+        return {}
+    return {"batch": replace(batch, started=batch.started | {event.index})}
+
+
+def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
+    batch = state.batch
+    if batch is None or batch.step != event.step or event.index not in batch.open:
+        return {}
+    batch = replace(batch, answers={**batch.answers, event.index: event})
+    if batch.open:
+        return {"batch": batch}
+    all_failed = not any(answer.success for answer in batch.answers.values())
+    return {
+        "batch": None,
+        "held": (),
+        "messages": state.messages.append(*batch.messages(), *state.held),
+        "failures": state.failures + 1 if all_failed else 0,
+        "thought_streak": state.thought_streak + 1 if batch.thought_only else 0,
+    }
+
+
+def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
+    message = Message(role=event.role, content=event.content)
+    changes: dict[str, Any] = {"retries": state.retries + 1} if event.cause == "retry" else {}
+    if state.batch is not None or state.open_step is not None:
+        return {**changes, "held": (*state.held, message)}
+    return {**changes, "messages": state.messages.append(message)}
+
+
+def _usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
+    return {"usage": state.usage + event.usage}
+
+
+def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
+    return {
+        "thoughts": state.thoughts.add(event.thought_id, event),
+        "thought_count": state.thought_count + 1,
+    }
+
+
+def _input_required(state: RunState, event: InputRequiredEvent) -> dict[str, Any]:
+    changes: dict[str, Any] = {"pending": {**state.pending, event.input_id: event.input}}
+    if state.batch is not None and event.input.step == state.batch.step:
+        changes["batch"] = replace(state.batch, asked=state.batch.asked | {event.input.index})
+    return changes
+
+
+def _input_received(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
+    pending = {key: value for key, value in state.pending.items() if key != event.input_id}
+    return {"pending": pending, "answers": {**state.answers, event.input_id: event.value}}
+
+
+_HANDLERS: dict[type[Event], Callable[[RunState, Any], dict[str, Any]]] = {
+    TaskEvent: _task,
+    StatusUpdateEvent: _status,
+    LLMCallEvent: _llm_call,
+    LLMFailedEvent: _llm_failed,
+    ContentCompleteEvent: _content_complete,
+    ToolStartEvent: _tool_start,
+    ToolCompleteEvent: _tool_complete,
+    MessageAddedEvent: _message_added,
+    UsageEvent: _usage,
+    ThoughtStreamEvent: _thought,
+    InputRequiredEvent: _input_required,
+    InputReceivedEvent: _input_received,
+}

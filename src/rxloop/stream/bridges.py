@@ -1,0 +1,168 @@
+"""Bridges from asyncio into Observables: the leaves of a pipeline.
+
+A leaf is one asyncio task inside a cold Observable. It pushes synchronously, and disposing the subscription stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable
+
+from rxloop.errors import Paused, RxloopError
+
+if TYPE_CHECKING:
+    from rxloop.requests import RunContext
+
+T = TypeVar("T")
+Push = Callable[[T], None]
+log = logging.getLogger("rxloop")
+
+
+def from_task(
+    work: Callable[[Push[T]], Awaitable[None]],
+    ctx: RunContext[Any] | None = None,
+    *,
+    name: str = "rxloop-leaf",
+    shielded: bool = False,
+) -> Observable[T]:
+    """A cold Observable whose values an async function pushes.
+
+    ::
+
+        work   push(a)  push(b)   return
+        out  -----a--------b--------|
+
+    Args:
+        work: Called once for each subscription with a function that takes a value and delivers it at once. It ends the
+            Observable by returning, or by an exception.
+        ctx: The run whose scope owns the task; without one the event loop does.
+        name: The name of the task.
+        shielded: Stop by an anyio cancel scope and not by cancelling the task. For work that holds a connection of
+            httpx: a bare cancel leaves connections behind in its pool, whose clean-up is safe against anyio's
+            cancellation only.
+    """
+
+    def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        leaf = _Leaf(work, observer, shielded)
+        leaf.task = (
+            ctx.scope.spawn(leaf.run(), name)
+            if ctx is not None and ctx.run is not None
+            else asyncio.get_running_loop().create_task(leaf.run(), name=name)
+        )
+        return Disposable(leaf.dispose)
+
+    return Observable(subscribe)
+
+
+class _Leaf:
+    """One subscription of `from_task`."""
+
+    def __init__(
+        self, work: Callable[[Push[Any]], Awaitable[None]], observer: abc.ObserverBase[Any], shielded: bool
+    ) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._work = work
+        self._observer = observer
+        self._shielded = shielded
+        self._cancel: anyio.CancelScope | None = None
+        self._started = False
+        self._ended = False
+        self._disposed = False
+
+    async def run(self) -> None:
+        """Run the work, and deliver its end unless nobody listens any more."""
+        self._started = True
+        if self._disposed:
+            return
+        try:
+            if self._shielded:
+                with anyio.CancelScope() as self._cancel:
+                    await self._work(self._observer.on_next)
+            else:
+                await self._work(self._observer.on_next)
+        except asyncio.CancelledError:
+            if self._disposed:
+                return
+            # A task that the work awaited was cancelled. Let through, it would end this task and tell nobody.
+            self._fail(RxloopError("something that this task waited for was cancelled"))
+        except Paused:
+            self._complete()
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._complete()
+
+    def _complete(self) -> None:
+        # Ended before the delivery: the observer disposes on completion, which must not cancel the task delivering it.
+        self._ended = True
+        if not self._disposed:
+            self._observer.on_completed()
+
+    def _fail(self, error: Exception) -> None:
+        self._ended = True
+        if self._disposed:
+            log.debug("%s failed after it was disposed", self.task, exc_info=error)
+        else:
+            self._observer.on_error(error)
+
+    def dispose(self) -> None:
+        """Stop the work; the scope's `join` tells when it has stopped."""
+        if self._ended or self._disposed:
+            return
+        self._disposed = True
+        if not self._started or self.task is None:
+            return
+        if self._cancel is not None:
+            self._cancel.cancel()
+        else:
+            self.task.cancel()
+
+
+def from_async_iter(
+    make: Callable[[], AsyncIterator[T]], ctx: RunContext[Any] | None = None, *, name: str = "rxloop-iterator"
+) -> Observable[T]:
+    """A cold Observable over an async iterator that is made for each subscription, and closed at its end."""
+
+    async def work(push: Push[T]) -> None:
+        iterator = make()
+        try:
+            async for value in iterator:
+                push(value)
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                await close()
+
+    return from_task(work, ctx, name=name)
+
+
+def from_awaitable(
+    make: Callable[[], Awaitable[T]], ctx: RunContext[Any] | None = None, *, name: str = "rxloop-awaitable"
+) -> Observable[T]:
+    """A cold Observable of the one value of an awaitable that is made for each subscription."""
+
+    async def work(push: Push[T]) -> None:
+        push(await make())
+
+    return from_task(work, ctx, name=name)
+
+
+def emit(*values: T) -> Observable[T]:
+    """A cold Observable that delivers its values inside `subscribe`.
+
+    Not `reactivex.of`, which goes over a trampoline and so may deliver after what was published later.
+    """
+
+    def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        for value in values:
+            observer.on_next(value)
+        observer.on_completed()
+        return Disposable()
+
+    return Observable(subscribe)

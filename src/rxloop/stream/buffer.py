@@ -1,0 +1,152 @@
+"""What lies between a run and a reader that iterates: a buffer with a policy for when the reader is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Literal
+
+from reactivex import abc
+
+from rxloop.errors import SlowReader
+from rxloop.events import Event, GapEvent
+from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
+from rxloop.stream.scope import Gate
+
+Overflow = Literal["coalesce", "block", "drop_oldest", "error"]
+
+
+class _Text:
+    """Text that more text was merged into."""
+
+    __slots__ = ("newest", "pieces")
+
+    def __init__(self, newest: Any, pieces: list[str]) -> None:
+        self.newest = newest
+        self.pieces = pieces
+
+    def value(self) -> Any:
+        if isinstance(self.newest, str):
+            return "".join(self.pieces)
+        return merged(self.newest, self.pieces)
+
+
+class ReadBuffer:
+    """Holds what a reader has not read yet. Only transient events, and text, are ever merged or dropped."""
+
+    def __init__(self, overflow: Overflow, size: int, gate: Gate | None) -> None:
+        self.subscription: abc.DisposableBase | None = None
+        self._overflow = overflow
+        self._size = size
+        self._gate = gate
+        self._holding = False
+        self._items: deque[Any] = deque()
+        self._dropped = 0
+        self._ended = False
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def push(self, item: Any) -> None:
+        """Take an item; never blocks."""
+        if self._ended:
+            return
+        if len(self._items) < self._size or not self._relieved(item):
+            self._items.append(item)
+        if self._reader is not None:
+            self._wake()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing follows."""
+        self._ended = True
+        self._error = error
+        self._wake()
+
+    def close(self) -> None:
+        """The reader is gone."""
+        self._ended = True
+        self._items.clear()
+        self._release()
+        self._wake()
+        if self.subscription is not None:
+            self.subscription.dispose()
+
+    async def get(self) -> Any:
+        """The next item.
+
+        Raises:
+            StopAsyncIteration: There is none.
+            SlowReader: The buffer ran over and the policy is "error".
+        """
+        while True:
+            if self._dropped:
+                count, self._dropped = self._dropped, 0
+                return GapEvent(reason="dropped", count=count)
+            if self._items:
+                item = self._items.popleft()
+                if self._holding and len(self._items) <= self._size // 2:
+                    self._release()
+                return item.value() if type(item) is _Text else item
+            if self._ended:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                raise StopAsyncIteration
+            if self._reader is not None:
+                raise RuntimeError("two tasks read one iterator; give each an iterator of its own")
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+
+    def _relieved(self, item: Any) -> bool:
+        """Whether a full buffer has dealt with the item, so that it need not be appended."""
+        if self._overflow == "coalesce":
+            return self._merge(item)
+        if self._overflow == "block":
+            if self._gate is not None and not self._holding:
+                self._holding = True
+                self._gate.close()
+            return False
+        if self._overflow == "drop_oldest":
+            self._drop()
+            return False
+        self.end(SlowReader(f"a reader fell {self._size} items behind; read faster, or choose another overflow policy"))
+        if self.subscription is not None:
+            self.subscription.dispose()
+        return True
+
+    def _merge(self, item: Any) -> bool:
+        tail = self._items[-1]
+        newest = tail.newest if type(tail) is _Text else tail
+        if isinstance(item, str):
+            text: str | None = item
+            fits = isinstance(newest, str)
+        else:
+            text = delta_text(item)
+            fits = text is not None and isinstance(newest, Event) and same_run_of_deltas(newest, item)
+        if not fits or text is None:
+            return False
+        if type(tail) is _Text:
+            tail.newest = item
+            tail.pieces.append(text)
+        else:
+            first = newest if isinstance(newest, str) else delta_text(newest) or ""
+            self._items[-1] = _Text(item, [first, text])
+        return True
+
+    def _drop(self) -> None:
+        for place, item in enumerate(self._items):
+            if isinstance(item, Event) and not item.durable:
+                del self._items[place]
+                self._dropped += 1
+                return
+
+    def _release(self) -> None:
+        if self._holding and self._gate is not None:
+            self._holding = False
+            self._gate.open()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

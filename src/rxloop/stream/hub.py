@@ -1,0 +1,157 @@
+"""The one subject of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from heapq import merge
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable
+
+from rxloop.events import ContentCompleteEvent, Event, GapEvent, StatusUpdateEvent, ToolCompleteEvent, ToolProgressEvent
+from rxloop.stream.deltas import delta_text, merge_adjacent
+
+log = logging.getLogger("rxloop")
+Key = tuple[str, str | None]
+
+
+class Hub:
+    """Publishes the events of a run to all its subscribers, in one order.
+
+    * A late subscriber gets what is retained first: the durable events, and the transient ones of what is still open.
+    * An event that is published while another one is being delivered waits its turn, so that all subscribers see the
+      same order.
+    * A subscriber that raises is detached and logged, and hurts nobody else.
+
+    Not a `reactivex.Subject`, which lacks all three; see also why `ReplaySubject` is no substitute in docs/design.md.
+    """
+
+    def __init__(self, retain: int = 10_000, retain_open: int = 4_096) -> None:
+        """Make a hub that keeps the last `retain` durable events, and per open message `retain_open` transient ones
+        before it merges them."""
+        self.events: Observable[Event] = Observable(self._subscribe)
+        self.trimmed = 0
+        """Durable events that are not retained any more."""
+        self._retain_open = retain_open
+        self._durable: deque[Event] = deque(maxlen=retain)
+        self._open: dict[Key, list[Event]] = {}
+        self._observers: tuple[abc.ObserverBase[Event], ...] = ()
+        self._waiting: deque[Event | None] = deque()
+        self._delivering = False
+        self._completed = False
+        self._error: Exception | None = None
+
+    @property
+    def subscribers(self) -> int:
+        """How many are subscribed."""
+        return len(self._observers)
+
+    def publish(self, event: Event) -> None:
+        """Deliver an event to all subscribers, behind those that are being delivered."""
+        if self._delivering:
+            self._waiting.append(event)
+            return
+        self._delivering = True
+        try:
+            self._deliver(event)
+            while self._waiting:
+                following = self._waiting.popleft()
+                if following is None:
+                    self._finish()
+                else:
+                    self._deliver(following)
+        finally:
+            self._delivering = False
+
+    def complete(self, error: Exception | None = None) -> None:
+        """End the stream for all subscribers, present and later ones; with an error if the run was refused."""
+        self._error = error
+        if self._delivering:
+            self._waiting.append(None)
+        else:
+            self._finish()
+
+    def open_text(self, task_id: str, step: str | None) -> str:
+        """The text that has streamed of an open message."""
+        events = self._open.get((task_id, step), ())
+        return "".join(delta_text(event) or "" for event in events if event.kind == "content-delta")
+
+    def _deliver(self, event: Event) -> None:
+        if event.durable:
+            self._keep(event)
+        else:
+            key = (event.task_id, _place(event) if isinstance(event, ToolProgressEvent) else event.step)
+            kept = self._open.get(key)
+            if kept is None:
+                kept = self._open[key] = []
+            kept.append(event)
+            if len(kept) > self._retain_open:
+                self._open[key] = merge_adjacent(kept)
+        for observer in self._observers:
+            try:
+                observer.on_next(event)
+            except Exception:
+                self._detach(observer)
+                log.exception("a subscriber raised at %r and was detached", event)
+
+    def _keep(self, event: Event) -> None:
+        if len(self._durable) == self._durable.maxlen:
+            self.trimmed += 1
+        self._durable.append(event)
+        if isinstance(event, ContentCompleteEvent):
+            self._open.pop((event.task_id, event.step), None)
+        elif isinstance(event, ToolCompleteEvent):
+            self._open.pop((event.task_id, _place(event)), None)
+        elif isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None:
+            self._open.clear()
+
+    def _finish(self) -> None:
+        self._completed = True
+        observers, self._observers = self._observers, ()
+        for observer in observers:
+            self._end(observer)
+
+    def _end(self, observer: abc.ObserverBase[Event]) -> None:
+        try:
+            if self._error is None:
+                observer.on_completed()
+            else:
+                observer.on_error(self._error)
+        except Exception:
+            log.exception("a subscriber raised at the end of the stream")
+
+    def _detach(self, observer: abc.ObserverBase[Event]) -> None:
+        self._observers = tuple(other for other in self._observers if other is not observer)
+
+    def _subscribe(
+        self, observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        try:
+            if self.trimmed:
+                observer.on_next(self._gap())
+            for event in merge(list(self._durable), *map(list, self._open.values()), key=_order):
+                observer.on_next(event)
+        except Exception:
+            log.exception("a subscriber raised while it was told what had been, and was detached")
+            return Disposable()
+        if self._completed:
+            self._end(observer)
+            return Disposable()
+        self._observers = (*self._observers, observer)
+        return Disposable(lambda: self._detach(observer))
+
+    def _gap(self) -> GapEvent:
+        first = self._durable[0]
+        return GapEvent(
+            reason="trimmed", count=self.trimmed, context_id=first.context_id, task_id=first.task_id, attempt=first.attempt
+        )
+
+
+def _place(event: ToolProgressEvent | ToolCompleteEvent) -> str:
+    return f"{event.step}#{event.index}"
+
+
+def _order(event: Event) -> tuple[Any, ...]:
+    return event.attempt, event.seq, event.sub

@@ -1,0 +1,96 @@
+"""`Stream`: an Observable of a run that can also be iterated and awaited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, Disposable
+
+from rxloop.stream.buffer import Overflow, ReadBuffer
+from rxloop.stream.scope import Gate
+
+T = TypeVar("T")
+
+
+class Lease(Protocol):
+    """A share in a run: while one is held somewhere, the run goes on."""
+
+    @property
+    def gate(self) -> Gate:
+        """Holds the sockets of the run back."""
+        ...
+
+    def scheduler(self) -> abc.SchedulerBase:
+        """The scheduler of the run; an error outside an event loop."""
+        ...
+
+    def hold(self) -> Callable[[], None]:
+        """Keep the run going, whoever lets go of it, until the function that is returned is called."""
+        ...
+
+
+class Stream(Observable[T], Generic[T]):
+    """An Observable with the scheduler of its run, that can be iterated with `async for` and awaited for its last item.
+
+    Subscribing or iterating starts the run. Each subscriber and each iterator gets everything from the beginning. A
+    subscription keeps the run going until it is disposed; an iterator, until it is dropped.
+    """
+
+    def __init__(
+        self, source: Observable[T], lease: Lease, *, overflow: Overflow = "coalesce", buffer: int = 1024
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._lease = lease
+        self._overflow: Overflow = overflow
+        self._buffer = buffer
+
+    def _subscribe_core(
+        self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        scheduler = scheduler or self._lease.scheduler()
+        release = self._lease.hold()
+        subscription = self._source.subscribe(observer, scheduler=scheduler)
+        return CompositeDisposable(subscription, Disposable(release))
+
+    def pipe(self, *operators: Callable[[Any], Any]) -> Any:
+        """Apply operators; what comes out is a Stream again if it is an Observable."""
+        # On the source and not on the stream: an iterator over the result must not hold the run by a subscription.
+        result: Any = self._source
+        for operator in operators:
+            result = operator(result)
+        if not isinstance(result, Observable):
+            return result
+        return Stream(
+            cast("Observable[Any]", result), self._lease, overflow=self._overflow, buffer=self._buffer
+        )
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return _Reader(self._source, self._lease, self._overflow, self._buffer)
+
+
+class _Reader(AsyncIterator[T], Generic[T]):
+    """One iteration over a Stream. Dropping it, or `aclose`, ends its subscription."""
+
+    def __init__(self, source: Observable[T], lease: Lease, overflow: Overflow, size: int) -> None:
+        self._source = source
+        self._lease = lease
+        self._buffer = ReadBuffer(overflow, size, lease.gate)
+
+    async def __anext__(self) -> T:
+        buffer = self._buffer
+        if buffer.subscription is None:
+            scheduler = self._lease.scheduler()
+            buffer.subscription = self._source.subscribe(
+                buffer.push, buffer.end, buffer.end, scheduler=scheduler
+            )
+        return await buffer.get()
+
+    async def aclose(self) -> None:
+        """End the subscription."""
+        self._buffer.close()
+
+    def __del__(self) -> None:
+        self._buffer.close()

@@ -1,0 +1,79 @@
+"""Carries the durable events of a run into its log, in batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rxloop.errors import EventLogError
+from rxloop.events import Event
+from rxloop.protocols import EventLog
+
+FLUSH_EVERY = 0.05
+
+
+class LogWriter:
+    """Buffers events, and appends them on demand or every 50 ms. The one writer of its run."""
+
+    def __init__(self, log: EventLog, task_id: str, durable_seq: int, failed: Callable[[Exception], None]) -> None:
+        """Write behind `durable_seq`; `failed` is called once if the log fails."""
+        self.durable_seq = durable_seq
+        """The last event that is in the log."""
+        self.error: EventLogError | None = None
+        self._log = log
+        self._task_id = task_id
+        self._failed = failed
+        self._buffer: list[Event] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, event: Event) -> None:
+        """Take an event; it is in the log within 50 ms, or when `flush` returns."""
+        self._buffer.append(event)
+        if self._timer is None and self._task is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_EVERY, self._start)
+
+    async def flush(self) -> int:
+        """Wait until everything that was taken is in the log.
+
+        Returns:
+            The last `seq` in the log.
+
+        Raises:
+            EventLogError: The log failed, now or before.
+        """
+        while self.error is None and (self._buffer or self._task is not None):
+            self._start()
+            if self._task is not None:
+                await asyncio.shield(self._task)
+        if self.error is not None:
+            raise EventLogError(str(self.error)) from self.error
+        return self.durable_seq
+
+    async def close(self) -> None:
+        """Stop the timer and wait for the write that is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is None and self._buffer and self.error is None:
+            self._task = asyncio.get_running_loop().create_task(self._write(), name=f"rxloop-log-{self._task_id}")
+
+    async def _write(self) -> None:
+        try:
+            while self._buffer and self.error is None:
+                batch, self._buffer = self._buffer, []
+                await self._log.append(self._task_id, batch, expected_seq=self.durable_seq)
+                self.durable_seq = batch[-1].seq
+        except Exception as error:
+            text = f"the event log failed: {error}"
+            self.error = error if isinstance(error, EventLogError) else EventLogError(text)
+            self._failed(self.error)
+        finally:
+            self._task = None

@@ -1,0 +1,186 @@
+"""The event loop of `virtual_time`: its clock jumps to the next timer when nothing is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import selectors
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any
+
+from anyio import CapacityLimiter
+
+from rxloop.errors import RxloopError
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+SECOND = 1_000_000_000
+"""Nanoseconds: time is counted in whole ones, so that 0.5 s and 0.15 s make exactly 0.65 s."""
+_SHORT_WAIT = 0.02
+_POOLS = ("asyncio_", "AnyIO worker thread")
+_Poll = Callable[[float | None], list[Any]]
+
+
+class NothingLeft(RxloopError):
+    """Somebody waits in virtual time for what can never happen: no timer, no thread, no socket is left."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still while anything runs, and then jumps to the next timer.
+
+    Args:
+        patience: The real seconds to wait for a thread or a socket before time goes on without it.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.now = 0
+        """Nanoseconds since the start."""
+        self.horizon: int | None = None
+        """Where `advance` stops."""
+        self.limiter: CapacityLimiter | None = None
+        """Counts the jobs that anyio runs in threads."""
+        self._timers: list[tuple[int, int, asyncio.TimerHandle, Callable[[], None], Context]] = []
+        self._timer_count = 0
+        self._jobs = 0
+        self._patience = patience
+        self._deadline: float | None = None
+        self._older_threads = frozenset(threading.enumerate())
+        self._poll = _Selector(self._wait)
+        super().__init__(self._poll)
+        self._poll.own = len(self._poll.get_map())
+
+    def time(self) -> float:
+        """Seconds since the start."""
+        return self.now / SECOND
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call back at an instant; callbacks of the same instant in the order in which they were asked for."""
+        # The queue of asyncio is a heap, which keeps no order among timers of one instant. Real timers hardly ever
+        # meet; virtual ones do all the time.
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+        context = context or copy_context()
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if math.isinf(when):
+            return timer
+
+        def fire() -> None:
+            if not timer.cancelled():
+                callback(*args)
+
+        self._timer_count += 1
+        due = max(round(when * SECOND), self.now)
+        heapq.heappush(self._timers, (due, self._timer_count, timer, fire, context))
+        return timer
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run a function in a thread; time stands still until it is done."""
+        job = super().run_in_executor(executor, func, *args)
+        self._jobs += 1
+        job.add_done_callback(self._job_done)
+        return job
+
+    def _job_done(self, _: asyncio.Future[Any]) -> None:
+        self._jobs -= 1
+
+    def _wait(self, poll: _Poll, timeout: float | None) -> list[Any]:
+        """Stands in for the selector's wait: what asyncio calls when it has nothing to do, or between two rounds."""
+        ready = poll(0)
+        if timeout is None and not ready:
+            ready = self._wait_really(poll)
+            if not ready:
+                self._jump()
+        if ready:
+            self._deadline = None
+        self._fire_due()
+        return ready
+
+    def _wait_really(self, poll: _Poll) -> list[Any]:
+        """Give threads and sockets the real time that they need."""
+        busy = self._busy()
+        if not busy and not self._may_be_called():
+            return []
+        if self._next_timer() is None and self.horizon is None:
+            return poll(self._patience)
+        if not busy:
+            return poll(_SHORT_WAIT)
+        # One deadline until something calls in, so that a thread that hangs does not cost its patience at each jump.
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._patience
+        return poll(max(_SHORT_WAIT, self._deadline - time.monotonic()))
+
+    def _busy(self) -> bool:
+        """Whether a thread pool works for this loop."""
+        return self._jobs > 0 or (self.limiter is not None and self.limiter.borrowed_tokens > 0)
+
+    def _may_be_called(self) -> bool:
+        """Whether a socket or a thread that somebody started may still call in."""
+        if self._poll.sockets:
+            return True
+        return any(
+            not thread.name.startswith(_POOLS) for thread in threading.enumerate() if thread not in self._older_threads
+        )
+
+    def _next_timer(self) -> int | None:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def _jump(self) -> None:
+        due = self._next_timer()
+        if self.horizon is not None and (due is None or due > self.horizon):
+            self.now = self.horizon
+            self.stop()
+        elif due is None:
+            raise NothingLeft(f"nothing left to happen at t={self.time():g} s; waiting: {self.waiting()}")
+        else:
+            self.now = due
+
+    def _fire_due(self) -> None:
+        while (due := self._next_timer()) is not None and due <= self.now:
+            _, _, _, fire, context = heapq.heappop(self._timers)
+            self.call_soon(fire, context=context)
+
+    def waiting(self) -> str:
+        """The names of the tasks that have not ended."""
+        return ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self))) or "no task"
+
+
+class _Selector(selectors.BaseSelector):
+    """The platform's selector, with the wait left to the loop."""
+
+    def __init__(self, wait: Callable[[_Poll, float | None], list[Any]]) -> None:
+        self._real = selectors.DefaultSelector()
+        self._wait = wait
+        self.own = 0
+        """How many sockets the loop has for itself."""
+
+    @property
+    def sockets(self) -> bool:
+        """Whether anything but the loop's own sockets is registered."""
+        return len(self._real.get_map()) > self.own
+
+    def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.modify(fileobj, events, data)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return self._wait(self._real.select, timeout)
+
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()

@@ -1,0 +1,1 @@
+"""Thoughts: the graph of a run, thinking sessions, and strategies."""

@@ -1,0 +1,127 @@
+"""Writes a graph of thoughts as text: as a tree, for Mermaid, for Graphviz, and as JSON.
+
+Whatever a model wrote is escaped: no thought can add a line, a node or a directive to a drawing.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic_core import to_json
+
+from rxloop.events import ThoughtStreamEvent
+from rxloop.messages import ToolCall
+
+Node = ThoughtStreamEvent | ToolCall
+Nodes = Mapping[int, Node]
+Edges = Sequence[tuple[int, int]]
+
+_WIDTH = 120
+"""The characters of a thought that are drawn."""
+
+# Mermaid reads Markdown, directives and comments even inside quotes, and ends an entity at the wrong place where a
+# colon stands before it: whatever is no letter, digit or one of these is written as the number of its character.
+_SAFE = frozenset(" ,'()/?!")
+
+
+def one_line(text: str, width: int = 40) -> str:
+    """The text on one line, cut to a width, without control characters."""
+    visible = "".join(" " if unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs") else char for char in text)
+    line = " ".join(visible.split())
+    return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
+
+
+def label(node: Node, width: int = _WIDTH) -> str:
+    """A node on one line: `planning plan: content (0.9)`, or the name and arguments of a call."""
+    return ": ".join(part for part in _parts(node, width) if part)
+
+
+def _parts(node: Node, width: int) -> tuple[str, str]:
+    if isinstance(node, ToolCall):
+        arguments = to_json(node.arguments, fallback=str).decode() if node.arguments else ""
+        return f"{one_line(node.name)} {one_line(node.id)}", one_line(arguments, width)
+    sure = f" ({node.confidence:.2g})" if node.confidence is not None else ""
+    return f"{node.thought_type} {one_line(node.thought_id)}", one_line(node.content, width) + sure
+
+
+def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str]) -> str:
+    """A forest as lines with branches.
+
+    Args:
+        below: What stands under each place, in order; the roots stand under None.
+        label: The text of a place.
+    """
+    lines: list[str] = []
+    # A stack of our own: a chain of thoughts may be longer than Python's.
+    stack = [(root, "", "") for root in reversed(below.get(None, ()))]
+    while stack:
+        place, before, margin = stack.pop()
+        lines.append(before + label(place))
+        under = below.get(place, ())
+        for at, child in reversed(list(enumerate(under))):
+            last = at == len(under) - 1
+            stack.append((child, margin + ("└─ " if last else "├─ "), margin + ("   " if last else "│  ")))
+    return "\n".join(lines)
+
+
+def mermaid(nodes: Nodes, edges: Edges) -> str:
+    """A flowchart; thoughts are boxes, calls are hexagons."""
+    lines = ["flowchart TD"]
+    for place, node in nodes.items():
+        head, body = (_mermaid_text(part) for part in _parts(node, _WIDTH))
+        text = f"{head}<br/>{body}" if body else head
+        opening, closing = ("{{", "}}") if isinstance(node, ToolCall) else ("[", "]")
+        lines.append(f'    n{place}{opening}"{text}"{closing}')
+    lines += [f"    n{source} --> n{target}" for source, target in edges]
+    return "\n".join(lines) + "\n"
+
+
+def _mermaid_text(text: str) -> str:
+    return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in text)
+
+
+def dot(nodes: Nodes, edges: Edges) -> str:
+    """A directed graph; thoughts are boxes, calls are hexagons."""
+    lines = ["digraph thoughts {", "    node [shape=box];"]
+    for place, node in nodes.items():
+        text = "\\n".join(_dot_text(part) for part in _parts(node, _WIDTH) if part)
+        shape = ", shape=hexagon" if isinstance(node, ToolCall) else ""
+        lines.append(f'    n{place} [label="{text}"{shape}];')
+    lines += [f"    n{source} -> n{target};" for source, target in edges]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _dot_text(text: str) -> str:
+    # Graphviz decodes HTML entities in labels, too.
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
+
+
+def json(nodes: Nodes, edges: Edges) -> bytes:
+    """Nodes with all that they hold, and edges between their keys."""
+    data = {
+        "nodes": [{"key": f"n{place}", **_data(node)} for place, node in nodes.items()],
+        "edges": [
+            {"from": f"n{source}", "to": f"n{target}", "kind": _data(nodes[source])["kind"]} for source, target in edges
+        ],
+    }
+    return to_json(data, fallback=str)
+
+
+def _data(node: Node) -> dict[str, Any]:
+    if isinstance(node, ToolCall):
+        return {"kind": "call", "id": node.id, "name": node.name, "arguments": node.arguments}
+    return {
+        "kind": "thought",
+        "id": node.thought_id,
+        "thoughtType": node.thought_type,
+        "content": node.content,
+        "index": node.index,
+        "verbosity": node.verbosity,
+        "confidence": node.confidence,
+        "relatedTo": node.related_to,
+        "alternatives": node.alternatives,
+        "source": node.source,
+        "toolCallId": node.tool_call_id,
+    }

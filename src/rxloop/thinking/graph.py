@@ -1,0 +1,317 @@
+"""The thoughts of a run as a graph: a fold of its events."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, overload
+
+from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolStartEvent
+from rxloop.messages import ToolCall
+from rxloop.thinking import drawing
+
+EdgeKind = Literal["thought", "call"]
+Node = ThoughtStreamEvent | ToolCall
+
+
+class Edge(NamedTuple):
+    """A thought follows from something."""
+
+    source: str
+    """The id of the thought or tool call that it follows from."""
+    target: str
+    """The id of the thought."""
+    kind: EdgeKind
+    """What the source is."""
+
+
+@dataclass(slots=True)
+class _Store:
+    """What all versions of a graph share. It only grows: a version is the beginning of it, up to some length."""
+
+    nodes: list[Node] = field(default_factory=list[Node])
+    """Thoughts and calls in the order in which they came."""
+    messages: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
+    """Beside each node: the run and the step, which are those of its message."""
+    thoughts: list[int] = field(default_factory=list[int])
+    """The places of the thoughts."""
+    places: dict[tuple[str, str], list[int]] = field(default_factory=dict[tuple[str, str], list[int]])
+    """Where a reference to an id, in a run, may lead."""
+
+
+class ThoughtGraph:
+    """The thoughts of a run, the tool calls, and which thought follows from which of them.
+
+    A thought follows from what its `related_to` names: the thought or call of that id that came last before it, or else
+    the first one after it. The id of a call that made a thought stands for the thought. A reference to nothing, or to
+    the thought itself, is no edge; references may go in circles.
+
+    A graph never changes: `add` gives another one. Iterating gives the thoughts in order; `graph["plan"]` is the newest
+    thought of that id, `graph[0]` the first thought.
+    """
+
+    # `add` is cheap because versions share one store: the newest version appends to it, and older versions know how far
+    # they reach and look no further. Only adding to a version that is not the newest copies what that version sees.
+    __slots__ = ("_length", "_store", "_thoughts")
+
+    def __init__(self) -> None:
+        self._store = _Store()
+        self._length = 0
+        self._thoughts = 0
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> ThoughtGraph:
+        """The graph of these events; those that are neither thoughts nor tool calls are passed over."""
+        graph = cls()
+        for event in events:
+            graph = graph.add(event)
+        return graph
+
+    def add(self, event: Event) -> ThoughtGraph:
+        """The graph with one more event; the same graph if the event adds nothing to it."""
+        nodes: list[Node]
+        match event:
+            case ThoughtStreamEvent():
+                nodes = [event]
+            case ContentCompleteEvent() if event.finish_reason != "canceled":
+                nodes = list(event.tool_calls)
+            case ToolStartEvent() if not self._has_call(event):
+                nodes = [event.call]
+            case _:
+                return self
+        return self._with(nodes, event) if nodes else self
+
+    def _has_call(self, event: ToolStartEvent) -> bool:
+        """Whether the message of the call was there; a filtered stream may have the start alone."""
+        places = self._store.places.get((event.task_id, event.call.id), ())
+        message = (event.task_id, event.step)
+        return any(
+            place < self._length
+            and self._store.messages[place] == message
+            and isinstance(self._store.nodes[place], ToolCall)
+            for place in places
+        )
+
+    def _with(self, nodes: list[Node], event: Event) -> ThoughtGraph:
+        store = self._store
+        if len(store.nodes) != self._length:
+            store = _Store()
+            for node, message in zip(self._store.nodes[: self._length], self._store.messages, strict=False):
+                _append(store, node, message)
+        for node in nodes:
+            _append(store, node, (event.task_id, event.step))
+        graph = ThoughtGraph.__new__(ThoughtGraph)
+        graph._store = store
+        graph._length = len(store.nodes)
+        graph._thoughts = len(store.thoughts)
+        return graph
+
+    def __len__(self) -> int:
+        return self._thoughts
+
+    def __iter__(self) -> Iterator[ThoughtStreamEvent]:
+        return iter(self.thoughts)
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, str):
+            return any(thought.thought_id == item for thought in self.thoughts)
+        return item in self.thoughts
+
+    @overload
+    def __getitem__(self, key: str | int) -> ThoughtStreamEvent: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[ThoughtStreamEvent, ...]: ...
+    def __getitem__(self, key: str | int | slice) -> ThoughtStreamEvent | tuple[ThoughtStreamEvent, ...]:
+        if not isinstance(key, str):
+            return self.thoughts[key]
+        for thought in reversed(self.thoughts):
+            if thought.thought_id == key:
+                return thought
+        raise KeyError(key)
+
+    def __repr__(self) -> str:
+        return f"<ThoughtGraph of {len(self)} thoughts and {len(self.calls)} calls>"
+
+    @property
+    def thoughts(self) -> tuple[ThoughtStreamEvent, ...]:
+        """The thoughts, in order."""
+        nodes = (self._store.nodes[place] for place in self._store.thoughts[: self._thoughts])
+        return tuple(node for node in nodes if isinstance(node, ThoughtStreamEvent))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """All tool calls, in order."""
+        return tuple(node for node in self._store.nodes[: self._length] if isinstance(node, ToolCall))
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """What the thoughts follow from, in the order of the thoughts."""
+        nodes = self._store.nodes
+        return tuple(
+            Edge(_id(nodes[parent]), _id(nodes[place]), _kind(nodes[parent]))
+            for place, parent in self._parents().items()
+        )
+
+    def ancestors(self, id: str) -> list[Node]:
+        """What a thought follows from, directly and by way of others, nearest first; each only once.
+
+        Raises:
+            KeyError: No thought or tool call has that id.
+        """
+        own = [place for place in range(self._length) if _id(self._store.nodes[place]) == id]
+        if not own:
+            raise KeyError(id)
+        parents = self._parents()
+        start = max(own, key=lambda place: (isinstance(self._store.nodes[place], ThoughtStreamEvent), place))
+        seen = {start: None}
+        at = parents.get(start)
+        while at is not None and at not in seen:
+            seen[at] = None
+            at = parents.get(at)
+        return [self._store.nodes[place] for place in seen if place != start]
+
+    def chains(self) -> list[list[Node]]:
+        """Every line of thoughts, from what follows from nothing to what nothing follows from.
+
+        References in a circle begin at the one that came first. Tool calls that no thought names are left out.
+        """
+        parents = _without_circles(self._parents())
+        inner = set(parents.values())
+        drawn = {*self._store.thoughts[: self._thoughts], *inner}
+        chains: list[list[Node]] = []
+        for leaf in sorted(drawn - inner):
+            line = [leaf]
+            while (above := parents.get(line[-1])) is not None:
+                line.append(above)
+            chains.append([self._store.nodes[place] for place in reversed(line)])
+        return chains
+
+    def tree(self, width: int = 80) -> str:
+        """The thoughts as a tree of text, for a terminal.
+
+        Beside the edges, it shows what was called: a tool call hangs under the last thought of its own message. A call
+        with no thought beside it is there only if a thought names it; one that made a thought is that thought.
+
+        Args:
+            width: The characters of a thought that are shown.
+        """
+        parents = self._parents()
+        edges = dict(parents)
+        self._place_calls(parents)
+        parents = _without_circles(parents)
+        drawn = {*self._store.thoughts[: self._thoughts], *parents, *parents.values()}
+        below: dict[int | None, list[int]] = {}
+        for place in sorted(drawn):
+            below.setdefault(parents.get(place), []).append(place)
+
+        def label(place: int) -> str:
+            node = self._store.nodes[place]
+            text = drawing.label(node, width)
+            if isinstance(node, ThoughtStreamEvent) and node.related_to and place not in parents:
+                text += f" [circle: {drawing.one_line(node.related_to)}]" if place in edges else _dangling(node)
+            return text
+
+        return drawing.tree(below, label)
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flowchart."""
+        return drawing.mermaid(*self._drawing())
+
+    def to_dot(self) -> str:
+        """The graph in the language of Graphviz."""
+        return drawing.dot(*self._drawing())
+
+    def to_json(self) -> bytes:
+        """The graph as JSON: `nodes`, each with a `key`, and `edges` between keys."""
+        return drawing.json(*self._drawing())
+
+    def _drawing(self) -> tuple[dict[int, Node], list[tuple[int, int]]]:
+        """The nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges."""
+        parents = self._parents()
+        drawn = sorted({*self._store.thoughts[: self._thoughts], *parents.values()})
+        nodes = {place: self._store.nodes[place] for place in drawn}
+        return nodes, [(parent, place) for place, parent in parents.items()]
+
+    def _parents(self) -> dict[int, int]:
+        """The place that each thought follows from, in the order of the thoughts."""
+        store = self._store
+        parents: dict[int, int] = {}
+        for place in store.thoughts[: self._thoughts]:
+            thought = store.nodes[place]
+            if not isinstance(thought, ThoughtStreamEvent) or not thought.related_to:
+                continue
+            named = store.places.get((thought.task_id, thought.related_to), [])
+            at = bisect_left(named, place)
+            if thought.related_to == thought.tool_call_id and at > 0:
+                # The call that makes the thought is the thought itself; one of that id may lie further back, because
+                # some vendors use their ids again.
+                at -= store.messages[named[at - 1]] == store.messages[place]
+            if at > 0:
+                parents[place] = named[at - 1]
+            else:
+                later = (other for other in named if place < other < self._length)
+                if (first := next(later, None)) is not None:
+                    parents[place] = first
+        return parents
+
+    def _place_calls(self, parents: dict[int, int]) -> None:
+        """Hang each call under the last thought of its message."""
+        store = self._store
+        last: dict[tuple[str, str | None], int] = {}
+        made: set[tuple[tuple[str, str | None], str | None]] = set()
+        for place in store.thoughts[: self._thoughts]:
+            last[store.messages[place]] = place
+            node = store.nodes[place]
+            if isinstance(node, ThoughtStreamEvent):
+                made.add((store.messages[place], node.tool_call_id))
+        for place in range(self._length):
+            node = store.nodes[place]
+            message = store.messages[place]
+            if isinstance(node, ToolCall) and message in last and (message, node.id) not in made:
+                parents[place] = last[message]
+
+
+def _append(store: _Store, node: Node, message: tuple[str, str | None]) -> None:
+    place = len(store.nodes)
+    store.nodes.append(node)
+    store.messages.append(message)
+    names = {_id(node)}
+    if isinstance(node, ThoughtStreamEvent):
+        store.thoughts.append(place)
+        if node.tool_call_id is not None:
+            names.add(node.tool_call_id)
+    for name in names:
+        store.places.setdefault((message[0], name), []).append(place)
+
+
+def _without_circles(parents: dict[int, int]) -> dict[int, int]:
+    """The same as a forest: each circle is opened above the place that came first. (A place has one parent.)"""
+    result = dict(parents)
+    finished: set[int] = set()
+    for start in parents:
+        path: dict[int, None] = {}
+        at: int | None = start
+        while at is not None and at not in path and at not in finished:
+            path[at] = None
+            at = result.get(at)
+        if at is not None and at in path:
+            line = list(path)
+            del result[min(line[line.index(at) :])]
+        finished.update(path)
+    return result
+
+
+def _id(node: Node) -> str:
+    return node.thought_id if isinstance(node, ThoughtStreamEvent) else node.id
+
+
+def _kind(node: Node) -> EdgeKind:
+    return "thought" if isinstance(node, ThoughtStreamEvent) else "call"
+
+
+def _dangling(thought: ThoughtStreamEvent) -> str:
+    """What is said of a reference to nothing."""
+    related_to = thought.related_to or ""
+    itself = related_to in (thought.thought_id, thought.tool_call_id)
+    return " [refers to itself]" if itself else f" [refers to {drawing.one_line(related_to)}, which is unknown]"

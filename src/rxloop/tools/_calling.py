@@ -1,0 +1,143 @@
+"""How a function is carried out as a tool: on the event loop, in a thread, or step by step as a generator."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from rxloop.errors import ToolError
+from rxloop.events import Event
+from rxloop.requests import RunContext
+from rxloop.tools._result import encode_result, readable
+from rxloop.tools._schema import plain_function
+
+Call = Callable[[list[Any], dict[str, Any], RunContext[Any]], Awaitable[Any]]
+T = TypeVar("T")
+log = logging.getLogger("rxloop")
+
+
+def caller_of(function: Callable[..., Any], name: str) -> Call:
+    """What carries out a call of that function, chosen by its kind."""
+    inner = plain_function(function)
+
+    async def on_the_loop(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        return await function(*args, **kwargs)
+
+    async def as_async_generator(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        return await _drain_async(function(*args, **kwargs), ctx)
+
+    async def as_generator(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        return await _in_thread(lambda stop: _drain(function(*args, **kwargs), ctx, stop), name)
+
+    async def in_a_thread(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        value = await _in_thread(lambda stop: function(*args, **kwargs), name)
+        # A decorator may have hidden that the function is async.
+        if inspect.isasyncgen(value):
+            return await _drain_async(value, ctx)
+        return await value if inspect.isawaitable(value) else value
+
+    if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(inner):
+        return as_async_generator
+    if inspect.iscoroutinefunction(function):
+        return on_the_loop
+    if inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(inner):
+        return as_generator
+    return on_the_loop if inspect.iscoroutinefunction(inner) else in_a_thread
+
+
+_NOTHING: Any = object()
+
+
+class _Report:
+    """What a generator has yielded so far: events and progress go out, the last value is kept."""
+
+    def __init__(self, ctx: RunContext[Any]) -> None:
+        self._ctx = ctx
+        self._held: Any = _NOTHING
+        self.last: Any = None
+
+    def take(self, value: Any) -> None:
+        """One value that was yielded."""
+        if isinstance(value, Event):
+            self._ctx.emit(value)
+            return
+        self.flush()
+        self.last = value
+        if isinstance(value, str):
+            self._ctx.progress(readable(value))
+        else:
+            self._held = value
+
+    def flush(self) -> None:
+        """The value that was held back is not the last: it is progress."""
+        if self._held is not _NOTHING:
+            self._ctx.progress(_text(self._held))
+            self._held = _NOTHING
+
+
+def _text(value: Any) -> str:
+    try:
+        return encode_result(value)[1]
+    except ToolError:
+        return readable(repr(value))
+
+
+async def _drain_async(generator: AsyncGenerator[Any, Any], ctx: RunContext[Any]) -> Any:
+    report = _Report(ctx)
+    async with aclosing(generator) as values:
+        async for value in values:
+            report.take(value)
+    return report.last
+
+
+def _drain(generator: Generator[Any, None, Any], ctx: RunContext[Any], stop: threading.Event) -> Any:
+    report = _Report(ctx)
+    try:
+        while not stop.is_set():
+            try:
+                value = next(generator)
+            except StopIteration as end:
+                if end.value is None:
+                    return report.last
+                report.flush()
+                return end.value
+            if not stop.is_set():
+                report.take(value)
+    finally:
+        generator.close()
+    return None
+
+
+async def _in_thread(work: Callable[[threading.Event], T], name: str) -> T:
+    """Run work in a thread that has a copy of the context variables.
+
+    A thread cannot be cancelled: when this is, the work is told by the event that it gets, and its result is dropped.
+    """
+    stop, running = threading.Event(), threading.Event()
+
+    def guarded() -> T:
+        running.set()
+        try:
+            return work(stop)
+        except StopIteration as error:
+            # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
+            raise RuntimeError("the function raised StopIteration") from error
+        except SystemExit as error:
+            # From a thread it would end only the thread; handed on, it would end the process.
+            raise RuntimeError(f"the function called exit({error.code!r})") from error
+        finally:
+            running.clear()
+
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, copy_context().run, guarded)
+    except asyncio.CancelledError:
+        stop.set()
+        if running.is_set():
+            log.warning("the function of tool %r still runs in its thread; its result will be dropped", name)
+        raise

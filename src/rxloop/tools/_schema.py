@@ -1,0 +1,286 @@
+"""From the signature of a function to the JSON Schema of its parameters, and from a model's arguments to a call."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+
+from rxloop.errors import ConfigurationError, ToolError
+from rxloop.requests import RunContext
+
+_CONTEXT = re.compile(r"^(\w+\.)*RunContext(\[.*\])?$", re.DOTALL)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_EMPTY: Any = inspect.Parameter.empty
+
+# Keywords of JSON Schema whose value maps names to schemas, and those whose value is data.
+_NAMED = ("properties", "$defs", "patternProperties", "dependentSchemas")
+_DATA = ("default", "const", "enum", "examples", "required", "discriminator")
+
+
+class _Quiet(GenerateJsonSchema):
+    # A default that JSON cannot say is left out of the schema, without a word; the function still has it.
+    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
+        pass
+
+
+class Parameters:
+    """The parameters of a function as a model sees them: their JSON Schema, and how arguments become a call."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        descriptions: Mapping[str, str],
+        local_names: Mapping[str, Any] | None = None,
+        *,
+        strict: bool = False,
+    ) -> None:
+        """Read the signature.
+
+        Args:
+            function: The function to be called.
+            name: The name of the tool, for messages.
+            descriptions: What the docstring says of each parameter.
+            local_names: The names that annotations written as text may use beside those of the function's module.
+            strict: Make the schema one that vendors accept for strict decoding.
+
+        Raises:
+            ConfigurationError: A parameter cannot be described to a model.
+        """
+        self._name = name
+        self._positional: list[inspect.Parameter] = []
+        self._keyword: list[inspect.Parameter] = []
+        self._contexts: set[str] = set()
+        self._fields: dict[str, str] = {}
+        definitions: dict[str, tuple[Any, FieldInfo]] = {}
+        for parameter, annotation in _annotated(function, name, local_names):
+            positional = parameter.kind is inspect.Parameter.POSITIONAL_ONLY
+            (self._positional if positional else self._keyword).append(parameter)
+            if _is_context(annotation):
+                self._contexts.add(parameter.name)
+                continue
+            # The fields have names of their own: a parameter may be called `schema`, `_x` or `copy`.
+            field = f"p{len(definitions)}"
+            self._fields[parameter.name] = field
+            definitions[field] = _field(parameter, annotation, descriptions.get(parameter.name))
+        self._model, self.schema = _build(name, definitions)
+        if strict:
+            self.schema = strict_schema(self.schema, name)
+
+    def bind(self, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Validate what a model gave, and make the arguments of the call from it.
+
+        Raises:
+            ToolError: They do not fit; the text names each field and what is wrong with it.
+        """
+        # Copied, because the same values are part of events: a function may change its arguments.
+        values = validate(self._model, copy.deepcopy(dict(arguments)), self._name, self._fields)
+
+        def value(parameter: inspect.Parameter) -> Any:
+            if parameter.name in self._contexts:
+                return ctx
+            field = self._fields[parameter.name]
+            if field in values.model_fields_set or not _has_default(parameter):
+                return getattr(values, field)
+            return parameter.default
+
+        return [value(each) for each in self._positional], {each.name: value(each) for each in self._keyword}
+
+
+def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[str, Any]) -> Any:
+    """Validate arguments by a pydantic model, in its lax mode.
+
+    Raises:
+        ToolError: They do not fit; the text names each field and what is wrong with it.
+    """
+    try:
+        return model.model_validate(arguments)
+    except ValidationError as error:
+        lines = [f"The arguments of {name} do not fit, and it was not called:"]
+        for each in error.errors(include_url=False):
+            where = _path(each["loc"])
+            if each["type"] == "extra_forbidden":
+                names = ", ".join(parameters) or "none"
+                lines.append(f"- {where}: there is no such parameter (there are: {names})")
+            elif each["type"] == "missing":
+                lines.append(f"- {where}: required, but missing")
+            else:
+                lines.append(f"- {where}: {each['msg']} (got {_short(each['input'])})")
+        raise ToolError("\n".join(lines)) from error
+
+
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON Schema of a model of arguments, without titles."""
+    return _untitled(model.model_json_schema(schema_generator=_Quiet, mode="validation"))
+
+
+def _annotated(
+    function: Callable[..., Any], name: str, local_names: Mapping[str, Any] | None
+) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """The parameters, each with its annotation resolved."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError, NameError) as error:
+        raise ConfigurationError(f"tool {name!r}: the signature of {function!r} cannot be read: {error}") from error
+    module = vars(sys.modules.get(getattr(function, "__module__", None) or "", types.ModuleType("")))
+    names = getattr(plain_function(function), "__globals__", module)
+    for parameter in signature.parameters.values():
+        where = f"tool {name!r}: parameter {parameter.name!r}"
+        if parameter.kind in _VARIADIC:
+            stars = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "**"
+            raise ConfigurationError(f"{where} is {stars}{parameter.name}, which a model cannot be told; name each one")
+        annotation: Any = parameter.annotation
+        if annotation is _EMPTY:
+            method = " (a method becomes a tool by its instance: tool(instance.method))"
+            hint = method if parameter.name in ("self", "cls") else ""
+            raise ConfigurationError(f"{where} has no annotation{hint}")
+        if isinstance(annotation, str) and _CONTEXT.match(annotation.strip()):
+            # Not evaluated: RunContext and the type of its deps may be imported for the type checker only.
+            annotation = RunContext
+        try:
+            holder = types.SimpleNamespace(__annotations__={"it": annotation})
+            yield parameter, get_type_hints(holder, names, _writable(local_names), include_extras=True)["it"]
+        except (NameError, SyntaxError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{where}: its annotation {annotation!r} cannot be resolved: {error}") from error
+
+
+def _writable(names: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if names is None else dict(names)
+
+
+def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind partials, methods, decorators and objects with `__call__`."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = cast("functools.partial[Any]", function).func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = inspect.unwrap(function)
+        elif not inspect.isroutine(function) and inspect.isfunction(getattr(type(function), "__call__", None)):  # noqa: B004
+            function = type(function).__call__
+        else:
+            return function
+
+
+def _is_context(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    if origin is Annotated or origin is Union or origin is types.UnionType:
+        return any(_is_context(part) for part in get_args(annotation))
+    return annotation is RunContext or origin is RunContext
+
+
+def _has_default(parameter: inspect.Parameter) -> bool:
+    # `= Field(default=3)` is pydantic's way to say a default; the value then comes from the model.
+    return parameter.default is not _EMPTY and not isinstance(parameter.default, FieldInfo)
+
+
+def _field(parameter: inspect.Parameter, annotation: Any, description: str | None) -> tuple[Any, FieldInfo]:
+    """The type and the field of a parameter: what its annotation says stands, and the docstring fills in."""
+    if isinstance(parameter.default, FieldInfo):
+        annotation = Annotated[annotation, parameter.default]
+    said = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    extra: dict[str, Any] = {"alias": parameter.name, "validation_alias": parameter.name}
+    if description and not any(isinstance(part, FieldInfo) and part.description for part in said):
+        extra["description"] = description
+    if _has_default(parameter):
+        extra["default"] = parameter.default
+    return annotation, cast("FieldInfo", Field(**extra))
+
+
+def _build(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[BaseModel], dict[str, Any]]:
+    try:
+        return _model(name, fields)
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        for field, (annotation, info) in fields.items():
+            try:
+                _model(name, {field: (annotation, info)})
+            except (PydanticUserError, PydanticUndefinedAnnotation) as found:
+                reason = str(found).partition("\n")[0]
+                raise ConfigurationError(
+                    f"tool {name!r}: parameter {info.alias!r} of type {annotation!r} cannot be described to a model: "
+                    f"{reason}"
+                ) from found
+        raise ConfigurationError(f"tool {name!r}: its parameters cannot be described to a model: {error}") from error
+
+
+def _model(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[BaseModel], dict[str, Any]]:
+    definitions: dict[str, Any] = dict(fields)
+    model = create_model(name, __config__=ConfigDict(extra="forbid"), **definitions)
+    return model, json_schema(model)
+
+
+def _untitled(node: Any) -> Any:
+    """The schema without the titles that pydantic makes of names."""
+    if isinstance(node, list):
+        return [_untitled(part) for part in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    result: dict[str, Any] = {}
+    for key, value in cast("dict[str, Any]", node).items():
+        if key in _NAMED:
+            result[key] = {name: _untitled(schema) for name, schema in value.items()}
+        elif key != "title":
+            result[key] = value if key in _DATA else _untitled(value)
+    return result
+
+
+def strict_schema(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """The schema in the form that strict decoding asks for.
+
+    Every object is closed and all its properties are required, nothing has a default, and no keyword stands beside a
+    `$ref`: what is referred to is put in its place.
+
+    Raises:
+        ConfigurationError: It has an object whose properties are not known.
+    """
+    shared: dict[str, Any] = schema.get("$defs", {})
+
+    def visit(node: Any, inside: frozenset[str]) -> Any:
+        if isinstance(node, list):
+            return [visit(part, inside) for part in cast("list[Any]", node)]
+        if not isinstance(node, dict):
+            return node
+        given = {key: value for key, value in cast("dict[str, Any]", node).items() if key != "default"}
+        target = str(given.get("$ref", "")).removeprefix("#/$defs/")
+        if target and len(given) > 1:
+            if target in inside:
+                return {"$ref": given["$ref"]}
+            del given["$ref"]
+            return visit({**shared[target], **given}, inside | {target})
+        result: dict[str, Any] = {}
+        for key, value in given.items():
+            if key in _NAMED:
+                result[key] = {each: visit(part, inside) for each, part in value.items()}
+            else:
+                result[key] = value if key in _DATA else visit(value, inside)
+        if result.get("type") == "object":
+            if "properties" not in result or result.get("additionalProperties", False) is not False:
+                raise ConfigurationError(f"tool {name!r}: strict=True takes no object with free keys, such as a dict")
+            result |= {"additionalProperties": False, "required": list(result["properties"])}
+        return result
+
+    return visit(schema, frozenset())
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path or "arguments"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

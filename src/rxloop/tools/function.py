@@ -1,0 +1,257 @@
+"""Tools made of functions: `@tool`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+from rxloop.errors import ConfigurationError
+from rxloop.protocols import Tool
+from rxloop.requests import RunContext, ToolDefinition
+from rxloop.tools import _docstring
+from rxloop.tools._calling import caller_of
+from rxloop.tools._schema import Parameters, plain_function
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Enabled = Callable[[RunContext[Any]], bool]
+
+_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
+
+
+class FunctionTool(Generic[P, R]):
+    """A function that a model can call, and that can still be called as the function.
+
+    The schema of its parameters comes from the type hints; the descriptions come from a Google-style docstring, or
+    from `Annotated[..., Field(description=...)]`, which goes before it. A parameter annotated `RunContext` gets the
+    context of the run and is not shown to the model.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float | None = None,
+        idempotent: bool = False,
+        approve: bool = False,
+        hidden: bool = False,
+        enabled: Enabled | None = None,
+        strict: bool = False,
+        local_names: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make a tool of a function; `tool` is the usual way, and tells the arguments.
+
+        Args:
+            function: The function.
+            name: See `tool`.
+            description: See `tool`.
+            timeout: See `tool`.
+            idempotent: See `tool`.
+            approve: See `tool`.
+            hidden: See `tool`.
+            enabled: See `tool`.
+            strict: See `tool`.
+            local_names: Names that annotations written as text may use beside those of the function's module.
+        """
+        # First, because it copies the attributes of the function.
+        functools.update_wrapper(self, function)
+        name = name if name is not None else _name_of(function)
+        check_name(name)
+        if timeout is not None and not timeout > 0:
+            raise ConfigurationError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout!r}")
+        if enabled is not None and inspect.iscoroutinefunction(enabled):
+            raise ConfigurationError(f"tool {name!r}: enabled= takes a plain function, not an async one")
+        docstring = _docstring.parse(_documentation(function))
+        self._function = function
+        self._parameters = Parameters(function, name, docstring.parameters, local_names, strict=strict)
+        self._call = caller_of(function, name)
+        self._enabled = enabled
+        self._definition = ToolDefinition(
+            name=name,
+            description=inspect.cleandoc(description) if description is not None else docstring.description,
+            parameters=self._parameters.schema,
+            strict=strict,
+            hidden=hidden,
+        )
+        self._timeout = timeout
+        self._idempotent = idempotent
+        self._approve = approve
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself: no validation, no thread, no timeout."""
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self._definition.name}>"
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """Name, description and schema, as they are offered to the model."""
+        return self._definition
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds until a call is cut off; None is no limit."""
+        return self._timeout
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether a call that was interrupted may be made again."""
+        return self._idempotent
+
+    @property
+    def approve(self) -> bool:
+        """Whether a person must agree to each call."""
+        return self._approve
+
+    def enabled(self, ctx: RunContext[Any]) -> bool:
+        """Whether the tool is offered in this run now."""
+        return self._enabled is None or bool(self._enabled(ctx))
+
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        """Validate the arguments and carry out one call.
+
+        Raises:
+            ToolError: The arguments do not fit; the text names each field and what is wrong with it.
+        """
+        positional, keyword = self._parameters.bind(arguments, ctx)
+        return await self._call(positional, keyword, ctx)
+
+
+@overload
+def tool(
+    function: Callable[P, R],
+    /,
+    *,
+    name: str | None = ...,
+    description: str | None = ...,
+    timeout: float | None = ...,
+    idempotent: bool = ...,
+    approve: bool = ...,
+    hidden: bool = ...,
+    enabled: Enabled | None = ...,
+    strict: bool = ...,
+) -> FunctionTool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = ...,
+    description: str | None = ...,
+    timeout: float | None = ...,
+    idempotent: bool = ...,
+    approve: bool = ...,
+    hidden: bool = ...,
+    enabled: Enabled | None = ...,
+    strict: bool = ...,
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    idempotent: bool = False,
+    approve: bool = False,
+    hidden: bool = False,
+    enabled: Enabled | None = None,
+    strict: bool = False,
+) -> Any:
+    """Make a tool of a function; it stays callable as before.
+
+    An async function runs on the event loop, any other in a thread that has the context variables of the run. A
+    generator reports progress: each text that it yields is progress at once, each event is put on the stream at once,
+    and any other value is progress, as text, when the next one comes. The result is what a generator returns, or else
+    the last value that it yielded, events left out.
+
+    Example::
+
+        @tool(timeout=10)
+        async def get_weather(ctx: RunContext[Deps], city: str) -> dict[str, float]:
+            \"\"\"Current weather for a city, such as "Oslo".\"\"\"
+
+    Args:
+        function: The function; with `tool(name=...)` it follows as a decorator's does.
+        name: What the model calls it; the name of the function otherwise.
+        description: What it is for; otherwise the docstring without its sections on parameters and results.
+        timeout: Seconds until a call is cut off.
+        idempotent: A call that was interrupted may be made again.
+        approve: A person must agree to each call.
+        hidden: Calls of it are not for clients.
+        enabled: Decides for each model request whether the tool is offered.
+        strict: Ask the vendor for arguments that fit the schema; all parameters are then required.
+
+    Raises:
+        ConfigurationError: The name, or a parameter, is nothing that can be told to a model.
+    """
+    # Annotations written as text may name what is local to the function in which the decorator stands.
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    local_names: Mapping[str, Any] | None = None if frame.f_locals is frame.f_globals else frame.f_locals
+
+    def make(function: Callable[..., Any]) -> FunctionTool[..., Any]:
+        return FunctionTool(
+            function,
+            name=name,
+            description=description,
+            timeout=timeout,
+            idempotent=idempotent,
+            approve=approve,
+            hidden=hidden,
+            enabled=enabled,
+            strict=strict,
+            local_names=local_names,
+        )
+
+    return make if function is None else make(function)
+
+
+def is_tool(value: object) -> bool:
+    """Whether a value has what a `Tool` has."""
+    return not isinstance(value, type) and hasattr(value, "definition") and callable(getattr(value, "call", None))
+
+
+def as_tool(value: Callable[..., Any] | Tool) -> Tool:
+    """The value, if it is a tool, or else a tool made of the function.
+
+    Raises:
+        ConfigurationError: It is neither, or the function cannot be told to a model.
+    """
+    if is_tool(value):
+        return cast("Tool", value)
+    if isinstance(value, type):
+        raise ConfigurationError(f"a tool is a function or an object; {value.__qualname__} is a class: make one of it")
+    if callable(value):
+        return FunctionTool(value)
+    raise ConfigurationError(f"a tool is a function or has `definition` and `call`, but this is {value!r}")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that vendors do.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if not _NAME.match(name):
+        raise ConfigurationError(
+            f"the name of tool {name!r} is none that vendors take: 1 to 64 of a-z, A-Z, 0-9, _ and -; give it name=..."
+        )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None)
+    if isinstance(name, str):
+        return name
+    raise ConfigurationError(f"a tool made of {function!r} needs a name: it has none of its own")
+
+
+def _documentation(function: Callable[..., Any]) -> str | None:
+    # A partial and an object with __call__ have the docstring of their class, which tells nothing about the call.
+    if inspect.isroutine(function) or hasattr(function, "__wrapped__"):
+        return function.__doc__
+    return plain_function(function).__doc__

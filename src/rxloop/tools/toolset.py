@@ -1,0 +1,158 @@
+"""The tools of an agent: what is offered in a run, and what a model is told about a tool that is not."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rxloop.errors import ConfigurationError
+from rxloop.protocols import Tool, ToolProvider
+from rxloop.requests import RunContext, ToolDefinition
+from rxloop.tools.function import as_tool, check_name, is_tool
+
+AnyTool = Tool | Callable[..., Any] | ToolProvider
+"""What `tools=` of an agent takes."""
+
+log = logging.getLogger("rxloop")
+
+_KEPT = 16
+"""How many lists of definitions are remembered: one for each set of tools that is enabled at times."""
+
+
+class Toolset:
+    """The tools of an agent, in the order in which they were given."""
+
+    def __init__(self, tools: Iterable[AnyTool] = ()) -> None:
+        """Collect the tools.
+
+        Args:
+            tools: Tools, functions, and families of tools that may differ from run to run.
+
+        Raises:
+            ConfigurationError: Two tools have one name, or something is no tool.
+        """
+        self._parts: list[Tool | ToolProvider] = [_part(each) for each in tools]
+        self._plain: dict[str, Tool] = {}
+        for part in self._parts:
+            if isinstance(part, ToolProvider):
+                continue
+            name = part.definition.name
+            check_name(name)
+            if name in self._plain:
+                raise ConfigurationError(f"two tools are called {name!r}; give one of them another name=...")
+            self._plain[name] = part
+        self._definitions: tuple[tuple[ToolDefinition, ...], ...] = ()
+        self._warned: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Toolset {', '.join(_label(part) for part in self._parts)}>"
+
+    @property
+    def providers(self) -> tuple[ToolProvider, ...]:
+        """The families of tools."""
+        return tuple(part for part in self._parts if isinstance(part, ToolProvider))
+
+    def resolve_now(self, ctx: RunContext[Any]) -> dict[str, Tool] | None:
+        """The tools that are offered now, as `resolve` gives them; None if families of tools have to be asked first."""
+        if len(self._plain) < len(self._parts):
+            return None
+        return {name: tool for name, tool in self._plain.items() if tool.enabled(ctx)}
+
+    async def resolve(self, ctx: RunContext[Any]) -> dict[str, Tool]:
+        """The tools that are offered now, by name, in order.
+
+        Of tools of one name the first stands, with a warning. Nothing is awaited unless there are families of tools.
+
+        Raises:
+            ConfigurationError: One family has two tools of one name.
+        """
+        # A tool that is not enabled keeps its name: no other one takes its place for the time being.
+        found: dict[str, Tool] = {}
+        for part in self._parts:
+            if isinstance(part, ToolProvider):
+                self._add(found, part, await part.tools(ctx))
+            elif part.definition.name in found:
+                self._warn(f"tool {part.definition.name!r} is left out: a family before it has one of that name")
+            else:
+                found[part.definition.name] = part
+        return {name: tool for name, tool in found.items() if tool.enabled(ctx)}
+
+    def definitions(self, tools: Mapping[str, Tool]) -> tuple[ToolDefinition, ...]:
+        """How the tools are offered: the identical tuple for the same tools, so that it is encoded once."""
+        current = tuple(tool.definition for tool in tools.values())
+        for known in self._definitions:
+            if known == current:
+                return known
+        self._definitions = (current, *self._definitions[: _KEPT - 1])
+        return current
+
+    def why_not(self, name: str, offered: Iterable[str]) -> str:
+        """What the model reads when it calls a tool that it was not offered.
+
+        Args:
+            name: The tool that it called.
+            offered: The tools that it may call.
+        """
+        names = list(offered)
+        known = f"The tool {name!r} is not available now." if name in self._plain else f"There is no tool {name!r}."
+        if not names:
+            return f"{known} No tools are available: answer without them."
+        near = nearest(name, names)
+        meant = f" Did you mean {near!r}?" if near is not None else ""
+        return f"{known}{meant} The available tools are: {', '.join(names)}."
+
+    async def aclose(self) -> None:
+        """Close the families of tools; may be called more than once."""
+        for provider in self.providers:
+            await provider.aclose()
+
+    def _add(self, found: dict[str, Tool], provider: ToolProvider, tools: Iterable[Tool]) -> None:
+        own: set[str] = set()
+        for tool in tools:
+            name = tool.definition.name
+            if name in own:
+                raise ConfigurationError(f"{type(provider).__qualname__} has two tools called {name!r}")
+            own.add(name)
+            if name in found:
+                self._warn(f"tool {name!r} of {type(provider).__qualname__} is left out: one before it has that name")
+            elif self._usable(name, provider):
+                found[name] = tool
+
+    def _usable(self, name: str, provider: ToolProvider) -> bool:
+        try:
+            check_name(name)
+        except ConfigurationError as error:
+            # Not raised: one odd name of a server must not take all its other tools away.
+            self._warn(f"a tool of {type(provider).__qualname__} is left out: {error}")
+            return False
+        return True
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant, if any; case, `-`, `_` and a prefix such as `functions.` do not count."""
+    plain = {_plain(each): each for each in names}
+    found = difflib.get_close_matches(_plain(name), plain, n=1)
+    return plain[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    for mark in ".:/":
+        name = name.rpartition(mark)[2] or name
+    return name.casefold().replace("-", "").replace("_", "")
+
+
+def _part(value: AnyTool) -> Tool | ToolProvider:
+    if not isinstance(value, type) and not is_tool(value) and isinstance(value, ToolProvider):
+        return value
+    return as_tool(value)  # pyright: ignore[reportArgumentType]
+
+
+def _label(part: Tool | ToolProvider) -> str:
+    return type(part).__qualname__ if isinstance(part, ToolProvider) else part.definition.name

@@ -1,0 +1,400 @@
+"""What every event log must do; a new one is added to `make_log` and has to pass all of it."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rxloop.errors import ConflictError, EventLogError, UnknownRun
+from rxloop.eventlog import MemoryEventLog
+from rxloop.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    CustomEvent,
+    Event,
+    State,
+    StatusUpdateEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+)
+from rxloop.messages import Message, ToolCall
+from rxloop.protocols import EventLog, RunRecord
+
+MakeLog = Callable[[], EventLog]
+
+
+@pytest.fixture(params=[MemoryEventLog], scope="session")
+def make_log(request: pytest.FixtureRequest) -> MakeLog:
+    """Makes a new, empty log at each call."""
+    return cast(MakeLog, request.param)
+
+
+@pytest.fixture
+async def log(make_log: MakeLog) -> AsyncIterator[EventLog]:
+    log = make_log()
+    yield log
+    await log.aclose()
+
+
+def task(seq: int = 1, **fields: Any) -> TaskEvent:
+    return TaskEvent(seq=seq, attempt=1, messages=[Message.user("Hi")], model="m", agent_name="helper", **fields)
+
+
+def note(seq: int, **fields: Any) -> Event:
+    return CustomEvent(seq=seq, name=f"note {seq}", **fields)
+
+
+def status(seq: int, state: State, *, final: bool = False, **fields: Any) -> Event:
+    return StatusUpdateEvent(seq=seq, state=state, final=final, **fields)
+
+
+def begun(*, task_id: str = "run") -> list[Event]:
+    return [task(task_id=task_id), status(2, "working", task_id=task_id)]
+
+
+async def settle() -> None:
+    """Let every follower go as far as it can without a new event."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Follower:
+    """Reads a run in a task of its own."""
+
+    def __init__(self, log: EventLog, task_id: str = "run", after_seq: int = 0) -> None:
+        self.seen: list[int] = []
+        self.task = asyncio.create_task(self._read(log.follow(task_id, after_seq=after_seq)))
+
+    async def _read(self, events: AsyncIterator[Event]) -> None:
+        async for event in events:
+            self.seen.append(event.seq)
+
+
+async def test_what_was_appended_is_read_back_in_order(log: EventLog) -> None:
+    call = ToolCall(id="1", name="weather", arguments={"city": "Ålesund"})
+    first: list[Event] = [
+        task(context_id="c", task_id="run", timestamp=1_700_000_000_123),
+        status(2, "working", metadata={"a": [1, None]}),
+    ]
+    second: list[Event] = [
+        ContentCompleteEvent(seq=3, step="1", tool_calls=[call], provider_state={"signed": "x"}),
+        ToolCompleteEvent(seq=4, call=call, success=True, result={"c": 20.5}, content="20.5", hidden=True),
+    ]
+
+    await log.append("run", first, expected_seq=0)
+    await log.append("run", second, expected_seq=2)
+
+    assert list(await log.read("run")) == first + second
+    assert [event.seq for event in await log.read("run", after_seq=2)] == [3, 4]
+    assert list(await log.read("run", after_seq=4)) == []
+
+
+async def test_an_unknown_run_is_an_error_that_names_it(log: EventLog) -> None:  # L91
+    with pytest.raises(UnknownRun, match="nowhere"):
+        await log.read("nowhere")
+    with pytest.raises(UnknownRun, match="nowhere"):
+        await anext(log.follow("nowhere"))
+
+
+@pytest.mark.parametrize("expected_seq", [0, 1, 3])
+async def test_a_writer_that_expects_another_last_event_is_refused(log: EventLog, expected_seq: int) -> None:
+    await log.append("run-7", begun(), expected_seq=0)
+
+    with pytest.raises(ConflictError) as refusal:
+        await log.append("run-7", [note(expected_seq + 1)], expected_seq=expected_seq)
+
+    assert "run-7" in str(refusal.value)
+    assert {str(expected_seq), "2"} <= set(re.findall(r"\d+", str(refusal.value)))
+    assert len(await log.read("run-7")) == 2
+
+
+async def test_of_two_writers_at_once_one_wins_and_the_other_is_refused(log: EventLog) -> None:
+    await log.append("run", begun(), expected_seq=0)
+
+    outcomes = await asyncio.gather(
+        log.append("run", [note(3, task_id="mine")], expected_seq=2),
+        log.append("run", [note(3, task_id="theirs")], expected_seq=2),
+        return_exceptions=True,
+    )
+
+    assert [type(outcome) for outcome in outcomes if outcome is not None] == [ConflictError]
+    assert len(await log.read("run")) == 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "named"),
+    [
+        ([note(3), note(5)], "5"),
+        ([note(3), note(3)], "3"),
+        ([note(4)], "4"),
+        ([note(3), ContentDeltaEvent(seq=3, sub=1, delta="a")], "content-delta"),
+    ],
+)
+async def test_a_batch_with_a_bad_event_is_refused_as_a_whole(
+    log: EventLog, batch: Sequence[Event], named: str
+) -> None:
+    await log.append("run", begun(), expected_seq=0)
+
+    with pytest.raises(EventLogError, match=named):
+        await log.append("run", batch, expected_seq=2)
+
+    assert [event.seq for event in await log.read("run")] == [1, 2]
+    await log.append("run", [note(3)], expected_seq=2)
+
+
+async def test_a_refused_first_batch_leaves_no_run_behind(log: EventLog) -> None:
+    with pytest.raises(EventLogError):
+        await log.append("run", [task(), note(3)], expected_seq=0)
+
+    assert await log.runs() == []
+
+
+async def test_an_empty_batch_changes_nothing(log: EventLog) -> None:
+    await log.append("run", [], expected_seq=0)
+    assert await log.runs() == []
+
+    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", [], expected_seq=2)
+    assert len(await log.read("run")) == 2
+
+
+async def test_a_caller_that_changes_its_list_does_not_change_the_log(log: EventLog) -> None:
+    batch = begun()
+    await log.append("run", batch, expected_seq=0)
+
+    batch.clear()
+
+    assert len(await log.read("run")) == 2
+
+
+async def test_a_follower_gets_what_is_there_and_then_what_comes(log: EventLog) -> None:  # L132
+    await log.append("run", begun(), expected_seq=0)
+    follower = Follower(log)
+    await settle()
+    assert follower.seen == [1, 2]
+
+    await log.append("run", [note(3), note(4)], expected_seq=2)
+    await settle()
+    assert follower.seen == [1, 2, 3, 4]
+
+    await log.append("run", [status(5, "completed", final=True)], expected_seq=4)
+    await follower.task
+    assert follower.seen == [1, 2, 3, 4, 5]
+
+
+async def test_a_follower_begins_behind_its_cursor(log: EventLog) -> None:  # L132
+    await log.append("run", [*begun(), note(3)], expected_seq=0)
+    follower, ahead = Follower(log, after_seq=2), Follower(log, after_seq=4)
+
+    await log.append("run", [note(4), status(5, "failed", final=True)], expected_seq=3)
+    await asyncio.gather(follower.task, ahead.task)
+
+    assert follower.seen == [3, 4, 5]
+    assert ahead.seen == [5]
+
+
+async def test_events_that_come_between_two_reads_are_neither_lost_nor_doubled(log: EventLog) -> None:  # L132
+    await log.append("run", begun(), expected_seq=0)
+    seen: list[int] = []
+
+    async with aclosing(cast(Any, log.follow("run"))) as events:
+        async for event in events:
+            seen.append(event.seq)
+            if event.seq < 6:
+                await log.append("run", [note(event.seq + 2)], expected_seq=event.seq + 1)
+            elif event.seq == 6:
+                await log.append("run", [status(8, "completed", final=True)], expected_seq=7)
+
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", "canceled", "input-required", "auth-required"])
+async def test_following_ends_with_the_attempt_whatever_its_state(log: EventLog, state: State) -> None:
+    await log.append("run", [*begun(), status(3, state, final=True)], expected_seq=0)
+
+    whole, nothing_new = Follower(log), Follower(log, after_seq=3)
+    await asyncio.gather(whole.task, nothing_new.task)
+
+    assert whole.seen == [1, 2, 3]
+    assert nothing_new.seen == []
+
+
+async def test_following_a_resumed_run_goes_on_into_the_new_attempt(log: EventLog) -> None:
+    await log.append("run", [*begun(), status(3, "canceled", final=True)], expected_seq=0)
+    await log.append("run", [status(4, "working", attempt=2, resumed=True, after_seq=3)], expected_seq=3)
+    follower = Follower(log)
+    await settle()
+    assert follower.seen == [1, 2, 3, 4]
+
+    await log.append("run", [status(5, "completed", final=True, attempt=2)], expected_seq=4)
+    await follower.task
+
+    assert follower.seen == [1, 2, 3, 4, 5]
+
+
+async def test_the_end_of_a_nested_run_ends_no_follower(log: EventLog) -> None:  # L10
+    nested = status(3, "completed", final=True, task_id="child", parent_task_id="run")
+    await log.append("run", [*begun(), nested], expected_seq=0)
+    follower = Follower(log)
+    await settle()
+    assert not follower.task.done()
+    assert [record.state for record in await log.runs()] == ["working"]
+
+    await log.append("run", [status(4, "completed", final=True)], expected_seq=3)
+    await follower.task
+
+    assert follower.seen == [1, 2, 3, 4]
+
+
+async def test_several_followers_each_get_everything(log: EventLog) -> None:
+    await log.append("run", begun(), expected_seq=0)
+    followers = [Follower(log) for _ in range(3)]
+    await settle()
+
+    await log.append("run", [note(3), status(4, "completed", final=True)], expected_seq=2)
+    await asyncio.gather(*(follower.task for follower in followers))
+
+    assert [follower.seen for follower in followers] == [[1, 2, 3, 4]] * 3
+
+
+async def test_a_follower_that_leaves_disturbs_nobody(log: EventLog) -> None:
+    await log.append("run", begun(), expected_seq=0)
+    leaver, stayer = Follower(log), Follower(log)
+    await settle()
+
+    leaver.task.cancel()
+    await settle()
+    await log.append("run", [status(3, "completed", final=True)], expected_seq=2)
+    await stayer.task
+
+    assert leaver.task.cancelled()
+    assert leaver.seen == [1, 2]
+    assert stayer.seen == [1, 2, 3]
+
+
+async def test_a_reader_may_stop_in_the_middle_and_come_back(log: EventLog) -> None:
+    await log.append("run", [*begun(), status(3, "completed", final=True)], expected_seq=0)
+
+    async with aclosing(cast(Any, log.follow("run"))) as events:
+        first = await anext(events)
+    follower = Follower(log, after_seq=first.seq)
+    await follower.task
+
+    assert follower.seen == [2, 3]
+
+
+async def test_runs_do_not_cross(log: EventLog) -> None:  # L138
+    async def run(name: str) -> list[str]:
+        events = [*begun(task_id=name), note(3, task_id=name), status(4, "completed", final=True, task_id=name)]
+        await log.append(name, events[:1], expected_seq=0)
+        follower = asyncio.create_task(collect(name))
+        for seq, event in enumerate(events[1:], start=1):
+            await log.append(name, [event], expected_seq=seq)
+            await asyncio.sleep(0)
+        return await follower
+
+    async def collect(name: str) -> list[str]:
+        return [event.task_id async for event in log.follow(name)]
+
+    assert await asyncio.gather(run("a"), run("b"), run("c")) == [["a"] * 4, ["b"] * 4, ["c"] * 4]
+
+
+async def test_a_record_tells_of_a_run_what_its_events_say(log: EventLog) -> None:
+    await log.append("run", [task(context_id="c", timestamp=1_000)], expected_seq=0)
+    assert [record.state for record in await log.runs()] == ["submitted"]
+
+    await log.append("run", [status(2, "working", attempt=1, timestamp=1_010)], expected_seq=1)
+    await log.append("run", [status(3, "input-required", final=True, attempt=1, timestamp=1_020)], expected_seq=2)
+    await log.append("run", [status(4, "working", attempt=2, resumed=True, timestamp=2_000)], expected_seq=3)
+    await log.append("run", [note(5, attempt=2, timestamp=2_010)], expected_seq=4)
+
+    assert list(await log.runs()) == [
+        RunRecord(
+            task_id="run",
+            context_id="c",
+            agent_name="helper",
+            state="working",
+            attempt=2,
+            seq=5,
+            created=1_000,
+            updated=2_010,
+        )
+    ]
+
+
+async def test_the_runs_of_a_conversation_come_oldest_first(log: EventLog) -> None:
+    for task_id, context_id, timestamp in [("2", "a", 20), ("1", "a", 10), ("3", "b", 15), ("4", "a", 30)]:
+        await log.append(task_id, [task(context_id=context_id, timestamp=timestamp)], expected_seq=0)
+
+    assert [record.task_id for record in await log.runs(context_id="a")] == ["1", "2", "4"]
+    assert [record.task_id for record in await log.runs()] == ["1", "3", "2", "4"]
+    assert await log.runs(context_id="nowhere") == []
+
+
+async def test_unfinished_runs_are_those_that_can_go_on(log: EventLog) -> None:
+    ends: list[State] = ["completed", "failed", "canceled", "input-required", "auth-required"]
+    for at, state in enumerate(ends):
+        events = [task(context_id="c", timestamp=at), status(2, "working"), status(3, state, final=True)]
+        await log.append(state, events, expected_seq=0)
+    await log.append("working", [task(context_id="c", timestamp=9), status(2, "working")], expected_seq=0)
+
+    unfinished = await log.runs(context_id="c", unfinished=True)
+
+    assert [record.task_id for record in unfinished] == ["canceled", "input-required", "auth-required", "working"]
+
+
+async def test_a_log_may_be_closed_more_than_once(log: EventLog) -> None:
+    await log.append("run", begun(), expected_seq=0)
+
+    await log.aclose()
+    await log.aclose()
+
+
+def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
+    log = make_log()
+
+    async def first() -> None:
+        await log.append("run", begun(), expected_seq=0)
+        Follower(log)  # still waits when the loop is closed
+        await settle()
+
+    async def second() -> list[int]:
+        follower = Follower(log)
+        await settle()
+        await log.append("run", [status(3, "completed", final=True)], expected_seq=2)
+        await follower.task
+        await log.aclose()
+        return follower.seen
+
+    asyncio.run(first())
+
+    assert asyncio.run(second()) == [1, 2, 3]
+
+
+@given(batches=st.lists(st.integers(1, 4), max_size=8), after_seq=st.integers(0, 12), turns=st.integers(0, 3))
+def test_a_follower_sees_what_a_later_read_gives_however_the_batches_fall(
+    make_log: MakeLog, batches: list[int], after_seq: int, turns: int
+) -> None:
+    async def scenario(log: EventLog) -> tuple[list[int], list[int]]:
+        await log.append("run", begun(), expected_seq=0)
+        follower = Follower(log, after_seq=after_seq)
+        seq = 2
+        for size in batches:
+            await log.append("run", [note(seq + 1 + at) for at in range(size)], expected_seq=seq)
+            seq += size
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        await log.append("run", [status(seq + 1, "completed", final=True)], expected_seq=seq)
+        await follower.task
+        read = await log.read("run", after_seq=after_seq)
+        await log.aclose()
+        return follower.seen, [event.seq for event in read]
+
+    seen, read = asyncio.run(scenario(make_log()))
+
+    assert seen == read

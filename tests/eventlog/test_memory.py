@@ -1,0 +1,59 @@
+import asyncio
+
+from rxloop.eventlog import MemoryEventLog
+from rxloop.events import StatusUpdateEvent, TaskEvent
+from rxloop.messages import Message
+from rxloop.protocols import EventLog
+
+TASK = TaskEvent(seq=1, messages=[Message.user("Hi")], model="m", agent_name="helper")
+FINAL = StatusUpdateEvent(seq=2, state="completed", final=True)
+
+
+def test_it_is_an_event_log() -> None:
+    log: EventLog = MemoryEventLog()
+
+    assert isinstance(log, MemoryEventLog)
+
+
+async def test_a_follower_that_left_is_forgotten() -> None:
+    log = MemoryEventLog()
+    await log.append("run", [TASK], expected_seq=0)
+    events = log.follow("run")
+    assert await anext(events) is TASK
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert len(log._runs["run"].waiters) == 1
+
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+    assert not log._runs["run"].waiters
+
+
+def test_a_loop_that_was_closed_in_the_middle_of_a_wait_does_no_harm() -> None:
+    log = MemoryEventLog()
+    events = log.follow("run", after_seq=1)
+
+    async def wait() -> None:
+        await log.append("run", [TASK], expected_seq=0)
+        # By hand what a task does, so that there is no task to be destroyed while it is pending.
+        waiter: asyncio.Future[None] = anext(events).__await__().send(None)
+        waiter.add_done_callback(lambda _: None)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(wait())
+    loop.close()
+    assert log._runs["run"].waiters
+
+    asyncio.run(log.append("run", [FINAL], expected_seq=1))
+
+    assert not log._runs["run"].waiters
+
+
+async def test_the_events_stay_readable_after_closing() -> None:
+    log = MemoryEventLog()
+    await log.append("run", [TASK], expected_seq=0)
+
+    await log.aclose()
+
+    assert list(await log.read("run")) == [TASK]

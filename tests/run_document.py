@@ -1,0 +1,60 @@
+"""Runs the Python blocks of one Markdown document, in order and in one namespace: `run_document.py README.md`.
+
+`await`, `async for` and `async with` may stand at the top level of a block. A function named `test_...` is called after
+the block that defines it. A block inside an HTML comment runs like any other: that is the place for what a reader need
+not see.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)(?P=fence)`* *$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def python_blocks(text: str) -> Iterator[tuple[int, str, str]]:
+    """The line, the info string and the code of every fenced block that says it is Python."""
+    for match in FENCE.finditer(text):
+        words = match["info"].lower().split()
+        if words and words[0].startswith("py"):
+            yield text.count("\n", 0, match.start("body")), match["info"].strip(), textwrap.dedent(match["body"])
+
+
+def main(path: Path) -> None:
+    """Run every block of the document."""
+    module = ModuleType("__main__")
+    # Classes look up their annotations, and functions their source, by the module that they say they are from.
+    sys.modules["__main__"] = module
+    with asyncio.Runner() as runner:
+        for line, _, source in python_blocks(path.read_text(encoding="utf-8")):
+            known = set(vars(module))
+            # Empty lines in front, so that a traceback names the line of the document.
+            code = compile("\n" * line + source, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            _run(code, module, runner)
+            for name in [name for name in vars(module) if name.startswith("test_") and name not in known]:
+                _finish(vars(module)[name](), runner)
+
+
+def _run(code: CodeType, module: ModuleType, runner: asyncio.Runner) -> None:
+    _finish(eval(code, vars(module)), runner)
+
+
+def _finish(result: Coroutine[Any, Any, Any] | None, runner: asyncio.Runner) -> None:
+    if inspect.iscoroutine(result):
+        runner.run(result)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

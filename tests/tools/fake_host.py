@@ -1,0 +1,48 @@
+"""A run for tools under test: it folds what is published, and nothing else."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from rxloop.events import ContentCompleteEvent, Event
+from rxloop.messages import ToolCall
+from rxloop.requests import Host, RunContext
+from rxloop.state import RunState, fold
+
+
+class FakeHost:
+    """Implements what tools use of `Host`."""
+
+    context_id = "c"
+    task_id = "r"
+    attempt = 1
+    agent_name = "agent"
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.events: list[Event] = []
+        self._state = RunState()
+        for event in events:
+            self.publish(event)
+
+    def state(self, branch: str | None) -> RunState:
+        return self._state
+
+    def publish(self, event: Event) -> None:
+        self.events.append(event)
+        self._state = fold(self._state, event)
+
+    def context(self, call: ToolCall | None = None, **fields: Any) -> RunContext[Any]:
+        return RunContext(
+            run=cast("Host", self), call=call or ToolCall(id="call_1", name="tool"), **{"step": "1", **fields}
+        )
+
+    def message(self, *calls: ToolCall, step: str = "1") -> None:
+        """The model asked for these calls."""
+        self.publish(ContentCompleteEvent(tool_calls=list(calls), step=step))
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Event]]:
+        """The events that are published inside the block."""
+        before, new = len(self.events), list[Event]()
+        yield new
+        new.extend(self.events[before:])

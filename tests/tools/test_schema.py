@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+from tools.fake_host import FakeHost
+
+from rxloop.errors import ConfigurationError, ToolError
+from rxloop.requests import RunContext
+from rxloop.tools import FunctionTool, tool
+
+if TYPE_CHECKING:
+    from somewhere_else import Secrets  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+
+class City(BaseModel):
+    name: str
+    near: list[City] = []
+
+
+@dataclass
+class Unit:
+    title: str
+
+
+def schema_of(function: Any, **options: Any) -> dict[str, Any]:
+    return tool(function, **options).definition.parameters
+
+
+async def called(made: FunctionTool[..., Any], /, **arguments: Any) -> Any:
+    return await made.call(arguments, FakeHost().context())
+
+
+def test_type_hints_and_docstring_become_the_schema() -> None:  # L110
+    @tool
+    def weather(
+        city: str, days: int = 3, unit: Literal["C", "F"] = "C", note: Annotated[str, Field(description="Mine.")] = ""
+    ) -> str:
+        """Weather.
+
+        Args:
+            city: A city.
+            days: How many.
+            note: Not this.
+        """
+        return city
+
+    assert weather.definition.description == "Weather."
+    assert weather.definition.parameters == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "A city."},
+            "days": {"type": "integer", "default": 3, "description": "How many."},
+            "unit": {"type": "string", "enum": ["C", "F"], "default": "C"},
+            "note": {"type": "string", "default": "", "description": "Mine."},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+
+
+def test_a_function_without_parameters_has_an_empty_object() -> None:
+    def now() -> str:
+        return ""
+
+    assert schema_of(now) == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def test_references_to_shared_models_stay_valid_and_a_property_called_title_is_kept() -> None:
+    def visit(city: City, unit: Unit) -> None: ...
+
+    schema = schema_of(visit)
+    assert schema["properties"]["city"] == {"$ref": "#/$defs/City"}
+    assert schema["$defs"]["City"]["properties"]["near"]["items"] == {"$ref": "#/$defs/City"}
+    assert schema["$defs"]["Unit"]["properties"] == {"title": {"type": "string"}}
+    assert "title" not in schema["$defs"]["City"]
+
+
+async def test_models_and_dates_are_made_of_what_the_model_wrote() -> None:  # L110
+    @tool
+    async def visit(city: City, when: date, tags: set[str]) -> list[Any]:
+        return [city.name, when.year, sorted(tags)]
+
+    assert await called(visit, city={"name": "Oslo"}, when="2025-01-02", tags=["b", "a"]) == ["Oslo", 2025, ["a", "b"]]
+
+
+async def test_the_context_is_found_by_its_annotation_wherever_it_stands() -> None:
+    @tool
+    async def first(anything: RunContext[Secrets], x: int) -> tuple[str, int]:
+        return anything.task_id, x
+
+    @tool
+    async def last(x: int, /, y: int = 2, *, run: RunContext | None = None) -> tuple[str, int, int]:
+        assert run is not None
+        return run.task_id, x, y
+
+    for each in (first, last):
+        assert not {"anything", "run"} & set(each.definition.parameters["properties"])
+    assert await called(first, x=1) == ("r", 1)
+    assert await called(last, x="1") == ("r", 1, 2)
+
+
+async def test_a_local_type_can_be_named_by_an_annotation_that_is_text() -> None:
+    class Local(BaseModel):
+        x: int
+
+    @tool(name="other")
+    async def use(value: Local) -> int:
+        return value.x
+
+    assert await called(use, value={"x": 1}) == 1
+
+
+async def test_parameters_may_have_names_that_pydantic_keeps_for_itself() -> None:
+    @tool
+    async def odd(schema: int, _private: int, model_config: int, copy: int = 4) -> list[int]:
+        return [schema, _private, model_config, copy]
+
+    assert await called(odd, schema=1, _private=2, model_config=3) == [1, 2, 3, 4]
+
+
+async def test_defaults_are_those_of_the_function() -> None:
+    marker = object()
+
+    @tool
+    async def keep(a: Any = marker, b: int = Field(default=3, ge=1), c: Annotated[int, Field(default=5)] = 6) -> Any:
+        return a is marker, b, c
+
+    assert schema_of(keep)["properties"]["b"] == {"type": "integer", "default": 3, "minimum": 1}
+    assert "default" not in schema_of(keep)["properties"]["a"]
+    assert await called(keep) == (True, 3, 6)
+    with pytest.raises(ToolError, match="- b: Input should be greater than or equal to 1"):
+        await called(keep, b=0)
+
+
+async def test_wrong_arguments_name_each_field_and_reason() -> None:  # L110
+    calls: list[Any] = []
+
+    @tool
+    async def visit(city: City, days: int, note: str = "") -> None:
+        calls.append(city)
+
+    with pytest.raises(ToolError) as caught:
+        await called(visit, city={"name": "Oslo", "near": [{}]}, dayz=1, note=["x" * 200])
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "The arguments of visit do not fit, and it was not called:"
+    assert set(lines[1:3]) == {"- city.near[0].name: required, but missing", "- days: required, but missing"}
+    assert lines[3].startswith("- note: Input should be a valid string (got ['xxx")
+    assert len(lines[3]) < 150
+    assert lines[4] == "- dayz: there is no such parameter (there are: city, days, note)"
+    assert calls == []
+
+
+async def test_a_function_may_change_its_arguments_without_changing_the_event() -> None:
+    @tool
+    async def change(data: dict[str, Any]) -> None:
+        data["list"].append(1)
+
+    arguments = {"data": {"list": []}}
+    await change.call(arguments, FakeHost().context())
+    assert arguments == {"data": {"list": []}}
+
+
+class Opaque: ...
+
+
+def star(*items: str) -> None: ...
+def stars(**options: str) -> None: ...
+def bare(city, days: int) -> None: ...  # noqa: ANN001
+def opaque(days: int, thing: Opaque) -> None: ...
+def unresolved(thing: Nowhere) -> None: ...  # noqa: F821  # pyright: ignore[reportUndefinedVariable, reportUnknownParameterType]
+
+
+@pytest.mark.parametrize(
+    ("function", "parameter", "reason"),
+    [
+        (star, "items", r"is \*items, which a model cannot be told"),
+        (stars, "options", r"is \*\*options, which a model cannot be told"),
+        (bare, "city", "has no annotation"),
+        (opaque, "thing", "cannot be described to a model"),
+        (unresolved, "thing", "name 'Nowhere' is not defined"),
+    ],
+)
+def test_a_parameter_that_a_model_cannot_be_told_is_named(function: Any, parameter: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        tool(function)
+    assert f"tool {function.__name__!r}: parameter {parameter!r}" in str(caught.value)
+
+
+def test_a_method_without_its_instance_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"tool\(instance\.method\)"):
+
+        class Shop:
+            @tool
+            def buy(self, thing: str) -> None: ...
+
+
+def test_strict_closes_every_object_and_requires_every_property() -> None:
+    def visit(city: Annotated[City, Field(description="Where.")], unit: Unit | None = None) -> None: ...
+
+    schema = schema_of(visit, strict=True)
+    assert schema["required"] == ["city", "unit"]
+    assert schema["properties"]["city"]["description"] == "Where."
+    assert schema["properties"]["city"]["required"] == ["name", "near"]
+    assert schema["$defs"]["Unit"]["additionalProperties"] is False
+    assert "default" not in schema["properties"]["unit"]
+
+
+def test_strict_refuses_an_object_with_free_keys() -> None:
+    def count(words: dict[str, int]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="strict=True takes no object with free keys"):
+        tool(count, strict=True)
+
+
+def check_references(node: Any, shared: dict[str, Any]) -> None:
+    if isinstance(node, dict):
+        assert "title" not in node or isinstance(node["title"], dict)
+        if "$ref" in node:
+            assert node["$ref"].removeprefix("#/$defs/") in shared
+        for value in node.values():
+            check_references(value, shared)
+    elif isinstance(node, list):
+        for value in node:
+            check_references(value, shared)
+
+
+TYPES = st.recursive(
+    st.sampled_from([int, str, float, bool, date, City, Unit, Literal["a", 1], Any, None]),
+    lambda inner: st.one_of(
+        inner.map(lambda each: list[each]),
+        inner.map(lambda each: dict[str, each]),
+        inner.map(lambda each: each | None if each is not Any and each is not None else int | None),
+        st.tuples(inner, inner).map(lambda pair: tuple[pair]),
+        inner.map(lambda each: Annotated[each, Field(title="Noise", description="told")]),
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), TYPES, max_size=4))
+def test_any_parameters_make_a_closed_schema_without_titles(types: dict[str, Any]) -> None:
+    def function() -> None: ...
+
+    import inspect
+
+    parameters = [inspect.Parameter(f"x{name}", inspect.Parameter.KEYWORD_ONLY, annotation=t) for name, t in types.items()]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    schema = schema_of(function)
+    assert list(schema["properties"]) == [parameter.name for parameter in parameters]
+    assert schema.get("required", []) == [parameter.name for parameter in parameters]
+    assert schema["additionalProperties"] is False
+    check_references(schema, schema.get("$defs", {}))
