@@ -3,6 +3,7 @@
 from rxloop import operators as op
 from rxloop._version import __version__
 from rxloop.agent import Agent, RunOptions
+from rxloop.envelope import UnknownEvent
 from rxloop.errors import (
     AttemptError,
     AuthenticationError,
@@ -63,7 +64,6 @@ from rxloop.events import (
     ToolCompleteEvent,
     ToolProgressEvent,
     ToolStartEvent,
-    UnknownEvent,
     UsageEvent,
     external,
     from_json,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Generic, TypedDict, overload
+from typing import Any, Generic, Self, TypedDict, overload
 from weakref import WeakSet
 
 import uuid6
-from typing_extensions import Self, TypeVar, Unpack
+from typing_extensions import TypeVar, Unpack
 
 from rxloop.core import Core, Instructions, OnInput, RunSpec
 from rxloop.errors import ConfigurationError, RxloopError
@@ -127,9 +127,7 @@ class Agent(Generic[D, O]):
         return self._provider
 
     @overload
-    def run(
-        self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]
-    ) -> Run[O]: ...
+    def run(self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]) -> Run[O]: ...
     @overload
     def run(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Run[O]: ...
     def run(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Run[O]:
@@ -226,9 +224,11 @@ class Agent(Generic[D, O]):
     @contextmanager
     def override(
         self, *, model: Provider | str | None = None, tools: Sequence[AnyTool] | None = None
-    ) -> Iterator[None]:
-        """Put another model or other tools in place for the runs that are made inside: for tests of code that has an
-        agent of its own."""
+    ) -> Generator[None, None, None]:
+        """Put another model or other tools in place for the runs that are made inside.
+
+        For tests of code that has an agent of its own; other tasks are not affected.
+        """
         changes: dict[str, Any] = dict(self._overrides.get())
         if model is not None:
             changes["model"] = resolve_model(model)

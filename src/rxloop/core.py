@@ -9,21 +9,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from reactivex.disposable import SerialDisposable
 
-from rxloop.errors import InvalidInput, Paused, RxloopError
+from rxloop.errors import RxloopError
 from rxloop.events import (
     ContentCompleteEvent,
     Event,
-    InputReceivedEvent,
-    InputRequiredEvent,
-    PendingInput,
     ThoughtStreamEvent,
     ToolCompleteEvent,
 )
 from rxloop.messages import Message
 from rxloop.protocols import Clock, EventLog, Provider, Tool
+from rxloop.questions import OnInput, ask
 from rxloop.requests import ModelRequest, Operator, RunContext, Signal, ToolDefinition, ToolRequest
 from rxloop.settings import Limits, ModelSettings
 from rxloop.state import CANCELED_CALL, RunState, Slot, fold, fold_beside
@@ -37,7 +34,6 @@ from rxloop.tools import Toolset
 
 log = logging.getLogger("rxloop")
 
-OnInput = Callable[[PendingInput], Any]
 Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
 
 
@@ -203,10 +199,10 @@ class Core:
         return event
 
     def _stamp(self, event: Event) -> Event:
-        if event.__dict__["attempt"]:
+        if event.attempt:
             # Published before, here or in another run: its numbers are those of that time.
             event = event.model_copy()
-        fields = event.__dict__
+        fields = vars(event)
         fields["attempt"] = self.attempt
         if not fields["task_id"]:
             fields["task_id"] = self.spec.task_id
@@ -281,9 +277,7 @@ class Core:
 
     # -- requests
 
-    def request(
-        self, ctx: RunContext[Any], iteration: int, pressure: int
-    ) -> ModelRequest | Awaitable[ModelRequest]:
+    def request(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
         """The request of the next model call."""
         tools = self.spec.tools.resolve_now(ctx)
         if tools is not None:
@@ -294,9 +288,7 @@ class Core:
 
         return later()
 
-    def _request(
-        self, ctx: RunContext[Any], iteration: int, pressure: int, tools: dict[str, Tool]
-    ) -> ModelRequest:
+    def _request(self, ctx: RunContext[Any], iteration: int, pressure: int, tools: dict[str, Tool]) -> ModelRequest:
         self._tools = tools
         return ModelRequest(
             system=self.system,
@@ -342,50 +334,7 @@ class Core:
         """Put a question to the person or client behind the run."""
         slot = (ctx.step or "", ctx.index)
         number = self._questions[slot] = self._questions.get(slot, 0) + 1
-        adapter: TypeAdapter[Any] = TypeAdapter(answer)
-        question = PendingInput(
-            input_id=f"{slot[0]}.{slot[1]}.{number}",
-            prompt=prompt,
-            input_kind="selection" if options is not None else _KINDS.get(answer, "data"),
-            options=None if options is None else list(options),
-            answer_schema=adapter.json_schema(),
-            call=ctx.call,
-            index=ctx.index,
-            step=ctx.step,
-        )
-        state = self.state(ctx.branch)
-        if question.input_id in state.answers:
-            return validated(adapter, question, state.answers[question.input_id])
-        if question.input_id not in state.pending:
-            ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
-        if self.spec.on_input is None:
-            raise Paused
-        value = self.spec.on_input(question)
-        if isinstance(value, Awaitable):
-            value = await value
-        value = validated(adapter, question, value)
-        ctx.emit(InputReceivedEvent(input_id=question.input_id, value=value, step=ctx.step, branch=ctx.branch))
-        return value
-
-
-_KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
-
-
-def validated(adapter: TypeAdapter[Any], question: PendingInput, value: Any) -> Any:
-    """An answer as the type that was asked for.
-
-    Raises:
-        InvalidInput: It does not fit.
-    """
-    try:
-        value = adapter.validate_python(value)
-    except ValidationError as error:
-        raise InvalidInput(
-            f"{value!r} does not answer {question.prompt!r} ({question.input_id}): {error.errors()[0]['msg']}"
-        ) from error
-    if question.options is not None and value not in question.options:
-        raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
-    return value
+        return await ask(ctx, f"{slot[0]}.{slot[1]}.{number}", prompt, answer, options, self.spec.on_input)
 
 
 def _canceled_call(state: RunState, index: int, branch: str | None) -> ToolCompleteEvent:
@@ -405,5 +354,3 @@ def _canceled_call(state: RunState, index: int, branch: str | None) -> ToolCompl
 
 def _names(definitions: tuple[ToolDefinition, ...]) -> set[str]:
     return {definition.name for definition in definitions}
-
-

@@ -252,5 +252,3 @@ def error_code(error: Exception) -> str:
     if isinstance(error, PipelineError):
         return "pipeline"
     return "output" if isinstance(error, InvalidOutput) else "error"
-
-

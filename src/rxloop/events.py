@@ -1,7 +1,4 @@
-"""The event protocol: every fact of a run as a frozen model, in one union that is discriminated by `kind`.
-
-Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in Python and ISO 8601 UTC in JSON.
-"""
+"""The kinds of the event protocol: every fact of a run as a frozen model, in one union discriminated by `kind`."""
 
 # The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
 # pyright: reportIncompatibleVariableOverride=false
@@ -9,17 +6,13 @@ Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args
 
-from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, TypeAdapter
 
-from rxloop.errors import ConfigurationError
+from rxloop.envelope import Event, absent
 from rxloop.messages import Content, ErrorInfo, Message, Role, ToolCall, Usage, Wire
 
-PROTOCOL_VERSION = 1
-
-Visibility = Literal["public", "internal"]
 Verbosity = Literal["brief", "normal", "detailed"]
 State = Literal["submitted", "working", "completed", "failed", "canceled", "input-required", "auth-required"]
 ThoughtSource = Literal["tool", "tag", "reasoning", "sequential", "strategy"]
@@ -35,121 +28,6 @@ ThoughtType = Literal[
     "thinking",
 ]
 THOUGHT_TYPES: tuple[str, ...] = get_args(ThoughtType)
-
-
-def _read_time(value: Any, handler: ValidatorFunctionWrapHandler) -> int:
-    if isinstance(value, str):
-        return round(datetime.fromisoformat(value).timestamp() * 1000)
-    return handler(value)
-
-
-def _write_time(value: int) -> str:
-    seconds, millis = divmod(value, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03}Z"
-
-
-Timestamp = Annotated[
-    int,
-    WrapValidator(_read_time, json_schema_input_type=str),
-    PlainSerializer(_write_time, return_type=str, when_used="json"),
-]
-
-
-_NOT_FOR_CLIENTS: Any = {"provider_state": True, "messages": {"__all__": {"provider_state"}}}
-
-
-def _absent(value: Any) -> bool:
-    return not value
-
-
-class Event(Wire):
-    """The envelope of every event.
-
-    Ids, numbers and the time may be left out by whoever makes an event: the run stamps them when it is published,
-    and keeps those that are there.
-    """
-
-    # Where a reader's encoded frame is kept, so that an event is serialised once however many read it.
-    __slots__ = ("_wire",)
-
-    visibility: ClassVar[Visibility] = "public"
-    """Whether events of this kind are for clients."""
-    durable: ClassVar[bool] = True
-    """Whether events of this kind are numbered by `seq` and kept in the log."""
-
-    version: int = PROTOCOL_VERSION
-    kind: str
-    context_id: str = ""
-    """The conversation."""
-    task_id: str = ""
-    """The run."""
-    seq: int = 0
-    """The number of a durable event in its run, from 1; of a transient one, that of the last durable event."""
-    sub: int = 0
-    """The number of a transient event behind `seq`, from 1; 0 for a durable one."""
-    attempt: int = 0
-    """Counts the resumptions of a run, from 1."""
-    timestamp: Timestamp = 0
-    """When the event was published, in milliseconds since 1970 (ISO 8601 UTC in JSON)."""
-    parent_task_id: str | None = Field(default=None, exclude_if=_absent)
-    """The run that a nested agent's run belongs to."""
-    agent_path: tuple[str, ...] = Field(default=(), exclude_if=_absent)
-    """The names of the nested agents, outermost first."""
-    step: str | None = Field(default=None, exclude_if=_absent)
-    """The model call that the event belongs to."""
-    branch: str | None = Field(default=None, exclude_if=_absent)
-    """A line of a strategy beside the main one; None on the main line."""
-    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=_absent)
-
-    @property
-    def public(self) -> bool:
-        """Whether this event is for clients."""
-        return type(self).visibility == "public"
-
-    @property
-    def cursor(self) -> str:
-        """The event's place for readers that come back: `task_id/attempt.seq.sub`."""
-        return f"{self.task_id}/{self.attempt}.{self.seq}.{self.sub}"
-
-    def to_json(self, *, public: bool = False) -> bytes:
-        """The event as JSON in camelCase.
-
-        Args:
-            public: Leave out what is not for clients (`providerState`).
-        """
-        return self.__pydantic_serializer__.to_json(self, exclude=_NOT_FOR_CLIENTS if public else None)
-
-    @staticmethod
-    def from_json(data: bytes | str, *, strict: bool = False) -> Event:
-        """Read one event.
-
-        Args:
-            data: The JSON of one event, as `to_json` writes it.
-            strict: Refuse a kind or a field that this version of the protocol does not know. Otherwise an unknown
-                kind becomes an `UnknownEvent`, and unknown fields are left out.
-
-        Raises:
-            ConfigurationError: The JSON is not an event; the message names the kind and the field.
-        """
-        return from_json(data, strict=strict)
-
-    def __repr__(self) -> str:
-        envelope = Event.model_fields
-        own = ", ".join(
-            f"{name}={_short(getattr(self, name))}"
-            for name, field in type(self).model_fields.items()
-            if name not in envelope and getattr(self, name) != field.get_default(call_default_factory=True)
-        )
-        where = f" step={self.step}" if self.step else ""
-        branch = f" branch={self.branch}" if self.branch else ""
-        return f"<{self.kind} {self.attempt}.{self.seq}.{self.sub}{where}{branch}{' ' if own else ''}{own}>"
-
-    __str__ = __repr__
-
-
-def _short(value: Any) -> str:
-    text = repr(value).replace("\n", "\\n")
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class PendingInput(Wire):
@@ -249,7 +127,7 @@ class ToolCallDeltaEvent(Event):
     tool_call_id: str
     name: str
     fragment: str
-    hidden: bool = Field(default=False, exclude_if=_absent)
+    hidden: bool = Field(default=False, exclude_if=absent)
 
     @property
     def public(self) -> bool:
@@ -282,7 +160,7 @@ class ThoughtStreamEvent(Event):
     source: ThoughtSource = "tool"
     tool_call_id: str | None = None
     """The call that the thought came from."""
-    incomplete: bool = Field(default=False, exclude_if=_absent)
+    incomplete: bool = Field(default=False, exclude_if=absent)
     """The text ended inside the thought."""
 
 
@@ -290,7 +168,7 @@ class _ToolEvent(Event):
     call: ToolCall
     index: int = 0
     """The place of the call in its message, from 0."""
-    hidden: bool = Field(default=False, exclude_if=_absent)
+    hidden: bool = Field(default=False, exclude_if=absent)
     """The tool is not for clients."""
 
     @property
@@ -497,13 +375,6 @@ class GapEvent(Event):
     """The cursor behind which the gap lies."""
 
 
-class UnknownEvent(Event):
-    """An event of a kind that this version does not know, read leniently; its fields are in `model_extra`."""
-
-    model_config = {"extra": "allow"}
-    kind: str
-
-
 AnyEvent = Annotated[
     Union[  # noqa: UP007
         TaskEvent,
@@ -536,33 +407,7 @@ AnyEvent = Annotated[
 ]
 """Every kind of the protocol."""
 
-EVENT_TYPES: dict[str, type[Event]] = {cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0])}
-"""The class of each kind."""
-
-_ADAPTER: TypeAdapter[Event] = TypeAdapter(AnyEvent)
-
-
-def from_json(data: bytes | str, *, strict: bool = False) -> Event:
-    """Read one event; see `Event.from_json`."""
-    try:
-        if strict:
-            return _ADAPTER.validate_json(data)
-        return _ADAPTER.validate_json(data, extra="ignore")
-    except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "union_tag_invalid" and not strict:
-            return _unknown(data)
-        where = ".".join(str(part) for part in first["loc"]) or "kind"
-        tag = first.get("ctx", {}).get("tag")
-        named = f" (kind {tag!r})" if tag else ""
-        raise ConfigurationError(f"not an event of this protocol: {where}: {first['msg']}{named}") from error
-
-
-def _unknown(data: bytes | str) -> UnknownEvent:
-    try:
-        return UnknownEvent.model_validate_json(data)
-    except ValidationError as error:
-        raise ConfigurationError(f"not an event of this protocol: {error.errors()[0]['msg']}") from error
+from_json = Event.from_json
 
 
 def external(events: Iterable[Event]) -> list[Event]:
@@ -572,7 +417,8 @@ def external(events: Iterable[Event]) -> list[Event]:
 
 def protocol_schema() -> dict[str, Any]:
     """The JSON Schema of the whole protocol, as it is on the wire."""
-    return _ADAPTER.json_schema(mode="serialization")
+    adapter: TypeAdapter[Event] = TypeAdapter(AnyEvent)
+    return adapter.json_schema(mode="serialization")
 
 
 def _template(cls: type[Event]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Ledger(Mapping[K, V], Generic[K, V]):
         """The ledger with this entry; this one stays as it is."""
         if key in self:
             return self
-        longer: Ledger[K, V] = Ledger.__new__(Ledger)
+        longer = object.__new__(type(self))
         store = self._store
         if len(store) != self._length:
             store = {key: entry for key, entry in store.items() if entry[0] < self._length}

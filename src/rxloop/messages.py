@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -101,7 +101,7 @@ class ToolCall(Wire):
         if not isinstance(value, dict):
             found = type(value).__name__
             return cls(id=id, name=name, raw=raw, error=f"the arguments must be a JSON object, not {found}")
-        return cls(id=id, name=name, arguments=value, raw=raw)
+        return cls(id=id, name=name, arguments=cast("dict[str, Any]", value), raw=raw)
 
 
 class Message(Wire):

@@ -73,9 +73,7 @@ class Host(Protocol):
         """Put a question to the person or client behind the run."""
         ...
 
-    def request(
-        self, ctx: RunContext[Any], iteration: int, pressure: int
-    ) -> ModelRequest | Awaitable[ModelRequest]:
+    def request(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
         """The request of the next model call: layers, history, tools and settings; `ctx` names step and branch."""
         ...
 

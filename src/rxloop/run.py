@@ -7,11 +7,11 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator
 from types import TracebackType
-from typing import Any, Generic, cast
+from typing import Any, Generic, Self, cast
 
 import anyio
 from reactivex import Observable, abc
-from typing_extensions import Self, TypeVar
+from typing_extensions import TypeVar
 
 from rxloop.core import Canceled, Core
 from rxloop.drive import drive
@@ -29,7 +29,9 @@ from rxloop.stream.stream import Stream
 
 O = TypeVar("O", default=str)  # noqa: E741
 
-NO_LOOP = "a run needs a running event loop: await it inside async code, use asyncio.run(run.result()), or agent.run_sync()"
+NO_LOOP = (
+    "a run needs a running event loop: await it inside async code, use asyncio.run(run.result()), or agent.run_sync()"
+)
 
 
 class Share:
@@ -74,7 +76,9 @@ class Share:
             # The outcome is told by the stream and to those who await; nobody has to fetch it from the task.
             self._driver.add_done_callback(_fetch)
         elif self._core.loop is not asyncio.get_running_loop():
-            raise RxloopError(f"the run {self._core.task_id} belongs to another event loop; start a new run in this one")
+            raise RxloopError(
+                f"the run {self._core.task_id} belongs to another event loop; start a new run in this one"
+            )
         return self._driver
 
     @property
@@ -140,7 +144,11 @@ class Run(Generic[O]):
         return self.events.pipe(*views)
 
     def stream(
-        self, *views: Callable[[Any], Any], overflow: Overflow = "coalesce", buffer: int = 1024, after: str | None = None
+        self,
+        *views: Callable[[Any], Any],
+        overflow: Overflow = "coalesce",
+        buffer: int = 1024,
+        after: str | None = None,
     ) -> Any:
         """A stream with a policy for a reader that is slow.
 

@@ -236,9 +236,7 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
     )
     changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "content": event.content}
     if not event.tool_calls:
-        changes.update(
-            messages=state.messages.append(message, *state.held), held=(), failures=0, thought_streak=0
-        )
+        changes.update(messages=state.messages.append(message, *state.held), held=(), failures=0, thought_streak=0)
         return changes
     calls = state.calls
     for call in event.tool_calls:

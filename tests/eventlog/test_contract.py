@@ -132,7 +132,7 @@ async def test_of_two_writers_at_once_one_wins_and_the_other_is_refused(log: Eve
         ([note(3), note(5)], "5"),
         ([note(3), note(3)], "3"),
         ([note(4)], "4"),
-        ([note(3), ContentDeltaEvent(seq=3, sub=1, delta="a")], "content-delta"),
+        ([note(3), ContentDeltaEvent(seq=4, delta="a")], "content-delta"),
     ],
 )
 async def test_a_batch_with_a_bad_event_is_refused_as_a_whole(

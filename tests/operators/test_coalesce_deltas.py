@@ -170,6 +170,20 @@ def test_nothing_comes_after_the_subscriber_has_left() -> None:
     assert source.subscriptions == [ReactiveTest.subscribe(200, 230)]
 
 
+@pytest.mark.parametrize("end", [on_completed(220), on_error(220, RuntimeError("broken")), on_next(220, delta("a"))])
+def test_no_timer_outlives_the_subscription(end: Recorded[Any]) -> None:
+    scheduler = TestScheduler()
+    source = scheduler.create_hot_observable(on_next(210, delta("a")), end)
+    timers: list[bool] = []
+    scheduler.schedule_absolute(240, lambda *_: timers.extend(not item.is_cancelled() for item, _ in queue.items))
+    queue = scheduler._queue
+
+    scheduler.start(lambda: source.pipe(coalesce_deltas(50)), disposed=230)
+
+    assert timers
+    assert not any(timers)
+
+
 def test_a_stored_view_gathers_for_each_subscriber_apart() -> None:
     view = coalesce_deltas()
     source = rx.from_iterable([delta("a"), delta("b")])

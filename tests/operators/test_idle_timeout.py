@@ -74,6 +74,20 @@ def test_nothing_comes_after_the_subscriber_has_left() -> None:
     assert source.subscriptions == [ReactiveTest.subscribe(200, 230)]
 
 
+@pytest.mark.parametrize("end", [on_completed(220), on_error(220, RuntimeError("broken")), on_next(220, A)])
+def test_no_timer_outlives_the_subscription(end: Recorded[Any]) -> None:
+    scheduler = TestScheduler()
+    source = scheduler.create_hot_observable(on_next(210, A), end)
+    timers: list[bool] = []
+    scheduler.schedule_absolute(240, lambda *_: timers.extend(not item.is_cancelled() for item, _ in queue.items))
+    queue = scheduler._queue
+
+    scheduler.start(lambda: source.pipe(idle_timeout(50)), disposed=230)
+
+    assert timers
+    assert not any(timers)
+
+
 def test_a_stored_view_counts_for_each_subscriber_apart() -> None:
     scheduler = TestScheduler()
     view = idle_timeout(50)

@@ -3,7 +3,8 @@ from typing import Any, cast
 
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.events import ContentDeltaEvent, ThoughtStreamEvent
+from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, ThoughtStreamEvent
+from rxloop.messages import ToolCall
 from rxloop.operators.thought_graph import thought_graph
 from rxloop.thinking.graph import ThoughtGraph
 
@@ -40,3 +41,16 @@ def test_a_stored_view_starts_a_new_graph_for_each_subscriber() -> None:
 
     for messages in cast("list[list[Any]]", [one.messages, other.messages]):
         assert messages[0].value.value.to_mermaid() == ThoughtGraph().add(PLAN).to_mermaid()
+
+
+def test_a_thought_about_a_tool_call_hangs_on_the_call() -> None:
+    scheduler = TestScheduler()
+    call = ToolCall(id="call_1", name="weather")
+    about = ThoughtStreamEvent(thought_id="cold", content="Cold.", related_to="call_1")
+    source = scheduler.create_hot_observable(on_next(210, ContentCompleteEvent(tool_calls=[call])), on_next(220, about))
+
+    seen = scheduler.start(lambda: source.pipe(thought_graph()))
+
+    (message,) = cast("list[Any]", seen.messages)
+    assert message.time == 220
+    assert [(edge.source, edge.target) for edge in message.value.value.edges] == [("call_1", "cold")]

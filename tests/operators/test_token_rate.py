@@ -89,6 +89,20 @@ def test_an_error_passes_and_stops_the_clock() -> None:
     assert seen.messages == [on_next(210, 0.01), on_error(220, failure)]
 
 
+@pytest.mark.parametrize("end", [on_completed(220), on_error(220, RuntimeError("broken")), on_next(220, TEXT)])
+def test_no_timer_outlives_the_subscription(end: Recorded[Any]) -> None:
+    scheduler = TestScheduler()
+    source = scheduler.create_hot_observable(on_next(210, TEXT), end)
+    timers: list[bool] = []
+    scheduler.schedule_absolute(240, lambda *_: timers.extend(not item.is_cancelled() for item, _ in queue.items))
+    queue = scheduler._queue
+
+    scheduler.start(lambda: source.pipe(token_rate(50)), disposed=230)
+
+    assert timers
+    assert not any(timers)
+
+
 def test_a_stored_view_counts_for_each_subscriber_apart() -> None:
     scheduler = TestScheduler()
     view = token_rate(100)

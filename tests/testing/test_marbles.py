@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from reactivex import Observable
 
 from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.envelope import EVENT_TYPES
 from rxloop.events import (
-    EVENT_TYPES,
     CheckpointEvent,
     ContentCompleteEvent,
     ContentDeltaEvent,

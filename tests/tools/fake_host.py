@@ -1,7 +1,6 @@
 """A run for tools under test: it folds what is published, and nothing else."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from rxloop.events import ContentCompleteEvent, Event
@@ -31,6 +30,9 @@ class FakeHost:
         self.events.append(event)
         self._state = fold(self._state, event)
 
+    def emit(self, event: Event, out: Callable[[Event], None] | None) -> None:
+        (out or self.publish)(event)
+
     def context(self, call: ToolCall | None = None, **fields: Any) -> RunContext[Any]:
         return RunContext(
             run=cast("Host", self), call=call or ToolCall(id="call_1", name="tool"), **{"step": "1", **fields}
@@ -39,10 +41,3 @@ class FakeHost:
     def message(self, *calls: ToolCall, step: str = "1") -> None:
         """The model asked for these calls."""
         self.publish(ContentCompleteEvent(tool_calls=list(calls), step=step))
-
-    @contextmanager
-    def recording(self) -> Iterator[list[Event]]:
-        """The events that are published inside the block."""
-        before, new = len(self.events), list[Event]()
-        yield new
-        new.extend(self.events[before:])

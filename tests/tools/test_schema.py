@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -247,9 +248,9 @@ TYPES = st.recursive(
 def test_any_parameters_make_a_closed_schema_without_titles(types: dict[str, Any]) -> None:
     def function() -> None: ...
 
-    import inspect
-
-    parameters = [inspect.Parameter(f"x{name}", inspect.Parameter.KEYWORD_ONLY, annotation=t) for name, t in types.items()]
+    parameters = [
+        inspect.Parameter(f"x{name}", inspect.Parameter.KEYWORD_ONLY, annotation=t) for name, t in types.items()
+    ]
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     schema = schema_of(function)
     assert list(schema["properties"]) == [parameter.name for parameter in parameters]

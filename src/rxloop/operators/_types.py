@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from reactivex import Observable, abc
-from reactivex.scheduler.eventloop import AsyncIOScheduler
+
+from rxloop.stream.scheduler import RunScheduler
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -21,4 +22,4 @@ def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
 
     Stock operators fall back on a timer of another thread instead, where a run must not be touched.
     """
-    return scheduler if scheduler is not None else AsyncIOScheduler(asyncio.get_running_loop())
+    return scheduler if scheduler is not None else RunScheduler(asyncio.get_running_loop())

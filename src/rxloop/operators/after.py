@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from reactivex import Observable, abc
 
@@ -63,12 +64,19 @@ def after(cursor: str) -> View[Event, Event]:
         return Observable(subscribe)
 
     def gap_before(event: Event) -> GapEvent | None:
-        fields = {"context_id": event.context_id, "task_id": event.task_id, "attempt": event.attempt, "after": cursor}
         if event.task_id != task_id:
-            return GapEvent(reason="unknown-cursor", **fields)
+            return gap(event, "unknown-cursor")
         if event.attempt > attempt:
-            lost = place >= (event.seq, 0)
-            return GapEvent(reason="lost-attempt" if lost else "trimmed", **fields)
+            return gap(event, "lost-attempt" if place >= (event.seq, 0) else "trimmed")
         return None
+
+    def gap(event: Event, reason: Literal["unknown-cursor", "lost-attempt", "trimmed"]) -> GapEvent:
+        return GapEvent(
+            reason=reason,
+            after=cursor,
+            context_id=event.context_id,
+            task_id=event.task_id,
+            attempt=event.attempt,
+        )
 
     return view

@@ -45,15 +45,13 @@ def call_model() -> Operator:
 
 
 def _call(request: ModelRequest) -> Observable[Signal]:
-    def subscribe(
-        observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
-    ) -> abc.DisposableBase:
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         step, branch = request.step, request.branch
         host = request.ctx.host
         ended = False
 
         def on_next(event: Event) -> None:
-            fields = event.__dict__
+            fields = vars(event)
             if fields["step"] is None:
                 fields["step"] = step
             if branch is not None:

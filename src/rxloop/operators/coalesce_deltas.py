@@ -9,8 +9,9 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
+from rxloop.events import Event
 from rxloop.operators._types import View, timers
+from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
 
 
 def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
@@ -62,10 +63,11 @@ def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
             def on_next(event: Event) -> None:
                 if not gathered.fits(event):
                     flush()
-                if not isinstance(event, _DELTAS):
+                text = delta_text(event)
+                if text is None:
                     observer.on_next(event)
                     return
-                gathered.add(event)
+                gathered.add(event, text)
                 if not waiting:
                     release()
 
@@ -85,39 +87,24 @@ def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
     return operator
 
 
-_Delta = ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent
-_DELTAS = (ContentDeltaEvent, ThoughtDeltaEvent, ToolCallDeltaEvent)
-
-
-def _place(event: _Delta) -> tuple[object, ...]:
-    call = (event.index, event.tool_call_id) if isinstance(event, ToolCallDeltaEvent) else None
-    return type(event), event.task_id, event.step, event.branch, call
-
-
 class _Gathered:
     """Deltas that follow each other and belong together."""
 
     def __init__(self) -> None:
-        self._newest: _Delta | None = None
+        self._newest: Event | None = None
         self._texts: list[str] = []
 
     def fits(self, event: Event) -> bool:
         """Whether an event continues what is gathered."""
-        newest = self._newest
-        return newest is not None and isinstance(event, _DELTAS) and _place(event) == _place(newest)
+        return self._newest is not None and same_run_of_deltas(self._newest, event)
 
-    def add(self, event: _Delta) -> None:
+    def add(self, event: Event, text: str) -> None:
         """Take in a delta that fits."""
         self._newest = event
-        self._texts.append(event.fragment if isinstance(event, ToolCallDeltaEvent) else event.delta)
+        self._texts.append(text)
 
     def take(self) -> Event | None:
         """What is gathered, as one event; nothing is kept."""
         newest, texts = self._newest, self._texts
-        if newest is None or len(texts) == 1:
-            merged = newest
-        else:
-            field = "fragment" if isinstance(newest, ToolCallDeltaEvent) else "delta"
-            merged = newest.model_copy(update={field: "".join(texts)})
         self._newest, self._texts = None, []
-        return merged
+        return newest if newest is None or len(texts) == 1 else merged(newest, texts)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any, cast
+from typing import Any
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, Disposable, SerialDisposable
+from reactivex.disposable import Disposable, SerialDisposable
 
 from rxloop.errors import ContextLengthExceeded, PipelineError
 from rxloop.operators.answering import answering
@@ -35,17 +34,34 @@ def iterate(pipeline: Operator) -> Operator:
     Args:
         pipeline: What carries out one iteration: `op.compose(op.call_model(), op.run_tools(), ...)`.
     """
-    operator = answering(RunRequest, lambda request: _Iterations(pipeline, request.ctx).run())
+    operator = answering(RunRequest, lambda request: _iterations(pipeline, request.ctx))
     operator.__qualname__ = f"iterate({describe(pipeline)})"
     return operator
+
+
+def _iterations(pipeline: Operator, ctx: RunContext[Any]) -> Observable[Signal]:
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        iterations = _Iterations(pipeline, ctx, observer, scheduler)
+        iterations.advance()
+        return Disposable(iterations.stop)
+
+    return Observable(subscribe)
 
 
 class _Iterations:
     """One run over the iterations of a pipeline: a trampoline, so that any number of them keeps a flat stack."""
 
-    def __init__(self, pipeline: Operator, ctx: RunContext[Any]) -> None:
+    def __init__(
+        self,
+        pipeline: Operator,
+        ctx: RunContext[Any],
+        observer: abc.ObserverBase[Signal],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
         self._pipeline = pipeline
         self._ctx = ctx
+        self._observer = observer
+        self._scheduler = scheduler
         self._current = SerialDisposable()
         self._pressure = 0
         self._fed: str | None = None
@@ -53,21 +69,13 @@ class _Iterations:
         self._running = False
         self._stopped = False
 
-    def run(self) -> Observable[Signal]:
-        def subscribe(
-            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            self._observer = observer
-            self._scheduler = scheduler
-            self._advance()
-            return CompositeDisposable(self._current, Disposable(self._stop))
-
-        return Observable(subscribe)
-
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the iteration that is under way, and begin no other."""
         self._stopped = True
+        self._current.dispose()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Begin the next iteration: now, or when the one that calls this has unwound."""
         self._due = True
         if self._running:
             return
@@ -85,7 +93,7 @@ class _Iterations:
                 break
             # A new disposable for each iteration, so that those that are over are not kept.
             self._current.disposable = self._pipeline(source).subscribe(
-                self._pass, self._fail, self._advance, scheduler=self._scheduler
+                self._pass, self._fail, self.advance, scheduler=self._scheduler
             )
         self._running = False
 
@@ -154,12 +162,8 @@ class _Iterations:
         request = ctx.host.request(ctx, iteration, self._pressure)
         if isinstance(request, ModelRequest):
             return emit(request, end)
-        pending = cast("Awaitable[ModelRequest]", request)
-
-        async def both() -> ModelRequest:
-            return await pending
-
-        return _then(from_awaitable(both, ctx, name="rxloop-request"), end)
+        pending = request
+        return _then(from_awaitable(lambda: pending, ctx, name="rxloop-request"), end)
 
     def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
         self._fed = batch.step
@@ -173,9 +177,7 @@ class _Iterations:
 def _then(source: Observable[ModelRequest], end: IterationEnd) -> Observable[Signal]:
     """The request when it is ready, and behind it the end of the iteration."""
 
-    def subscribe(
-        observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
-    ) -> abc.DisposableBase:
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         def on_completed() -> None:
             observer.on_next(end)
             observer.on_completed()

@@ -61,9 +61,7 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
 
 
 def _call(tool: Tool, request: ToolRequest) -> Observable[Signal]:
-    def subscribe(
-        observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
-    ) -> abc.DisposableBase:
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         ended = False
 
         def on_error(error: Exception) -> None:

@@ -10,15 +10,15 @@ from rxloop.thinking.graph import ThoughtGraph
 
 
 def thought_graph() -> View[Event, ThoughtGraph]:
-    """The graph of the thoughts so far, after each thought.
+    """The graph of the thoughts so far, and of the tool calls that they follow from, after each thought.
 
     ::
 
-        source              --t1--a--t2-----|      t thought-stream
-        thought_graph()     --G1-----G1,2---|
+        source              --t1--c--t2-----|      t thought-stream, c a tool call
+        thought_graph()     --G1-----G2-----|      G1 holds t1; G2 holds t1, c and t2
 
     Returns:
-        A view of graphs; the last one holds all thoughts.
+        A view of graphs, none of which changes; the last one holds all thoughts.
     """
 
     def operator(source: Observable[Event]) -> Observable[ThoughtGraph]:
@@ -29,8 +29,10 @@ def thought_graph() -> View[Event, ThoughtGraph]:
 
             def on_next(event: Event) -> None:
                 nonlocal graph
-                if isinstance(event, ThoughtStreamEvent):
+                # Not the thoughts alone: the graph also wants the tool calls that they follow from.
+                if event.durable:
                     graph = graph.add(event)
+                if isinstance(event, ThoughtStreamEvent):
                     observer.on_next(graph)
 
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)

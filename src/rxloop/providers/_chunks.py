@@ -23,7 +23,7 @@ from rxloop.events import (
 from rxloop.messages import ToolCall
 from rxloop.providers._errors import Endpoint, cut_short, from_error_object
 
-_PLAIN = frozenset(("role", "content"))
+_PLAIN = frozenset(("role", "content", "reasoning_content"))
 _FINISH = {
     "stop": "stop",
     "eos": "stop",
@@ -62,8 +62,6 @@ class ChatAccumulator:
     def __init__(
         self, push: Callable[[Event], None], step: str, where: Endpoint, hidden: frozenset[str] = frozenset()
     ) -> None:
-        self.started = False
-        """Whether any event has been pushed."""
         self.done = False
         """Whether the vendor said that the answer is over: with `[DONE]`, or by sending it whole."""
         self._push = push
@@ -80,6 +78,11 @@ class ChatAccumulator:
         self._usage: dict[str, Any] | None = None
 
     @property
+    def started(self) -> bool:
+        """Whether any event has been pushed."""
+        return bool(self._content or self._reasoning or self._calls)
+
+    @property
     def ended(self) -> bool:
         """Whether what has been read is a whole answer."""
         return self.done or bool(self._finish)
@@ -90,7 +93,7 @@ class ChatAccumulator:
         Raises:
             ProviderError: The vendor reports an error, or sends what is not the protocol.
         """
-        loads = orjson.loads
+        loads, push, step, content = orjson.loads, self._push, self._step, self._content
         for payload in payloads:
             if self.done:
                 return
@@ -105,21 +108,27 @@ class ChatAccumulator:
                 choice = chunk["choices"][0]
                 delta = choice["delta"]
                 text = delta.get("content")
+                thought = delta.get("reasoning_content")
                 plain = (
-                    text.__class__ is str
+                    _PLAIN.issuperset(delta)
+                    and (text is None or text.__class__ is str)
+                    and (thought is None or thought.__class__ is str)
                     and not choice.get("finish_reason")
                     and not choice.get("index")
-                    and _PLAIN.issuperset(delta)
                     and not chunk.get("usage")
                     and "error" not in chunk
                     and "x_groq" not in chunk
                 )
             except (KeyError, IndexError, TypeError, AttributeError):
-                plain, text = False, ""
+                plain, text, thought = False, "", ""
             if not plain:
                 self._chunk(chunk)
-            elif text:
-                self._write(text)
+                continue
+            if thought:
+                self._thought(thought)
+            if text:
+                content.append(text)
+                push(text_delta(ContentDeltaEvent, text, len(content) - 1, step))
 
     def last(self, payloads: list[bytes]) -> None:
         """Read what stood behind the last complete event: an event without its blank line, or a part of one.
@@ -239,7 +248,6 @@ class ChatAccumulator:
     def _write(self, text: str) -> None:
         if not text:
             return
-        self.started = True
         content = self._content
         index = len(content)
         content.append(text)
@@ -248,7 +256,6 @@ class ChatAccumulator:
     def _thought(self, text: str) -> None:
         if not text:
             return
-        self.started = True
         index = len(self._reasoning)
         self._reasoning.append(text)
         self._push(text_delta(ThoughtDeltaEvent, text, index, self._step))
@@ -307,7 +314,6 @@ class ChatAccumulator:
         if not call.name or not (fragment or first):
             return
         call.id = call.id or self._made_up(call)
-        self.started = True
         self._push(
             ToolCallDeltaEvent(
                 index=call.index,

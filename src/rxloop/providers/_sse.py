@@ -19,6 +19,13 @@ class SSEDecoder:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that these bytes complete, in order."""
+        if not self._pending and data.startswith(b"data: ") and data.endswith(b"\n\n"):
+            # What nearly all vendors send, and mostly in whole events of one line each. That there are two line ends
+            # for each event proves it.
+            payloads = data[6:-2].split(b"\n\ndata: ")
+            if data.count(b"\n") == 2 * len(payloads) and b"\r" not in data:
+                self._at_start = self._after_cr = False
+                return payloads
         if self._after_cr or b"\r" in data:
             data = self._unix(data)
         pending = self._pending
@@ -37,7 +44,6 @@ class SSEDecoder:
         rest = data[end + 2 :]
         self._pending = [rest] if rest else []
         if data.startswith(b"data: "):
-            # What nearly all vendors send: events of one line each. Two line ends between any two of them prove it.
             payloads = data[6:end].split(b"\n\ndata: ")
             if data.count(b"\n", 0, end) == 2 * len(payloads) - 2:
                 return payloads

@@ -29,8 +29,12 @@ class Hub:
     """
 
     def __init__(self, retain: int = 10_000, retain_open: int = 4_096) -> None:
-        """Make a hub that keeps the last `retain` durable events, and per open message `retain_open` transient ones
-        before it merges them."""
+        """Make a hub.
+
+        Args:
+            retain: How many durable events late subscribers get.
+            retain_open: How many transient events of one open message are kept before they are merged.
+        """
         self.events: Observable[Event] = Observable(self._subscribe)
         self.trimmed = 0
         """Durable events that are not retained any more."""
@@ -145,7 +149,11 @@ class Hub:
     def _gap(self) -> GapEvent:
         first = self._durable[0]
         return GapEvent(
-            reason="trimmed", count=self.trimmed, context_id=first.context_id, task_id=first.task_id, attempt=first.attempt
+            reason="trimmed",
+            count=self.trimmed,
+            context_id=first.context_id,
+            task_id=first.task_id,
+            attempt=first.attempt,
         )
 
 

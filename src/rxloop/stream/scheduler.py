@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from reactivex import abc
@@ -21,6 +22,12 @@ class RunScheduler(AsyncIOScheduler):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
+        self._began = super().now - timedelta(seconds=loop.time())
+
+    @property
+    def now(self) -> datetime:
+        """The time of the event loop, by which the timers go: where a test lets the loop jump, this jumps with it."""
+        return self._began + timedelta(seconds=self._loop.time())
 
     def schedule(self, action: abc.ScheduledAction[S], state: S | None = None) -> abc.DisposableBase:
         """Run the action now, or behind what is running now."""

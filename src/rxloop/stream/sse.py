@@ -29,11 +29,10 @@ def frame(event: Event) -> bytes:
 
 async def frames(events: AsyncIterator[Event], heartbeat: float | None) -> AsyncIterator[bytes]:
     """Frames for the events, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
-    loop = asyncio.get_running_loop()
     pending: asyncio.Future[Event] | None = None
     try:
         while True:
-            pending = loop.create_task(anext(events))  # type: ignore[arg-type]
+            pending = asyncio.ensure_future(anext(events))
             while not (await asyncio.wait([pending], timeout=heartbeat))[0]:
                 yield HEARTBEAT
             yield frame(pending.result())

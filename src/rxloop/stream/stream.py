@@ -63,9 +63,7 @@ class Stream(Observable[T], Generic[T]):
             result = operator(result)
         if not isinstance(result, Observable):
             return result
-        return Stream(
-            cast("Observable[Any]", result), self._lease, overflow=self._overflow, buffer=self._buffer
-        )
+        return Stream(cast("Observable[Any]", result), self._lease, overflow=self._overflow, buffer=self._buffer)
 
     def __aiter__(self) -> AsyncIterator[T]:
         return _Reader(self._source, self._lease, self._overflow, self._buffer)
@@ -83,9 +81,7 @@ class _Reader(AsyncIterator[T], Generic[T]):
         buffer = self._buffer
         if buffer.subscription is None:
             scheduler = self._lease.scheduler()
-            buffer.subscription = self._source.subscribe(
-                buffer.push, buffer.end, buffer.end, scheduler=scheduler
-            )
+            buffer.subscription = self._source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler)
         return await buffer.get()
 
     async def aclose(self) -> None:

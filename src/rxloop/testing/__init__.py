@@ -1,17 +1,25 @@
-"""Help for tests: a scripted model, virtual time, marble lines, and an offline model behind a real socket."""
+"""Help for tests and examples: a scripted model, virtual time, marble lines, and an offline model behind a socket."""
 
 from rxloop.providers.scripted import ScriptedModel, ScriptExhausted, call, frames, turn
 from rxloop.testing.clock import VirtualTime, virtual_time
+from rxloop.testing.conversation import Conversation, PastCall, Reply, Rule
 from rxloop.testing.loop import NothingLeft
 from rxloop.testing.marbles import assert_marbles, marbles
+from rxloop.testing.offline import OfflineModel, demo_model
 
 __all__ = [
+    "Conversation",
     "NothingLeft",
+    "OfflineModel",
+    "PastCall",
+    "Reply",
+    "Rule",
     "ScriptExhausted",
     "ScriptedModel",
     "VirtualTime",
     "assert_marbles",
     "call",
+    "demo_model",
     "frames",
     "marbles",
     "turn",

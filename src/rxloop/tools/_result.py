@@ -19,7 +19,7 @@ def encode_result(value: Any) -> tuple[Any, str]:
         ToolError: The value cannot be written as JSON; the text names its type.
     """
     if isinstance(value, str):
-        text = readable(value)
+        text = readable(str.__str__(value))  # An enum that is a string is its value.
         return text, text
     try:
         encoded = _encode(value)
@@ -48,7 +48,8 @@ def _encode(value: Any) -> bytes:
     except PydanticSerializationError as error:
         if "UnicodeEncodeError" not in str(error):
             raise
-        return to_json(_readable_parts(to_jsonable_python(value)), inf_nan_mode="strings")
+        # Twice: keys first, which cannot be made JSON as they are, then what was inside models.
+        return to_json(_readable_parts(to_jsonable_python(_readable_parts(value))), inf_nan_mode="strings")
 
 
 def _readable_parts(data: Any) -> Any:
@@ -57,5 +58,5 @@ def _readable_parts(data: Any) -> Any:
     if isinstance(data, list):
         return [_readable_parts(part) for part in cast("list[Any]", data)]
     if isinstance(data, dict):
-        return {readable(key): _readable_parts(part) for key, part in cast("dict[str, Any]", data).items()}
+        return {_readable_parts(key): _readable_parts(part) for key, part in cast("dict[Any, Any]", data).items()}
     return data

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Enabled = Callable[[RunContext[Any]], bool]
 
-_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class FunctionTool(Generic[P, R]):
@@ -237,7 +237,7 @@ def check_name(name: str) -> None:
     Raises:
         ConfigurationError: It is one.
     """
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"the name of tool {name!r} is none that vendors take: 1 to 64 of a-z, A-Z, 0-9, _ and -; give it name=..."
         )

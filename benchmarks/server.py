@@ -1,0 +1,126 @@
+"""A local model endpoint that is much faster than any client: its answers are bytes rendered before they are asked for.
+
+The address says what is answered: `/stream/N/READ` N chunks of text, READ of them in each HTTP chunk; `/tools/K` K tool
+calls, one after the other, and then a text. `GET /requests` tells how many answers were given.
+
+Run as a program it prints its port, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+
+import orjson
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+TOOL_RESULT = b'"role":"tool"'
+
+
+def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:
+    """One event of a streamed chat completion."""
+    fields = {
+        "id": "chatcmpl-0123456789abcdef",
+        "object": "chat.completion.chunk",
+        "created": 1767225600,
+        "model": "bench",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+    }
+    return b"data: " + orjson.dumps(fields) + b"\n\n"
+
+
+def ending(finish: str) -> list[bytes]:
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    return [
+        chunk({}, finish),
+        b"data: " + orjson.dumps({"id": "chatcmpl-0", "choices": [], "usage": usage}) + b"\n\n",
+        b"data: [DONE]\n\n",
+    ]
+
+
+def response(events: list[bytes], per_read: int) -> bytes:
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(events), per_read):
+            data = b"".join(events[start : start + per_read])
+            yield b"%x\r\n%b\r\n" % (len(data), data)
+
+    return HEAD + b"".join(chunks()) + b"0\r\n\r\n"
+
+
+@cache
+def stream(count: int, per_read: int) -> bytes:
+    """An answer of `count` pieces of text."""
+    words = [chunk({"content": f"word {number} "}) for number in range(count)]
+    return response([chunk({"role": "assistant", "content": ""}), *words, *ending("stop")], per_read)
+
+
+@cache
+def tool_call(number: int) -> bytes:
+    """An answer that calls the tool, its arguments in two pieces."""
+    first: dict[str, object] = {
+        "index": 0,
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "add", "arguments": ""},
+    }
+    pieces = [
+        chunk({"role": "assistant", "content": None, "tool_calls": [first]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": f'{{"a":{number},'}}]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": '"b":1}'}}]}),
+    ]
+    return response([*pieces, *ending("tool_calls")], 1)
+
+
+class Connection(asyncio.Protocol):
+    """One connection, kept alive."""
+
+    requests = 0
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        while True:
+            head, found, rest = self._data.partition(b"\r\n\r\n")
+            if not found:
+                return
+            length = CONTENT_LENGTH.search(head)
+            size = int(length[1]) if length else 0
+            if len(rest) < size:
+                return
+            self._data = rest[size:]
+            assert self._transport is not None
+            self._transport.write(answer(head, rest[:size]))
+
+
+def answer(head: bytes, body: bytes) -> bytes:
+    path = head.split(b" ", 2)[1].decode().split("/")
+    if path[1] == "requests":
+        count = str(Connection.requests).encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(count), count)
+    Connection.requests += 1
+    if path[1] == "stream":
+        return stream(int(path[2]), int(path[3]))
+    answered = body.count(TOOL_RESULT)
+    return tool_call(answered) if answered < int(path[2]) else stream(10, 1)
+
+
+async def main() -> None:
+    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,171 @@
+"""The envelope of the event protocol, and how events become JSON and are read again.
+
+Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in Python and ISO 8601 UTC in JSON.
+"""
+
+# The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
+# pyright: reportIncompatibleVariableOverride=false
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import Field, PlainSerializer, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from rxloop.errors import ConfigurationError
+from rxloop.messages import Wire
+
+PROTOCOL_VERSION = 1
+
+Visibility = Literal["public", "internal"]
+
+
+def _read_time(value: Any, handler: ValidatorFunctionWrapHandler) -> int:
+    if isinstance(value, str):
+        return round(datetime.fromisoformat(value).timestamp() * 1000)
+    return handler(value)
+
+
+def _write_time(value: int) -> str:
+    seconds, millis = divmod(value, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03}Z"
+
+
+Timestamp = Annotated[
+    int,
+    WrapValidator(_read_time, json_schema_input_type=str),
+    PlainSerializer(_write_time, return_type=str, when_used="json"),
+]
+
+
+_NOT_FOR_CLIENTS: Any = {"provider_state": True, "messages": {"__all__": {"provider_state"}}}
+
+
+def absent(value: Any) -> bool:
+    """Whether an optional field is left out of the JSON."""
+    return not value
+
+
+class Event(Wire):
+    """The envelope of every event.
+
+    Ids, numbers and the time may be left out by whoever makes an event: the run stamps them when it is published,
+    and keeps those that are there.
+    """
+
+    # Where a reader's encoded frame is kept, so that an event is serialised once however many read it.
+    __slots__ = ("_wire",)
+
+    visibility: ClassVar[Visibility] = "public"
+    """Whether events of this kind are for clients."""
+    durable: ClassVar[bool] = True
+    """Whether events of this kind are numbered by `seq` and kept in the log."""
+
+    version: int = PROTOCOL_VERSION
+    kind: str
+    context_id: str = ""
+    """The conversation."""
+    task_id: str = ""
+    """The run."""
+    seq: int = 0
+    """The number of a durable event in its run, from 1; of a transient one, that of the last durable event."""
+    sub: int = 0
+    """The number of a transient event behind `seq`, from 1; 0 for a durable one."""
+    attempt: int = 0
+    """Counts the resumptions of a run, from 1."""
+    timestamp: Timestamp = 0
+    """When the event was published, in milliseconds since 1970 (ISO 8601 UTC in JSON)."""
+    parent_task_id: str | None = Field(default=None, exclude_if=absent)
+    """The run that a nested agent's run belongs to."""
+    agent_path: tuple[str, ...] = Field(default=(), exclude_if=absent)
+    """The names of the nested agents, outermost first."""
+    step: str | None = Field(default=None, exclude_if=absent)
+    """The model call that the event belongs to."""
+    branch: str | None = Field(default=None, exclude_if=absent)
+    """A line of a strategy beside the main one; None on the main line."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=absent)
+
+    @property
+    def public(self) -> bool:
+        """Whether this event is for clients."""
+        return type(self).visibility == "public"
+
+    @property
+    def cursor(self) -> str:
+        """The event's place for readers that come back: `task_id/attempt.seq.sub`."""
+        return f"{self.task_id}/{self.attempt}.{self.seq}.{self.sub}"
+
+    def to_json(self, *, public: bool = False) -> bytes:
+        """The event as JSON in camelCase.
+
+        Args:
+            public: Leave out what is not for clients (`providerState`).
+        """
+        return self.__pydantic_serializer__.to_json(self, exclude=_NOT_FOR_CLIENTS if public else None)
+
+    @staticmethod
+    def from_json(data: bytes | str, *, strict: bool = False) -> Event:
+        """Read one event.
+
+        Args:
+            data: The JSON of one event, as `to_json` writes it.
+            strict: Refuse a kind or a field that this version of the protocol does not know. Otherwise an unknown
+                kind becomes an `UnknownEvent`, and unknown fields are left out.
+
+        Raises:
+            ConfigurationError: The JSON is not an event; the message names the kind and the field.
+        """
+        try:
+            kind: Any = orjson.loads(data)["kind"]
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"not an event: it must be a JSON object with a kind ({error})") from error
+        cls = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
+        if cls is None and strict:
+            raise ConfigurationError(f"unknown kind {kind!r}; the kinds are {', '.join(EVENT_TYPES)}")
+        try:
+            if cls is None:
+                return UnknownEvent.model_validate_json(data)
+            return cls.model_validate_json(data, extra="forbid" if strict else "ignore")
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ConfigurationError(f"not an event of kind {kind!r}: {where}: {first['msg']}") from error
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Make the class known by its kind, unless it is a variant of one that is known."""
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if isinstance(kind, str):
+            EVENT_TYPES.setdefault(kind, cls)
+
+    def __repr__(self) -> str:
+        envelope = Event.model_fields
+        own = ", ".join(
+            f"{name}={_short(getattr(self, name))}"
+            for name, field in type(self).model_fields.items()
+            if name not in envelope and getattr(self, name) != field.get_default(call_default_factory=True)
+        )
+        where = f" step={self.step}" if self.step else ""
+        branch = f" branch={self.branch}" if self.branch else ""
+        return f"<{self.kind} {self.attempt}.{self.seq}.{self.sub}{where}{branch}{' ' if own else ''}{own}>"
+
+    __str__ = __repr__
+
+
+def _short(value: Any) -> str:
+    text = repr(value).replace("\n", "\\n")
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+EVENT_TYPES: dict[str, type[Event]] = {}
+"""The class of each kind."""
+
+
+class UnknownEvent(Event):
+    """An event of a kind that this version does not know, read leniently; its fields are in `model_extra`."""
+
+    model_config = {"extra": "allow"}
+    kind: str

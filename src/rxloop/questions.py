@@ -1,0 +1,81 @@
+"""Questions of tools and guards to the person or client behind a run, and their answers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rxloop.errors import InvalidInput, Paused
+from rxloop.events import InputReceivedEvent, InputRequiredEvent, PendingInput
+from rxloop.requests import RunContext
+
+OnInput = Callable[[PendingInput], Any]
+"""Answers a question while the run waits: the value, or an awaitable of it."""
+
+_KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
+
+
+async def ask(
+    ctx: RunContext[Any],
+    input_id: str,
+    prompt: str,
+    answer: Any,
+    options: Sequence[Any] | None,
+    on_input: OnInput | None,
+) -> Any:
+    """Put a question, and give the answer.
+
+    Args:
+        ctx: Who asks.
+        input_id: The same in every attempt, so that an answer that came in between is found.
+        prompt: The question.
+        answer: The type of the answer.
+        options: The values to choose from.
+        on_input: Answers at once; without it the run pauses.
+
+    Raises:
+        InvalidInput: The answer does not fit.
+        Paused: There is no answer yet.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(answer)
+    question = PendingInput(
+        input_id=input_id,
+        prompt=prompt,
+        input_kind="selection" if options is not None else _KINDS.get(answer, "data"),
+        options=None if options is None else list(options),
+        answer_schema=adapter.json_schema(),
+        call=ctx.call,
+        index=ctx.index,
+        step=ctx.step,
+    )
+    state = ctx.state
+    if input_id in state.answers:
+        return _validated(adapter, question, state.answers[input_id])
+    if input_id not in state.pending:
+        ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
+    if on_input is None:
+        raise Paused
+    given = on_input(question)
+    value = _validated(adapter, question, await given if inspect.isawaitable(given) else given)
+    ctx.emit(InputReceivedEvent(input_id=input_id, value=value, step=ctx.step, branch=ctx.branch))
+    return value
+
+
+def _validated(adapter: TypeAdapter[Any], question: PendingInput, value: Any) -> Any:
+    """An answer as the type that was asked for.
+
+    Raises:
+        InvalidInput: It does not fit.
+    """
+    try:
+        value = adapter.validate_python(value)
+    except ValidationError as error:
+        raise InvalidInput(
+            f"{value!r} does not answer {question.prompt!r} ({question.input_id}): {error.errors()[0]['msg']}"
+        ) from error
+    if question.options is not None and value not in question.options:
+        raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
+    return value

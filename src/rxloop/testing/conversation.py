@@ -1,0 +1,205 @@
+"""What the offline model is sent, made easy to read for its rules, and what they answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import orjson
+
+THINK_ALOUD = "think_aloud"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a rule answers."""
+
+    text: str = ""
+    calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    """The tools to call: name and arguments."""
+    reasoning: str = ""
+    """What goes out as the model's own reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """A tool call of the conversation."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    result: str | None
+    """The text that came back, or None if there is none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that the request offers."""
+
+    name: str
+    parameters: dict[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, dict[str, Any]]:
+        """The schema of each argument."""
+        return self.parameters.get("properties") or {}
+
+    def fill(self, **known: Any) -> dict[str, Any]:
+        """Arguments for a call: what is known, and something that fits for what else is required."""
+        required: list[str] = self.parameters.get("required") or []
+        return known | {name: _something(self.arguments.get(name, {})) for name in required if name not in known}
+
+
+def _something(schema: dict[str, Any]) -> Any:
+    if "default" in schema:
+        return schema["default"]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kinds: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": False, "array": [], "object": {}}
+    return kinds.get(str(schema.get("type")), "")
+
+
+class Conversation:
+    """One request, as the rules of the offline model see it.
+
+    Attributes:
+        messages: The messages as they were sent.
+        tools: The tools that are offered, by name; none if the request forbids them.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.messages: list[dict[str, Any]] = list(body.get("messages") or [])
+        offered: list[dict[str, Any]] = body.get("tools") or []
+        if body.get("tool_choice") == "none":
+            offered = []
+        functions: list[dict[str, Any]] = [tool["function"] for tool in offered if "function" in tool]
+        self.tools = {
+            function["name"]: OfferedTool(function["name"], function.get("parameters") or {}) for function in functions
+        }
+
+    @cached_property
+    def questions(self) -> list[str]:
+        """What the user said, oldest first."""
+        return [text_of(message) for message in self.messages if message.get("role") == "user"]
+
+    @property
+    def question(self) -> str:
+        """What the user said last."""
+        return self.questions[-1] if self.questions else ""
+
+    @cached_property
+    def answers(self) -> list[str]:
+        """What the model answered before, oldest first."""
+        said = [message for message in self.messages if message.get("role") == "assistant"]
+        return [text_of(message) for message in said if not message.get("tool_calls")]
+
+    @cached_property
+    def calls(self) -> list[PastCall]:
+        """Every tool call of the conversation, oldest first."""
+        return self._calls_in(self.messages)
+
+    @cached_property
+    def turn(self) -> list[PastCall]:
+        """The tool calls since the user spoke last."""
+        users = [place for place, message in enumerate(self.messages) if message.get("role") == "user"]
+        return self._calls_in(self.messages[users[-1] + 1 :] if users else self.messages)
+
+    def results(self, name: str) -> list[PastCall]:
+        """The calls of a tool since the user spoke last."""
+        return [call for call in self.turn if call.name == name]
+
+    @property
+    def thoughts(self) -> list[str]:
+        """The ids of the thoughts since the user spoke last, as the tool gave them."""
+        return [_thought_id(call) for call in self.results(THINK_ALOUD)]
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may think aloud."""
+        return THINK_ALOUD in self.tools
+
+    def tool_with(self, argument: str, *hints: str) -> OfferedTool | None:
+        """The tool that takes an argument of that name; if several do, one whose name holds a hint goes first."""
+        found = self.tools_with(argument)
+        named = [tool for tool in found if any(hint in tool.name.lower() for hint in hints)]
+        return next(iter([*named, *found]), None)
+
+    def tools_with(self, argument: str) -> list[OfferedTool]:
+        """Every tool that takes an argument of that name."""
+        return [tool for tool in self.tools.values() if argument in tool.arguments]
+
+    def think(
+        self, id: str, thought: str, kind: str, *, related_to: str | None = None, confidence: float | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """A call that thinks aloud; the id gets a number if the conversation has it already."""
+        taken = {call.arguments.get("thought_id") for call in self.calls if call.name == THINK_ALOUD}
+        allowed = self.tools[THINK_ALOUD].arguments.get("thought_type", {}).get("enum") or [kind]
+        names = [id, *(f"{id}-{n}" for n in range(2, len(taken) + 3))]
+        arguments = {
+            "thought": thought,
+            "thought_type": kind if kind in allowed else allowed[0],
+            "thought_id": next(name for name in names if name not in taken),
+            "related_to": related_to,
+            "confidence": confidence,
+        }
+        return THINK_ALOUD, {name: value for name, value in arguments.items() if value is not None}
+
+    def call_id(self, index: int) -> str:
+        """The id that the call at that place of the next reply will have."""
+        return f"call_{len(self.calls) + index + 1}"
+
+    def _calls_in(self, messages: list[dict[str, Any]]) -> list[PastCall]:
+        results = {
+            message.get("tool_call_id"): text_of(message) for message in messages if message.get("role") == "tool"
+        }
+        made: list[dict[str, Any]] = []
+        for message in messages:
+            made += message.get("tool_calls") or []
+        return [
+            PastCall(
+                id=call["id"],
+                name=call["function"]["name"],
+                arguments=as_object(call["function"].get("arguments")),
+                result=results.get(call["id"]),
+            )
+            for call in made
+        ]
+
+
+Rule = Callable[[Conversation], Reply | None]
+"""Answers a conversation, or leaves it to the next rule."""
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message, of one piece or of parts."""
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        parts = cast("list[dict[str, Any]]", content)
+        return "".join(part.get("text", "") for part in parts if part.get("type") == "text")
+    return content or ""
+
+
+def as_object(text: str | None) -> dict[str, Any]:
+    """The JSON object in a text, or an empty one."""
+    value = as_json(text)
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def as_json(text: str | None) -> Any:
+    """The JSON value of a text, or None."""
+    try:
+        return orjson.loads(text or "null")
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _thought_id(call: PastCall) -> str:
+    answer = as_object(call.result)
+    given = answer.get("thoughtId") or answer.get("thought_id")
+    if given:
+        return str(given)
+    named = re.search(r"thought_?[iI]d\W+([\w-]+)", call.result or "")
+    return named.group(1) if named else str(call.arguments.get("thought_id", call.id))

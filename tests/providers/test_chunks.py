@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from servers import delta
+
+from rxloop.errors import ContextLengthExceeded, ProviderConnectionError, ProviderProtocolError, RateLimited
+from rxloop.errors import ServerError as VendorFailed
+from rxloop.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    UsageEvent,
+)
+from rxloop.messages import ToolCall
+from rxloop.providers._chunks import ChatAccumulator
+from rxloop.providers._errors import Endpoint
+
+WHERE = Endpoint("zai:glm-4.7", "http://vendor/v1/chat/completions", "ZAI_API_KEY")
+
+
+def read(*chunks: Any, done: bool = True, step: str = "1", hidden: frozenset[str] = frozenset()) -> list[Event]:
+    events: list[Event] = []
+    answer = ChatAccumulator(events.append, step, WHERE, hidden)
+    answer.feed([orjson.dumps(chunk) for chunk in chunks])
+    if done:
+        answer.feed([b"[DONE]"])
+    answer.complete()
+    return events
+
+
+def final(*chunks: Any) -> ContentCompleteEvent:
+    last = read(*chunks)[-1]
+    assert isinstance(last, ContentCompleteEvent)
+    return last
+
+
+def piece(index: int | None = None, id: str | None = None, name: str | None = None, args: Any = None) -> dict[str, Any]:  # noqa: A002
+    call: dict[str, Any] = {"function": {"name": name, "arguments": args}}
+    if id is not None:
+        call["id"] = id
+    return call if index is None else {**call, "index": index}
+
+
+def calls(*pieces: dict[str, Any]) -> dict[str, Any]:
+    return delta(tool_calls=list(pieces))
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_interleaved_calls_come_out_by_index_with_their_arguments_joined(texts: list[str], rnd: random.Random) -> None:
+    # L55
+    wanted = [orjson.dumps({"text": text}).decode() for text in texts]
+    queues = [[raw[i : i + 3] for i in range(0, len(raw), 3)] for raw in wanted]
+    chunks = [calls(piece(i, f"id{i}", f"tool{i}", "")) for i in rnd.sample(range(len(texts)), len(texts))]
+    while any(queues):
+        index = rnd.choice([i for i, queue in enumerate(queues) if queue])
+        chunks.append(calls(piece(index, args=queues[index].pop(0))))
+    events = read(*chunks, delta("tool_calls"))
+    done = events[-1]
+    assert isinstance(done, ContentCompleteEvent)
+    assert [(call.id, call.name, call.raw) for call in done.tool_calls] == [
+        (f"id{i}", f"tool{i}", raw) for i, raw in enumerate(wanted)
+    ]
+    assert [call.arguments for call in done.tool_calls] == [{"text": text} for text in texts]
+    for i, raw in enumerate(wanted):
+        streamed = [e.fragment for e in events if isinstance(e, ToolCallDeltaEvent) and e.index == i]
+        assert "".join(streamed) == raw
+
+
+@pytest.mark.parametrize("raw", ["stop", "", None, "eos", "STOP"])
+def test_a_message_with_calls_ends_as_tool_calls_whatever_the_vendor_says(raw: str | None) -> None:
+    # L56
+    done = final(calls(piece(0, "a", "look", "{}")), delta(raw))
+    assert done.finish_reason == "tool_calls"
+    assert done.raw_finish_reason == raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "finish"),
+    [("stop", "stop"), (None, "stop"), ("eos", "stop"), ("length", "length"), ("sensitive", "content_filter")],
+)
+def test_the_finish_reason_is_one_of_ours_and_the_raw_one_is_kept(raw: str | None, finish: str) -> None:
+    done = final(delta(content="Hi"), delta(raw))
+    assert (done.finish_reason, done.raw_finish_reason) == (finish, raw)
+
+
+def test_a_message_that_was_cut_for_length_says_so_although_it_has_calls() -> None:
+    assert final(calls(piece(0, "a", "look", '{"x')), delta("length")).finish_reason == "length"
+
+
+def test_a_call_without_a_usable_name_leaves_the_finish_reason_tool_calls() -> None:
+    # L57, the provider's half: whoever reads it sees that calls were meant and none is there.
+    done = final(calls(piece(0, "a", "", "{}")), delta("tool_calls"))
+    assert (done.finish_reason, done.tool_calls) == ("tool_calls", [])
+
+
+@pytest.mark.parametrize("arguments", ["", None, "  ", "null", {}])
+def test_empty_arguments_are_no_arguments(arguments: Any) -> None:
+    # L58
+    call = final(calls(piece(0, "a", "look", arguments))).tool_calls[0]
+    assert (call.arguments, call.error) == ({}, None)
+
+
+def test_missing_arguments_are_no_arguments() -> None:
+    # L58
+    assert final(calls({"index": 0, "id": "a", "function": {"name": "look"}})).tool_calls == [ToolCall(id="a", name="look")]
+
+
+def test_unreadable_arguments_are_kept_with_what_is_wrong() -> None:
+    # L59
+    done = final(calls(piece(0, "a", "look", '{"city": Oslo}'), piece(1, "b", "look", '{"city": "Oslo"}')))
+    broken, whole = done.tool_calls
+    assert (broken.arguments, broken.raw) == ({}, '{"city": Oslo}')
+    assert broken.error is not None
+    assert "not valid JSON" in broken.error
+    assert whole.arguments == {"city": "Oslo"}
+
+
+def test_a_call_without_an_id_gets_the_same_made_up_one_in_every_attempt() -> None:
+    # L60
+    events = read(calls(piece(None, "", "look", "{}"), piece(None, "", "look", "{}")), step="tot/1/2")
+    done = events[-1]
+    assert isinstance(done, ContentCompleteEvent)
+    assert [call.id for call in done.tool_calls] == ["call_tot_1_2_0", "call_tot_1_2_1"]
+    assert [e.tool_call_id for e in events if isinstance(e, ToolCallDeltaEvent)] == ["call_tot_1_2_0", "call_tot_1_2_1"]
+
+
+def test_a_call_without_a_name_is_dropped() -> None:
+    # L60
+    done = final(calls(piece(0, "a", None, "{}"), piece(1, "b", "look", "{}")))
+    assert [call.id for call in done.tool_calls] == ["b"]
+
+
+def test_calls_without_an_index_are_told_apart_by_id() -> None:
+    done = final(calls(piece(None, "a", "look", '{"n":'), piece(None, "b", "see", "{}")), calls(piece(None, "a", args="1}")))
+    assert [(call.id, call.arguments) for call in done.tool_calls] == [("a", {"n": 1}), ("b", {})]
+
+
+def test_pieces_with_neither_index_nor_id_go_on_with_the_last_call() -> None:
+    done = final(calls(piece(None, "a", "look", '{"n":')), calls(piece(args="1}")))
+    assert [call.arguments for call in done.tool_calls] == [{"n": 1}]
+
+
+def test_calls_that_all_have_index_zero_are_told_apart_by_id() -> None:
+    done = final(
+        calls(piece(0, "a", "look", "{}")), calls(piece(0, "b", "see", '{"n":')), calls(piece(0, args="1}"))
+    )
+    assert [(call.id, call.arguments) for call in done.tool_calls] == [("a", {}), ("b", {"n": 1})]
+
+
+def test_calls_of_a_hidden_tool_are_not_for_clients() -> None:
+    events = read(calls(piece(0, "a", "look", "{}"), piece(1, "b", "plan", "{}")), hidden=frozenset({"plan"}))
+    assert [e.public for e in events if isinstance(e, ToolCallDeltaEvent)] == [True, False]
+
+
+def test_content_is_never_trimmed() -> None:
+    # L61
+    events = read(delta(content="\n "), delta(content=" x "), delta("stop", content="\n"))
+    assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["\n ", " x ", "\n"]
+    assert events[-1].content == "\n  x \n"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_deltas_are_counted_and_empty_ones_are_left_out() -> None:
+    events = read(delta(role="assistant", content=""), delta(content="a"), delta(content=None), delta(content="b"))
+    assert [(e.index, e.delta) for e in events if isinstance(e, ContentDeltaEvent)] == [(0, "a"), (1, "b")]
+
+
+def test_the_last_usage_counts_and_is_never_a_sum() -> None:
+    # L64
+    def chunk(usage: Any, **fields: Any) -> dict[str, Any]:
+        return {**delta(content="x"), "usage": usage, **fields}
+
+    details = {"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 2}}
+    events = read(
+        chunk({"prompt_tokens": 9, "completion_tokens": 1}),
+        chunk(None, x_groq={"usage": {"prompt_tokens": 9, "completion_tokens": 2}}),
+        {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3, "cost": 0.1, **details}},
+        chunk(None),
+    )
+    assert [e.usage.model_dump() for e in events if isinstance(e, UsageEvent)] == [
+        {"input_tokens": 9, "output_tokens": 3, "cached_tokens": 4, "reasoning_tokens": 2}
+    ]
+    assert [type(e) for e in events[-2:]] == [UsageEvent, ContentCompleteEvent]
+
+
+def test_no_usage_gives_no_usage_event() -> None:
+    # L64
+    assert not [e for e in read(delta(content="x")) if isinstance(e, UsageEvent)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "hmm"},
+        {"reasoning": "hmm"},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "hmm", "index": 0}]},
+        {"reasoning_details": [{"type": "reasoning.summary", "summary": "hmm", "index": 0}]},
+        {"reasoning": "hmm", "reasoning_details": [{"type": "reasoning.text", "text": "hmm", "index": 0}]},
+        {"reasoning_content": "hmm", "reasoning": "hmm", "content": ""},
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hmm"}]}]},
+    ],
+)
+def test_reasoning_in_any_field_is_a_thought_and_counted_once(fields: dict[str, Any]) -> None:
+    # L65
+    events = read(delta(**fields), delta(**fields), delta(content="Hi"), delta("stop"), step="3")
+    assert [(e.index, e.delta) for e in events if isinstance(e, ThoughtDeltaEvent)] == [(0, "hmm"), (1, "hmm")]
+    (thought,) = [e for e in events if isinstance(e, ThoughtStreamEvent)]
+    assert (thought.content, thought.source, thought.thought_id) == ("hmmhmm", "reasoning", "3.reasoning")
+    done = events[-1]
+    assert isinstance(done, ContentCompleteEvent)
+    assert (done.content, done.reasoning) == ("Hi", "hmmhmm")
+
+
+def test_signed_and_encrypted_reasoning_is_kept_for_the_next_request_and_not_shown() -> None:
+    def details(*items: dict[str, Any]) -> dict[str, Any]:
+        return delta(reasoning_details=list(items))
+
+    events = read(
+        details({"type": "reasoning.text", "index": 0, "text": "hm"}),
+        details({"type": "reasoning.text", "index": 0, "text": "m", "signature": "sig"}),
+        details({"type": "reasoning.encrypted", "index": 1, "data": "opaque"}),
+        delta(content="Hi"),
+    )
+    assert [e.delta for e in events if isinstance(e, ThoughtDeltaEvent)] == ["hm", "m"]
+    done = events[-1]
+    assert isinstance(done, ContentCompleteEvent)
+    assert done.provider_state == {
+        "reasoning_details": [
+            {"type": "reasoning.text", "index": 0, "text": "hmm", "signature": "sig"},
+            {"type": "reasoning.encrypted", "index": 1, "data": "opaque"},
+        ]
+    }
+
+
+def test_an_error_beside_the_last_text_fails_the_call_and_keeps_the_text() -> None:
+    # L66
+    events: list[Event] = []
+    answer = ChatAccumulator(events.append, "1", WHERE)
+    bad = {**delta(content="lo"), "error": {"code": 429, "message": "slow down"}}
+    with pytest.raises(RateLimited, match="slow down") as caught:
+        answer.feed([orjson.dumps(delta(content="Hel")), orjson.dumps(bad), orjson.dumps(delta(content="never"))])
+    assert caught.value.retryable
+    assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["Hel", "lo"]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "error"),
+    [
+        ({"error": "it broke"}, VendorFailed),
+        ({"object": "error", "message": "the prompt exceeds the context length"}, ContextLengthExceeded),
+        (delta("network_error"), VendorFailed),
+        ({"choices": [{"delta": {}, "error": {"code": 502, "message": "bad gateway"}}]}, VendorFailed),
+        ([1], ProviderProtocolError),
+    ],
+)
+def test_an_error_in_any_place_is_a_provider_error(chunk: Any, error: type[Exception]) -> None:
+    # L66
+    with pytest.raises(error):
+        read(chunk)
+
+
+def test_an_end_with_neither_a_finish_reason_nor_done_is_a_broken_connection() -> None:
+    # L66
+    with pytest.raises(ProviderConnectionError, match="cut short") as caught:
+        read(delta(content="Hel"), done=False)
+    assert caught.value.retryable
+    assert read(delta("stop", content="Hello"), done=False)
+    assert read(delta(content="Hello"), done=True)
+
+
+def test_half_an_event_at_the_end_is_a_broken_connection_too() -> None:
+    # L66
+    answer = ChatAccumulator([].append, "1", WHERE)
+    with pytest.raises(ProviderConnectionError, match="cut short"):
+        answer.last([b'{"choices": [{"del'])
+
+
+def test_only_the_first_of_several_choices_is_read() -> None:
+    other = {"choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": "stop"}]}
+    assert final(delta(content="yes"), other).content == "yes"
+
+
+def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
+    events: list[Event] = []
+    answer = ChatAccumulator(events.append, "1", WHERE)
+    answer.feed([b'{"choices":[{"delta":{"content":"a\\ud83d"},"finish_reason":"stop"}]}'])
+    assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["a\ufffd"]
+
+
+def test_a_refusal_is_the_text_of_the_answer() -> None:
+    assert final(delta(refusal="I can't"), delta("stop", refusal=".")).content == "I can't."
+
+
+def whole(body: Any) -> list[Event]:
+    events: list[Event] = []
+    answer = ChatAccumulator(events.append, "1", WHERE)
+    answer.whole(body if isinstance(body, bytes) else orjson.dumps(body))
+    answer.complete()
+    return events
+
+
+def test_an_answer_that_was_not_streamed_means_the_same() -> None:
+    function = {"name": "look", "arguments": '{"n":1}'}
+    body = {
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "Hi",
+                    "reasoning": "hmm",
+                    "tool_calls": [{"id": "0", "function": function}, {"id": "0", "function": function}],
+                    "function_call": {},
+                },
+                "finish_reason": "",
+            },
+            {"index": 1, "message": {"content": "other"}, "finish_reason": "stop"},
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4},
+    }
+    events = whole(b"\n  \n" + orjson.dumps(body))
+    done = events[-1]
+    assert isinstance(done, ContentCompleteEvent)
+    assert (done.content, done.reasoning, done.finish_reason, done.raw_finish_reason) == ("Hi", "hmm", "tool_calls", "")
+    assert [(call.id, call.arguments) for call in done.tool_calls] == [("0", {"n": 1}), ("0", {"n": 1})]
+    assert [type(e) for e in events] == [
+        ThoughtDeltaEvent,
+        ContentDeltaEvent,
+        ToolCallDeltaEvent,
+        ToolCallDeltaEvent,
+        ThoughtStreamEvent,
+        UsageEvent,
+        ContentCompleteEvent,
+    ]
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b""])
+def test_a_whole_answer_that_is_no_json_object_is_a_protocol_error(body: bytes) -> None:
+    with pytest.raises(ProviderProtocolError):
+        whole(body)
+
+
+def test_an_error_in_a_whole_answer_fails_the_call() -> None:
+    with pytest.raises(VendorFailed, match="out of cheese"):
+        whole({"error": {"message": "out of cheese", "code": 500}})
+    with pytest.raises(VendorFailed, match="out of cheese"):
+        whole({"code": 500, "msg": "out of cheese", "success": False})

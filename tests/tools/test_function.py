@@ -1,0 +1,323 @@
+import asyncio
+import functools
+import inspect
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.fake_host import FakeHost
+
+from rxloop.errors import ConfigurationError, ToolError
+from rxloop.events import CustomEvent, Event, ToolProgressEvent
+from rxloop.messages import ToolCall
+from rxloop.protocols import Tool
+from rxloop.requests import RunContext
+from rxloop.tools import FunctionTool, as_tool, tool
+
+CALL = ToolCall(id="call_7", name="work")
+USER: ContextVar[str] = ContextVar("user", default="nobody")
+
+
+async def run(made: Tool, **arguments: Any) -> tuple[Any, list[Event]]:
+    host = FakeHost()
+    value = await made.call(arguments, host.context(CALL, index=2))
+    return value, host.events
+
+
+def progress(events: list[Event]) -> list[str]:
+    return [event.message for event in events if isinstance(event, ToolProgressEvent)]
+
+
+def test_a_tool_is_still_its_function() -> None:
+    def add(a: int, b: int = 1) -> int:
+        """Add."""
+        return a + b
+
+    made = tool(name="plus", description="  Sum up.\n  Two numbers.", timeout=2, idempotent=True, hidden=True)(add)
+    assert made(1, b=2) == 3
+    assert (made.__name__, made.__doc__, made.__wrapped__) == ("add", "Add.", add)  # type: ignore[attr-defined]
+    assert inspect.signature(made) == inspect.signature(add)
+    assert (made.definition.name, made.definition.description) == ("plus", "Sum up.\nTwo numbers.")
+    assert (made.definition.hidden, made.timeout, made.idempotent, made.approve) == (True, 2, True, False)
+    assert repr(made) == "<tool plus>"
+
+
+async def test_an_async_tool_can_be_awaited_as_its_function() -> None:
+    @tool
+    async def add(a: int) -> int:
+        return a + 1
+
+    assert await add(1) == 2
+
+
+async def test_a_sync_function_runs_in_a_thread_with_the_context_variables_of_the_run() -> None:
+    @tool
+    def where() -> tuple[bool, str]:
+        return threading.current_thread() is threading.main_thread(), USER.get()
+
+    USER.set("Ann")
+    assert (await run(where))[0] == (False, "Ann")
+
+
+async def test_an_async_function_runs_on_the_loop() -> None:
+    @tool
+    async def where(x: int) -> tuple[int, asyncio.AbstractEventLoop]:
+        return x, asyncio.get_running_loop()
+
+    assert (await run(where, x="4"))[0] == (4, asyncio.get_running_loop())
+
+
+async def test_an_async_generator_reports_at_once_and_its_last_value_is_the_result() -> None:  # L112
+    go = asyncio.Event()
+
+    @tool
+    async def work() -> AsyncIterator[Any]:
+        yield "starting"
+        yield CustomEvent(name="mine")
+        await go.wait()
+        yield {"done": 1}
+        yield CustomEvent(name="behind")
+        yield {"done": 2}
+
+    host = FakeHost()
+    task = asyncio.ensure_future(work.call({}, host.context(CALL, index=2)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [event.kind for event in host.events] == ["tool-progress", "custom"]
+    go.set()
+    assert await task == {"done": 2}
+    assert progress(host.events) == ["starting", '{"done":1}']
+    assert all(event.step == "1" for event in host.events)
+    assert {(e.tool_call_id, e.index) for e in host.events if isinstance(e, ToolProgressEvent)} == {("call_7", 2)}
+
+
+async def test_a_text_that_comes_last_is_progress_and_result() -> None:  # L112
+    @tool
+    async def work() -> AsyncIterator[str]:
+        yield "a"
+        yield "b"
+
+    value, events = await run(work)
+    assert (value, progress(events)) == ("b", ["a", "b"])
+
+
+async def test_what_a_sync_generator_returns_is_its_result() -> None:  # L112
+    @tool
+    def work() -> Generator[Any, None, int]:
+        assert threading.current_thread() is not threading.main_thread()
+        yield "one"
+        yield 2
+        yield CustomEvent(name="mine")
+        return 0
+
+    value, events = await run(work)
+    assert (value, progress(events), events[1].kind) == (0, ["one", "2"], "custom")
+
+
+async def test_a_sync_generator_that_returns_nothing_gives_its_last_value() -> None:  # L112
+    @tool
+    def work() -> Iterator[Any]:
+        yield [1]
+        yield object
+        yield 3
+
+    value, events = await run(work)
+    assert (value, progress(events)) == (3, ["[1]", "<class 'object'>"])
+
+
+async def test_a_generator_of_events_alone_has_no_result() -> None:
+    @tool
+    def work() -> Iterator[Event]:
+        yield CustomEvent(name="mine")
+
+    value, events = await run(work)
+    assert (value, len(events)) == (None, 1)
+
+
+async def test_an_async_generator_that_is_cancelled_is_closed() -> None:  # L114
+    ended: list[str] = []
+
+    @tool
+    async def work() -> AsyncIterator[str]:
+        try:
+            yield "waiting"
+            await asyncio.Event().wait()
+        finally:
+            ended.append("closed")
+
+    task = asyncio.ensure_future(work.call({}, FakeHost().context(CALL)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["closed"]
+
+
+async def test_a_thread_that_outlives_its_call_is_reported_and_a_generator_in_it_stops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    begun, closed, go = asyncio.Event(), asyncio.Event(), threading.Event()
+
+    @tool
+    def work() -> Iterator[str]:
+        try:
+            loop.call_soon_threadsafe(begun.set)
+            go.wait(10)
+            yield "too late"
+            yield "never"
+        finally:
+            loop.call_soon_threadsafe(closed.set)
+
+    host = FakeHost()
+    task = asyncio.ensure_future(work.call({}, host.context(CALL)))
+    await begun.wait()
+    task.cancel()
+    with caplog.at_level(logging.WARNING, "rxloop"), pytest.raises(asyncio.CancelledError):
+        await task
+    go.set()
+    await closed.wait()
+    assert host.events == []
+    assert "'work' still runs in its thread" in caplog.text
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), ToolError("Try Bergen.")])
+async def test_what_a_function_raises_comes_out(error: Exception) -> None:  # L113
+    @tool
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        await run(fail)
+    assert caught.value is error
+
+
+async def test_stop_iteration_and_exit_in_a_thread_are_failures_like_others() -> None:  # L113
+    @tool
+    def first() -> int:
+        return next(iter([]))
+
+    @tool
+    def leave() -> None:
+        sys.exit(3)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await run(first)
+    with pytest.raises(RuntimeError, match=r"exit\(3\)"):
+        await run(leave)
+
+
+async def test_methods_partials_and_callable_objects_are_tools() -> None:
+    class Shop:
+        def buy(self, thing: str) -> str:
+            """Buy a thing."""
+            return f"bought {thing}"
+
+        async def __call__(self, n: int) -> int:
+            """Count."""
+            return n + 1
+
+    def scale(x: int, by: int) -> int:
+        """Scale."""
+        return x * by
+
+    buy, count = as_tool(Shop().buy), tool(Shop(), name="count")
+    double = tool(functools.partial(scale, by=2), name="double")
+    assert (await run(buy, thing="tea"))[0] == "bought tea"
+    assert (await run(count, n=1))[0] == 2
+    assert (await run(double, x=4))[0] == 8
+    descriptions = [each.definition.description for each in (buy, count, double)]
+    assert descriptions == ["Buy a thing.", "Count.", "Scale."]
+
+
+async def test_a_decorator_around_an_async_function_does_no_harm() -> None:
+    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    @tool
+    @logged
+    async def add(a: int) -> int:
+        return a + 1
+
+    assert (await run(add, a=1))[0] == 2
+
+    @logged
+    async def count() -> AsyncIterator[int]:
+        yield 5
+
+    assert (await run(as_tool(count)))[0] == 5
+
+
+def test_enabled_decides_by_the_context() -> None:  # L115
+    @tool(enabled=lambda ctx: ctx.deps == "admin")
+    def wipe() -> None: ...
+
+    assert wipe.enabled(RunContext(deps="admin"))
+    assert not wipe.enabled(RunContext(deps="guest"))
+    assert as_tool(print_nothing).enabled(RunContext())
+
+
+def print_nothing() -> None: ...
+
+
+def test_an_async_enabled_is_refused_because_it_would_always_be_true() -> None:
+    async def allowed(ctx: RunContext[Any]) -> bool:
+        return False
+
+    with pytest.raises(ConfigurationError, match="enabled= takes a plain function"):
+        tool(print_nothing, enabled=allowed)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "é", "x" * 65, "name\n"])
+def test_a_name_that_vendors_refuse_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="1 to 64 of a-z"):
+        tool(print_nothing, name=name)
+
+
+def test_what_has_no_name_needs_one() -> None:
+    with pytest.raises(ConfigurationError, match="'<lambda>'"):
+        as_tool(lambda: 1)
+    with pytest.raises(ConfigurationError, match="needs a name"):
+        as_tool(functools.partial(print_nothing))
+
+
+def test_a_timeout_that_is_no_time_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="timeout must be more than 0"):
+        tool(print_nothing, timeout=0)
+
+
+def test_as_tool_keeps_tools_and_refuses_what_is_none() -> None:
+    made = tool(print_nothing)
+    assert as_tool(made) is made
+    with pytest.raises(ConfigurationError, match="is a class"):
+        as_tool(FunctionTool)
+    with pytest.raises(ConfigurationError, match="this is 3"):
+        as_tool(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+LIGHT = """
+import sys, types
+package = types.ModuleType("rxloop")  # Without its own __init__, which loads the rest.
+package.__path__ = [sys.argv[1]]
+sys.modules["rxloop"] = package
+import rxloop.tools
+heavy = {"httpx", "fastapi", "uvicorn", "sqlite3", "mcp", "docstring_parser", "rxloop.stream", "rxloop.operators"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_importing_the_tools_loads_nothing_heavy() -> None:
+    folder = Path(inspect.getfile(FunctionTool)).parent.parent
+    loaded = subprocess.run([sys.executable, "-c", LIGHT, str(folder)], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
