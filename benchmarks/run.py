@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import tomllib
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,19 +78,17 @@ def measure_import(module: str) -> dict[str, float]:
     return {"cpu": float(cpu), "wall": float(wall)}
 
 
-def packages(name: str = "rxloop") -> list[str]:
+def packages() -> list[str]:
     """What is installed with the library, itself included, without extras."""
-    found: set[str] = set()
-    waiting = [name]
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    found = {project["name"]}
+    waiting = [Requirement(text) for text in project["dependencies"]]
     while waiting:
-        current = waiting.pop().lower().replace("_", "-")
-        if current in found:
-            continue
-        found.add(current)
-        for text in distribution(current).requires or ():
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(requirement.name)
+        requirement = waiting.pop()
+        name = requirement.name.lower().replace("_", "-")
+        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found.add(name)
+            waiting += map(Requirement, distribution(name).requires or ())
     return sorted(found)
 
 

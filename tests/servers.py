@@ -46,6 +46,8 @@ class Server:
         self.port = 0
         self.asked = asyncio.Event()
         self.all_closed = asyncio.Event()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """The tasks of the server itself, one for each connection."""
 
     @property
     def base_url(self) -> str:
@@ -55,6 +57,9 @@ class Server:
         self.replies = list(replies)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
         self.connections += 1
         self.open += 1
         self.all_closed.clear()
@@ -64,6 +69,7 @@ class Server:
                     pass
         finally:
             writer.close()
+            self.tasks.discard(task)
             self.open -= 1
             if not self.open:
                 self.all_closed.set()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Self, TypedDict, overload
 from weakref import WeakSet
 
@@ -25,13 +25,17 @@ from rxloop.protocols import EventLog, Provider
 from rxloop.providers import resolve_model
 from rxloop.requests import D, Operator, RunContext, Strategy
 from rxloop.result import Result
-from rxloop.run import Run
+from rxloop.run import Run, Share
 from rxloop.settings import Limits, ModelSettings
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
 
 O = TypeVar("O", default=str)  # noqa: E741
 
 Prompt = str | Message | Sequence[Message | str]
+
+
+# By context and not on the agent: an override in one task does not reach the others.
+_OVERRIDES: ContextVar[Mapping[int, dict[str, Any]]] = ContextVar("rxloop_overrides", default=MappingProxyType({}))
 
 
 class RunOptions(TypedDict, total=False):
@@ -53,8 +57,18 @@ class _Live:
     """What an agent has open: its runs and its model clients. The description itself never changes."""
 
     def __init__(self) -> None:
-        self.runs: WeakSet[Run[Any]] = WeakSet()
+        self.runs: WeakSet[Share] = WeakSet()
+        self.providers: dict[str, Provider] = {}
+        """Those that were made of model strings."""
         self.closed = False
+
+    def provider(self, model: Provider | str) -> Provider:
+        """The provider that a model string stands for: one for each string, closed with the agent."""
+        if not isinstance(model, str):
+            return model
+        if model not in self.providers:
+            self.providers[model] = resolve_model(model)
+        return self.providers[model]
 
 
 class Agent(Generic[D, O]):
@@ -97,8 +111,8 @@ class Agent(Generic[D, O]):
             log: Keeps the events; makes conversations and resumption possible.
             settings: Settings of the model calls.
         """
-        self._model = model
-        self._provider = resolve_model(model)
+        self._live = _Live()
+        self._provider = self._live.provider(model)
         self.name = name
         self._instructions: Instructions = instructions
         self._thoughts = thoughts if isinstance(thoughts, Thoughts) else Thoughts()
@@ -114,9 +128,6 @@ class Agent(Generic[D, O]):
         self.limits = limits or Limits()
         self.log = log
         self.settings = settings or ModelSettings()
-        self._live = _Live()
-        # By context and not on the agent: an override in one task does not reach the others.
-        self._overrides: ContextVar[dict[str, Any]] = ContextVar("rxloop_overrides", default={})  # noqa: B039
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} {self._provider.name} tools={self._tools!r}>"
@@ -178,7 +189,8 @@ class Agent(Generic[D, O]):
             try:
                 return await self.run(prompt, deps=deps, **options)
             finally:
-                await self._provider.aclose()
+                for provider in (self._provider, *self._live.providers.values()):
+                    await provider.aclose()
 
         return asyncio.run(main())
 
@@ -229,25 +241,24 @@ class Agent(Generic[D, O]):
 
         For tests of code that has an agent of its own; other tasks are not affected.
         """
-        changes: dict[str, Any] = dict(self._overrides.get())
+        changes: dict[str, Any] = dict(_OVERRIDES.get().get(id(self), {}))
         if model is not None:
-            changes["model"] = resolve_model(model)
+            changes["model"] = self._live.provider(model)
         if tools is not None:
             changes["tools"] = self._toolset(tools)
-        token = self._overrides.set(changes)
+        token = _OVERRIDES.set({**_OVERRIDES.get(), id(self): changes})
         try:
             yield
         finally:
-            self._overrides.reset(token)
+            _OVERRIDES.reset(token)
 
     async def aclose(self) -> None:
         """Cancel the runs that go on, and close what the agent opened. May be called twice; later runs are refused."""
         self._live.closed = True
-        running = [run for run in self._live.runs if run.started]
-        await asyncio.gather(*(run.aclose() for run in running))
+        await asyncio.gather(*(share.aclose("the agent was closed") for share in list(self._live.runs)))
         await self._tools.aclose()
-        if isinstance(self._model, str):
-            await self._provider.aclose()
+        for provider in self._live.providers.values():
+            await provider.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -264,11 +275,11 @@ class Agent(Generic[D, O]):
         if self._live.closed:
             raise RxloopError(f"the agent {self.name!r} is closed: make another one")
         run: Run[O] = Run(Core(spec))
-        self._live.runs.add(run)
+        self._live.runs.add(run.share)
         return run
 
     def _spec(self, task_id: str, context_id: str, deps: Any, options: RunOptions, **fields: Any) -> RunSpec:
-        overrides = self._overrides.get()
+        overrides = _OVERRIDES.get().get(id(self), {})
         model = options.get("model")
         settings = options.get("settings")
         strategy = options.get("strategy") or self._strategy
@@ -276,7 +287,7 @@ class Agent(Generic[D, O]):
             task_id=task_id,
             context_id=context_id,
             agent_name=self.name,
-            model=resolve_model(model) if model is not None else overrides.get("model", self._provider),
+            model=self._live.provider(model) if model is not None else overrides.get("model", self._provider),
             loop=strategy(self._pipeline),
             tools=overrides.get("tools", self._tools),
             instructions=self._instructions,

@@ -11,7 +11,6 @@ from typing import Any
 
 from reactivex.disposable import SerialDisposable
 
-from rxloop.errors import RxloopError
 from rxloop.events import (
     ContentCompleteEvent,
     Event,
@@ -23,7 +22,7 @@ from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import OnInput, ask
 from rxloop.requests import ModelRequest, Operator, RunContext, Signal, ToolDefinition, ToolRequest
 from rxloop.settings import Limits, ModelSettings
-from rxloop.state import CANCELED_CALL, RunState, Slot, fold, fold_beside
+from rxloop.state import CANCELED_CALL, Batch, RunState, Slot, fold, fold_beside
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.hub import Hub
 from rxloop.stream.scheduler import RunScheduler
@@ -86,6 +85,8 @@ class Core:
         self.clock: Clock = CLOCK.get()
         self.scope = Scope()
         self.context_id = spec.context_id
+        self.used = False
+        """Whether anybody has started, or cancelled, the run."""
         self.occupies = False
         """Whether the run holds its conversation, so that no other run of it may begin."""
         self.attempt = 1
@@ -261,19 +262,33 @@ class Core:
             if state.open_step == ctx.step:
                 self.publish(self._canceled_message(state, ctx.branch))
         elif state.batch is not None and state.batch.step == ctx.step and ctx.index in state.batch.open:
-            self.publish(_canceled_call(state, ctx.index, ctx.branch))
+            self.publish(self._canceled_call(state.batch, ctx.index, ctx.branch))
 
     def close_open(self) -> None:
         """Close every open message and call."""
         for branch, state in list(self.states.items()):
             if state.open_step is not None:
                 self.publish(self._canceled_message(state, branch))
-            for index in state.batch.open if state.batch is not None else ():
-                self.publish(_canceled_call(state, index, branch))
+            if state.batch is not None:
+                for index in state.batch.open:
+                    self.publish(self._canceled_call(state.batch, index, branch))
 
     def _canceled_message(self, state: RunState, branch: str | None) -> ContentCompleteEvent:
         text = self.hub.open_text(self.task_id, state.open_step)
         return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
+
+    def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
+        call = batch.calls[index]
+        return ToolCompleteEvent(
+            call=call,
+            index=index,
+            hidden=call.name in self._tools and self._tools[call.name].definition.hidden,
+            step=batch.step,
+            branch=branch,
+            success=False,
+            error="canceled",
+            content=CANCELED_CALL,
+        )
 
     # -- requests
 
@@ -335,21 +350,6 @@ class Core:
         slot = (ctx.step or "", ctx.index)
         number = self._questions[slot] = self._questions.get(slot, 0) + 1
         return await ask(ctx, f"{slot[0]}.{slot[1]}.{number}", prompt, answer, options, self.spec.on_input)
-
-
-def _canceled_call(state: RunState, index: int, branch: str | None) -> ToolCompleteEvent:
-    batch = state.batch
-    if batch is None:
-        raise RxloopError("no tool call is open")
-    return ToolCompleteEvent(
-        call=batch.calls[index],
-        index=index,
-        step=batch.step,
-        branch=branch,
-        success=False,
-        error="canceled",
-        content=CANCELED_CALL,
-    )
 
 
 def _names(definitions: tuple[ToolDefinition, ...]) -> set[str]:

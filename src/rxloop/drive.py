@@ -144,17 +144,20 @@ def _check_inputs(core: Core, state: RunState) -> None:
 
 async def _begin(core: Core) -> None:
     spec = core.spec
-    core.system = await _system(core)
     resumed = core.attempt > 1
     after = core.state().seq if resumed else None
-    if resumed:
-        core.set_tools(await spec.tools.resolve(core.context()))
     core.open = True
     if not resumed:
         core.publish(TaskEvent(messages=list(spec.messages), model=spec.model.name, agent_name=spec.agent_name))
     core.publish(StatusUpdateEvent(state="working", resumed=resumed, after_seq=after))
     for input_id, value in (spec.inputs or {}).items():
         core.publish(InputReceivedEvent(input_id=input_id, value=value))
+    try:
+        core.system = await _system(core)
+        if resumed:
+            core.set_tools(await spec.tools.resolve(core.context()))
+    except Exception as error:
+        core.finish(error)
     if core.ended.is_set():
         return
     request = RunRequest(core.context())

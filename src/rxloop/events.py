@@ -410,6 +410,11 @@ AnyEvent = Annotated[
 from_json = Event.from_json
 
 
+def ends_attempt(event: Event) -> bool:
+    """Whether an event is the last of its attempt; that of a nested agent's run ends only that run."""
+    return isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None
+
+
 def external(events: Iterable[Event]) -> list[Event]:
     """The events that are for clients, in order."""
     return [event for event in events if event.public]

@@ -132,7 +132,11 @@ class EventLog(Protocol):
         ...
 
     def follow(self, task_id: str, *, after_seq: int = 0) -> AsyncIterator[Event]:
-        """The durable events behind `after_seq`, then those that come, until the final one."""
+        """The durable events behind `after_seq`, then those that come, until the final one of an attempt.
+
+        Raises:
+            UnknownRun: The log holds no such run; raised by the first step of the iteration.
+        """
         ...
 
     async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:

@@ -25,7 +25,7 @@ from rxloop.state import LimitHit
 from rxloop.stream.buffer import Overflow
 from rxloop.stream.scope import Gate
 from rxloop.stream.sse import frames
-from rxloop.stream.stream import Stream
+from rxloop.stream.stream import A, B, C, D, E, F, G, Stream, V
 
 O = TypeVar("O", default=str)  # noqa: E741
 
@@ -34,16 +34,21 @@ NO_LOOP = (
 )
 
 
+class StreamOptions(TypedDict, total=False):
+    """How a stream treats a reader that is slow, and where it starts; see `Run.stream`."""
+
+    overflow: Overflow
+    buffer: int
+    after: str | None
+
+
 class Share:
     """A share in a run: the handle and its streams hold one together. When the last holder lets go, the run ends."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._driver: asyncio.Task[None] | None = None
-        self._holds: set[object] = set()
-        self._finalizer = weakref.finalize(self, _abandoned, core, state := _Started())
-        self._finalizer.atexit = False
-        self._started = state
+        weakref.finalize(self, _abandoned, core).atexit = False
 
     @property
     def gate(self) -> Gate:
@@ -70,7 +75,7 @@ class Share:
             except RuntimeError:
                 raise RxloopError(NO_LOOP) from None
             self._core.bind(loop)
-            self._started.yes = True
+            self._core.used = True
             name = f"rxloop-run-{self._core.task_id}"
             self._driver = loop.create_task(drive(self._core), name=name)
             # The outcome is told by the stream and to those who await; nobody has to fetch it from the task.
@@ -86,9 +91,26 @@ class Share:
         """The task that carries the run out, once it is started."""
         return self._driver
 
+    def cancel(self, reason: str | None) -> None:
+        """Begin to cancel the run."""
+        self._core.used = True
+        self._core.cancel(reason)
 
-class _Started:
-    yes = False
+    async def aclose(self, reason: str) -> None:
+        """Cancel the run, and wait for its end however often the waiting task is cancelled itself."""
+        self.cancel(reason)
+        # A tool that closes its own run cannot wait for an end that waits for the tool.
+        if self._driver is None or self._core.scope.owns(asyncio.current_task()):
+            return
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not self._driver.done():
+                try:
+                    await asyncio.wait([self._driver])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
 
 def _fetch(task: asyncio.Task[None]) -> None:
@@ -96,8 +118,8 @@ def _fetch(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _abandoned(core: Core, started: _Started) -> None:
-    if not started.yes:
+def _abandoned(core: Core) -> None:
+    if not core.used:
         warnings.warn(
             f"the run {core.task_id} of {core.agent_name!r} was never started: await it, iterate it or subscribe to it",
             RuntimeWarning,
@@ -116,7 +138,8 @@ class Run(Generic[O]):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._share = Share(core)
+        self.share = Share(core)
+        """What the handle and its streams hold together."""
         self._source: Observable[Event] = core.hub.events
 
     @property
@@ -132,17 +155,80 @@ class Run(Generic[O]):
     @property
     def started(self) -> bool:
         """Whether anybody has used the run yet."""
-        return self._share.driver is not None
+        return self.share.driver is not None
 
     @property
     def events(self) -> Stream[Event]:
         """Every event of the run, from the first one, for each subscriber and each iterator."""
-        return Stream(self._source, self._share)
+        return Stream(self._source, self.share)
 
+    @overload
+    def pipe(self, /) -> Stream[Event]: ...
+    @overload
+    def pipe(self, a: V[Event, A], /) -> Stream[A]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], /) -> Stream[B]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], /) -> Stream[C]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], /) -> Stream[D]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /) -> Stream[E]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], /) -> Stream[F]: ...
+    @overload
+    def pipe(
+        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
+    ) -> Stream[G]: ...
+    @overload
+    def pipe(self, *views: Callable[[Any], Any]) -> Any: ...
     def pipe(self, *views: Callable[[Any], Any]) -> Any:
         """A stream through views, or any reactivex operators: `run.pipe(op.thoughts())`."""
         return self.events.pipe(*views)
 
+    @overload
+    def stream(self, /, **options: Unpack[StreamOptions]) -> Stream[Event]: ...
+    @overload
+    def stream(self, a: V[Event, A], /, **options: Unpack[StreamOptions]) -> Stream[A]: ...
+    @overload
+    def stream(self, a: V[Event, A], b: V[A, B], /, **options: Unpack[StreamOptions]) -> Stream[B]: ...
+    @overload
+    def stream(self, a: V[Event, A], b: V[A, B], c: V[B, C], /, **options: Unpack[StreamOptions]) -> Stream[C]: ...
+    @overload
+    def stream(
+        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], /, **options: Unpack[StreamOptions]
+    ) -> Stream[D]: ...
+    @overload
+    def stream(
+        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /, **options: Unpack[StreamOptions]
+    ) -> Stream[E]: ...
+    @overload
+    def stream(
+        self,
+        a: V[Event, A],
+        b: V[A, B],
+        c: V[B, C],
+        d: V[C, D],
+        e: V[D, E],
+        f: V[E, F],
+        /,
+        **options: Unpack[StreamOptions],
+    ) -> Stream[F]: ...
+    @overload
+    def stream(
+        self,
+        a: V[Event, A],
+        b: V[A, B],
+        c: V[B, C],
+        d: V[C, D],
+        e: V[D, E],
+        f: V[E, F],
+        g: V[F, G],
+        /,
+        **options: Unpack[StreamOptions],
+    ) -> Stream[G]: ...
+    @overload
+    def stream(self, *views: Callable[[Any], Any], **options: Unpack[StreamOptions]) -> Any: ...
     def stream(
         self,
         *views: Callable[[Any], Any],
@@ -165,7 +251,7 @@ class Run(Generic[O]):
         if buffer < 1:
             raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
         source = self._source if after is None else after_cursor(after)(self._source)
-        return Stream(source, self._share, overflow=overflow, buffer=buffer).pipe(*views)
+        return Stream(source, self.share, overflow=overflow, buffer=buffer).pipe(*views)
 
     def text(self) -> Stream[str]:
         """The text of the answer, as it streams."""
@@ -195,51 +281,34 @@ class Run(Generic[O]):
             RunCancelled: It was cancelled.
             RxloopError: It was refused before it began, by an unknown id, a busy conversation, or wrong inputs.
         """
-        driver = self._share.start()
+        driver = self.share.start()
+        if self._core.scope.owns(asyncio.current_task()):
+            raise RxloopError(f"a tool of the run {self.task_id} awaits the run itself: neither could ever end")
         try:
             await asyncio.shield(driver)
         except asyncio.CancelledError:
             if driver.done():
                 raise
-            self._core.cancel("the task that awaited the run was cancelled")
-            await self._join()
+            await self.share.aclose("the task that awaited the run was cancelled")
             raise
         return self._outcome()
 
     def cancel(self, reason: str | None = None) -> None:
         """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""
-        self._core.cancel(reason)
+        self.share.cancel(reason)
 
     async def aclose(self) -> None:
         """Cancel what is unfinished, and wait until nothing is left of it. Never raises what the run raised."""
-        if self._share.driver is None:
-            self._core.cancel("closed before it started")
-            self._share.start()
-        self._core.cancel("closed")
-        await self._join()
+        await self.share.aclose("closed")
 
     async def __aenter__(self) -> Self:
-        self._share.start()
+        self.share.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._core.cancel("its `async with` was left")
-        await self._join()
-
-    async def _join(self) -> None:
-        """Wait for the driver, however often the waiting task is cancelled: a run never outlives its end."""
-        driver = self._share.start()
-        cancelled: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):
-            while not driver.done():
-                try:
-                    await asyncio.wait([driver])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await self.share.aclose("its `async with` was left")
 
     def _outcome(self) -> Result[O]:
         core = self._core

@@ -43,6 +43,29 @@ def test_the_lines_of_a_strategy_and_nested_agents_are_left_out() -> None:  # L1
     assert seen.messages == [on_next(230, "answer")]
 
 
+def test_who_comes_late_gets_the_text_of_a_complete_message_at_once() -> None:
+    scheduler = TestScheduler()
+    source = scheduler.create_hot_observable(
+        on_next(210, ContentCompleteEvent(content="I look.", step="1")),
+        on_next(220, ContentCompleteEvent(content="", step="2")),
+        on_next(230, ContentCompleteEvent(content="guess", step="tot/1/1", branch="tot/1")),
+        on_next(240, ContentCompleteEvent(content="child", step="1", parent_task_id="root")),
+        on_next(250, delta("It ra", step="3")),
+        on_next(260, delta("ins.", step="3")),
+        on_next(270, ContentCompleteEvent(content="It rains.", step="3")),
+        on_next(280, ContentCompleteEvent(content="Bye.", step="4")),
+    )
+
+    seen = scheduler.start(lambda: source.pipe(text()))
+
+    assert seen.messages == [
+        on_next(210, "I look."),
+        on_next(250, "It ra"),
+        on_next(260, "ins."),
+        on_next(280, "Bye."),
+    ]
+
+
 def test_an_error_passes_and_disposes_the_source() -> None:
     scheduler = TestScheduler()
     failure = RuntimeError("broken")

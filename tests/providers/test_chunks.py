@@ -7,7 +7,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from servers import delta
 
 from rxloop.errors import ContextLengthExceeded, ProviderConnectionError, ProviderProtocolError, RateLimited
 from rxloop.errors import ServerError as VendorFailed
@@ -20,9 +19,10 @@ from rxloop.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.messages import ToolCall
+from rxloop.messages import ToolCall, Usage
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._errors import Endpoint
+from servers import delta
 
 WHERE = Endpoint("zai:glm-4.7", "http://vendor/v1/chat/completions", "ZAI_API_KEY")
 
@@ -43,7 +43,7 @@ def final(*chunks: Any) -> ContentCompleteEvent:
     return last
 
 
-def piece(index: int | None = None, id: str | None = None, name: str | None = None, args: Any = None) -> dict[str, Any]:  # noqa: A002
+def piece(index: int | None = None, id: str | None = None, name: str | None = None, args: Any = None) -> dict[str, Any]:
     call: dict[str, Any] = {"function": {"name": name, "arguments": args}}
     if id is not None:
         call["id"] = id
@@ -111,7 +111,9 @@ def test_empty_arguments_are_no_arguments(arguments: Any) -> None:
 
 def test_missing_arguments_are_no_arguments() -> None:
     # L58
-    assert final(calls({"index": 0, "id": "a", "function": {"name": "look"}})).tool_calls == [ToolCall(id="a", name="look")]
+    assert final(calls({"index": 0, "id": "a", "function": {"name": "look"}})).tool_calls == [
+        ToolCall(id="a", name="look")
+    ]
 
 
 def test_unreadable_arguments_are_kept_with_what_is_wrong() -> None:
@@ -140,7 +142,9 @@ def test_a_call_without_a_name_is_dropped() -> None:
 
 
 def test_calls_without_an_index_are_told_apart_by_id() -> None:
-    done = final(calls(piece(None, "a", "look", '{"n":'), piece(None, "b", "see", "{}")), calls(piece(None, "a", args="1}")))
+    done = final(
+        calls(piece(None, "a", "look", '{"n":'), piece(None, "b", "see", "{}")), calls(piece(None, "a", args="1}"))
+    )
     assert [(call.id, call.arguments) for call in done.tool_calls] == [("a", {"n": 1}), ("b", {})]
 
 
@@ -150,9 +154,7 @@ def test_pieces_with_neither_index_nor_id_go_on_with_the_last_call() -> None:
 
 
 def test_calls_that_all_have_index_zero_are_told_apart_by_id() -> None:
-    done = final(
-        calls(piece(0, "a", "look", "{}")), calls(piece(0, "b", "see", '{"n":')), calls(piece(0, args="1}"))
-    )
+    done = final(calls(piece(0, "a", "look", "{}")), calls(piece(0, "b", "see", '{"n":')), calls(piece(0, args="1}")))
     assert [(call.id, call.arguments) for call in done.tool_calls] == [("a", {}), ("b", {"n": 1})]
 
 
@@ -185,8 +187,8 @@ def test_the_last_usage_counts_and_is_never_a_sum() -> None:
         {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3, "cost": 0.1, **details}},
         chunk(None),
     )
-    assert [e.usage.model_dump() for e in events if isinstance(e, UsageEvent)] == [
-        {"input_tokens": 9, "output_tokens": 3, "cached_tokens": 4, "reasoning_tokens": 2}
+    assert [e.usage for e in events if isinstance(e, UsageEvent)] == [
+        Usage(input_tokens=9, output_tokens=3, cached_tokens=4, reasoning_tokens=2)
     ]
     assert [type(e) for e in events[-2:]] == [UsageEvent, ContentCompleteEvent]
 
@@ -257,7 +259,10 @@ def test_an_error_beside_the_last_text_fails_the_call_and_keeps_the_text() -> No
         ({"error": "it broke"}, VendorFailed),
         ({"object": "error", "message": "the prompt exceeds the context length"}, ContextLengthExceeded),
         (delta("network_error"), VendorFailed),
-        ({"choices": [{"delta": {}, "error": {"code": 502, "message": "bad gateway"}}]}, VendorFailed),
+        (
+            {"choices": [{"delta": {}, "finish_reason": "error", "error": {"code": 502, "message": "bad gateway"}}]},
+            VendorFailed,
+        ),
         ([1], ProviderProtocolError),
     ],
 )

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reactivex import Observable
 
-from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.envelope import EVENT_TYPES
+from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.events import (
     CheckpointEvent,
     ContentCompleteEvent,

@@ -16,7 +16,7 @@ def thought(id: str, related_to: str | None = None, content: str = "", **more: A
 
 
 def message(*calls: str, step: str = "1", **more: Any) -> ContentCompleteEvent:
-    made = [ToolCall(id=id, name="weather", arguments={"city": id}) for id in calls]
+    made = [ToolCall(id=each, name="weather", arguments={"city": each}) for each in calls]
     return ContentCompleteEvent(tool_calls=made, step=step, **more)
 
 
@@ -96,7 +96,8 @@ def test_a_reference_may_come_before_what_it_names() -> None:
 
 def test_of_several_things_of_one_id_the_one_that_came_last_before_is_meant() -> None:
     graph = ThoughtGraph.of([
-        thought("x", content="1"), thought("p", "x"), message("x"), thought("q", "x"), thought("x", content="2"), thought("r", "x")
+        thought("x", content="1"), thought("p", "x"), message("x"), thought("q", "x"),
+        thought("x", content="2"), thought("r", "x"),
     ])  # fmt: skip
     assert [(edge.target, edge.kind) for edge in graph.edges] == [("p", "thought"), ("q", "call"), ("r", "thought")]
     assert graph["x"].content == "2"
@@ -130,7 +131,10 @@ def test_a_circle_is_opened_at_the_thought_that_came_first() -> None:
     assert ids(graph.ancestors("a")) == ["c", "b"]
     assert [ids(chain) for chain in graph.chains()] == [["a", "b", "c"], ["a", "b", "d"]]
     assert graph.tree() == "\n".join([
-        "thinking a: about a [circle: c]", "└─ thinking b: about b", "   ├─ thinking c: about c", "   └─ thinking d: about d"
+        "thinking a: about a [circle: c]",
+        "└─ thinking b: about b",
+        "   ├─ thinking c: about c",
+        "   └─ thinking d: about d",
     ])  # fmt: skip
 
 
@@ -153,7 +157,7 @@ def test_an_older_version_stays_as_it_was_and_can_grow_another_way() -> None:
     assert first.edges == ()
     assert other.edges == (("c", "x", "call"),)
     assert later.edges == (("a", "b", "thought"), ("b", "x", "thought"))
-    assert "b" not in other.tree()
+    assert "thinking b" not in other.tree()
 
 
 def test_a_forward_reference_is_open_in_the_version_that_does_not_know_it_yet() -> None:
@@ -225,8 +229,8 @@ def test_json_holds_all_of_a_thought_and_the_edges_between_keys() -> None:
 
 IDS = st.sampled_from(["a", "b", "c", "d", "0", "1"])
 THOUGHTS = st.builds(
-    ThoughtStreamEvent,
-    thought_id=IDS,
+    thought,
+    id=IDS,
     related_to=st.none() | IDS,
     content=st.text(),
     tool_call_id=st.none() | IDS,

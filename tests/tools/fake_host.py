@@ -34,9 +34,8 @@ class FakeHost:
         (out or self.publish)(event)
 
     def context(self, call: ToolCall | None = None, **fields: Any) -> RunContext[Any]:
-        return RunContext(
-            run=cast("Host", self), call=call or ToolCall(id="call_1", name="tool"), **{"step": "1", **fields}
-        )
+        call = call or ToolCall(id="call_1", name="tool")
+        return RunContext(run=cast("Host", self), call=call, step="1").bind(**fields)
 
     def message(self, *calls: ToolCall, step: str = "1") -> None:
         """The model asked for these calls."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.fake_host import FakeHost
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.events import CustomEvent, Event, ToolProgressEvent
@@ -19,6 +18,7 @@ from rxloop.messages import ToolCall
 from rxloop.protocols import Tool
 from rxloop.requests import RunContext
 from rxloop.tools import FunctionTool, as_tool, tool
+from tools.fake_host import FakeHost
 
 CALL = ToolCall(id="call_7", name="work")
 USER: ContextVar[str] = ContextVar("user", default="nobody")
@@ -41,7 +41,7 @@ def test_a_tool_is_still_its_function() -> None:
 
     made = tool(name="plus", description="  Sum up.\n  Two numbers.", timeout=2, idempotent=True, hidden=True)(add)
     assert made(1, b=2) == 3
-    assert (made.__name__, made.__doc__, made.__wrapped__) == ("add", "Add.", add)  # type: ignore[attr-defined]
+    assert (getattr(made, "__name__", None), made.__doc__, inspect.unwrap(made)) == ("add", "Add.", add)
     assert inspect.signature(made) == inspect.signature(add)
     assert (made.definition.name, made.definition.description) == ("plus", "Sum up.\nTwo numbers.")
     assert (made.definition.hidden, made.timeout, made.idempotent, made.approve) == (True, 2, True, False)
@@ -303,7 +303,7 @@ def test_as_tool_keeps_tools_and_refuses_what_is_none() -> None:
     with pytest.raises(ConfigurationError, match="is a class"):
         as_tool(FunctionTool)
     with pytest.raises(ConfigurationError, match="this is 3"):
-        as_tool(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        as_tool(3)  # pyright: ignore[reportArgumentType]
 
 
 LIGHT = """

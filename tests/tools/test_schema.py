@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
-from tools.fake_host import FakeHost
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.requests import RunContext
 from rxloop.tools import FunctionTool, tool
+from tools.fake_host import FakeHost
 
 if TYPE_CHECKING:
     from somewhere_else import Secrets  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
@@ -172,7 +172,7 @@ class Opaque: ...
 
 def star(*items: str) -> None: ...
 def stars(**options: str) -> None: ...
-def bare(city, days: int) -> None: ...  # noqa: ANN001
+def bare(city, days: int) -> None: ...
 def opaque(days: int, thing: Opaque) -> None: ...
 def unresolved(thing: Nowhere) -> None: ...  # noqa: F821  # pyright: ignore[reportUndefinedVariable, reportUnknownParameterType]
 
@@ -194,11 +194,10 @@ def test_a_parameter_that_a_model_cannot_be_told_is_named(function: Any, paramet
 
 
 def test_a_method_without_its_instance_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match=r"tool\(instance\.method\)"):
+    def buy(self, thing: str) -> None: ...
 
-        class Shop:
-            @tool
-            def buy(self, thing: str) -> None: ...
+    with pytest.raises(ConfigurationError, match=r"tool\(instance\.method\)"):
+        tool(buy)
 
 
 def test_strict_closes_every_object_and_requires_every_property() -> None:
@@ -251,7 +250,7 @@ def test_any_parameters_make_a_closed_schema_without_titles(types: dict[str, Any
     parameters = [
         inspect.Parameter(f"x{name}", inspect.Parameter.KEYWORD_ONLY, annotation=t) for name, t in types.items()
     ]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     schema = schema_of(function)
     assert list(schema["properties"]) == [parameter.name for parameter in parameters]
     assert schema.get("required", []) == [parameter.name for parameter in parameters]

@@ -1,7 +1,6 @@
 from typing import Any
 
 import pytest
-from tools.fake_host import FakeHost
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
@@ -9,6 +8,7 @@ from rxloop.messages import ToolCall
 from rxloop.thinking.graph import ThoughtGraph
 from rxloop.tools import Thoughts, think_aloud
 from rxloop.tools.think_aloud import ThinkAloud
+from tools.fake_host import FakeHost
 
 
 class Thinker:
@@ -170,7 +170,7 @@ async def test_verbosity_is_the_configured_one_where_it_is_left_out() -> None:  
 
 async def test_null_stands_for_an_argument_that_is_left_out_and_a_number_for_an_id() -> None:
     run = Thinker()
-    nothing = dict.fromkeys(["related_to", "confidence", "alternatives", "metadata"])
+    nothing: dict[str, Any] = dict.fromkeys(["related_to", "confidence", "alternatives", "metadata"])
     assert (await run.think(thought_id=7, **nothing))["thoughtId"] == "7"
     assert (run.thoughts[0].alternatives, run.thoughts[0].metadata, run.thoughts[0].related_to) == ([], {}, None)
 
@@ -192,7 +192,7 @@ async def test_after_so_many_iterations_of_nothing_else_thinking_is_refused(iter
     if iterations < 3:
         await run.call(call, arguments)
         return
-    with pytest.raises(ToolError, match="3 times in a row and done nothing else. Act now"):
+    with pytest.raises(ToolError, match=r"3 times in a row and done nothing else\. Act now"):
         await run.call(call, arguments)
     assert run.thoughts == []
 

@@ -3,12 +3,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tools.fake_host import FakeHost
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocols import Tool
 from rxloop.requests import RunContext
 from rxloop.tools import Toolset, think_aloud, tool
+from tools.fake_host import FakeHost
 
 
 def named(name: str, **options: Any) -> Tool:
@@ -72,7 +72,7 @@ async def test_an_odd_name_of_a_family_costs_only_that_tool(caplog: pytest.LogCa
     class Odd:
         definition = type("D", (), {"name": "a b"})()
 
-    family = Family(Odd(), named("fine"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    family = Family(Odd(), named("fine"))  # pyright: ignore[reportArgumentType]
     with caplog.at_level(logging.WARNING, "rxloop"):
         assert list(await Toolset([family]).resolve(CTX)) == ["fine"]
     assert "'a b'" in caplog.text
@@ -85,7 +85,7 @@ def test_a_tool_object_with_an_odd_name_is_an_error() -> None:
         async def call(self) -> None: ...
 
     with pytest.raises(ConfigurationError, match="'a b'"):
-        Toolset([Odd()])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+        Toolset([Odd()])  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_tool_that_is_not_enabled_is_left_out_and_the_model_is_told() -> None:  # L115, L80

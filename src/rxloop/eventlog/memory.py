@@ -129,7 +129,7 @@ class _Run:
     def at_rest(self) -> bool:
         """Whether the last attempt is over. The end of a nested agent's run is not the end of this one."""
         last = self.events[-1]
-        return isinstance(last, StatusUpdateEvent) and last.final and last.parent_task_id is None
+        return ends_attempt(last)
 
     async def grown(self) -> None:
         """Wait for the next batch."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from reactivex import Observable, abc
+from reactivex.scheduler.eventloop import AsyncIOScheduler
 
 from rxloop.stream.scheduler import RunScheduler
 
@@ -20,6 +21,10 @@ View = Callable[[Observable[A]], Observable[T]]
 def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
     """The scheduler of a subscription, or the running event loop where none was given.
 
-    Stock operators fall back on a timer of another thread instead, where a run must not be touched.
+    Stock operators fall back on a timer of another thread instead, where a run must not be touched. And the stock
+    scheduler of asyncio, which `await` on an Observable brings along, tells the time by the clock on the wall while its
+    timers go by the loop: after a change of the one, a view that compares the two would be wrong.
     """
-    return scheduler if scheduler is not None else RunScheduler(asyncio.get_running_loop())
+    if scheduler is None or type(scheduler) is AsyncIOScheduler:
+        return RunScheduler(asyncio.get_running_loop())
+    return scheduler

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 from reactivex import Observable, abc
@@ -50,11 +51,12 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     recorded = host.recorded_result(request.slot)
     if recorded is not None:
         return emit(recorded)
-    if request.call.error is not None:
-        return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
     tool = host.tool(request)
     if isinstance(tool, str):
         return emit(request.refuse(tool))
+    request = replace(request, ctx=request.ctx.bind(hidden=tool.definition.hidden))
+    if request.call.error is not None:
+        return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
     if not tool.idempotent and host.interrupted(request.slot):
         return emit(request.refuse(INTERRUPTED))
     return _call(tool, request)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from reactivex import Observable, abc
 
-from rxloop.events import ContentDeltaEvent, Event
+from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, Event
 from rxloop.operators._types import View
 
 
 def text() -> View[Event, str]:
     """The text of the answer as it streams: the deltas of the main line.
+
+    The deltas of a message that is complete are not kept: who comes later gets its text in one piece.
 
     The lines of a strategy and the text of nested agents are left out. When a model call is sent a second time, its
     text starts again; who must know follows the events themselves.
@@ -27,9 +29,19 @@ def text() -> View[Event, str]:
         def subscribe(
             observer: abc.ObserverBase[str], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
+            streamed = False
+
             def on_next(event: Event) -> None:
-                if isinstance(event, ContentDeltaEvent) and event.branch is None and event.parent_task_id is None:
+                nonlocal streamed
+                if event.branch is not None or event.parent_task_id is not None:
+                    return
+                if isinstance(event, ContentDeltaEvent):
+                    streamed = True
                     observer.on_next(event.delta)
+                elif isinstance(event, ContentCompleteEvent):
+                    if event.content and not streamed:
+                        observer.on_next(event.content)
+                    streamed = False
 
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 

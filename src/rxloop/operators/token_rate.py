@@ -10,9 +10,8 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
+from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent, ends_attempt
 from rxloop.operators._types import View, timers
-from rxloop.operators.until_final import ends_attempt
 
 
 def token_rate(window: float = 1.0) -> View[Event, float]:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from reactivex import Observable, abc
 
-from rxloop.events import Event, StatusUpdateEvent
+from rxloop.events import Event, ends_attempt
 from rxloop.operators._types import View
-
-
-def ends_attempt(event: Event) -> bool:
-    """Whether an event is the last of its attempt; that of a nested agent's run ends only that run."""
-    return isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None
 
 
 def until_final() -> View[Event, Event]:

@@ -113,7 +113,7 @@ class ChatAccumulator:
                     _PLAIN.issuperset(delta)
                     and (text is None or text.__class__ is str)
                     and (thought is None or thought.__class__ is str)
-                    and not choice.get("finish_reason")
+                    and choice.get("finish_reason") is None
                     and not choice.get("index")
                     and not chunk.get("usage")
                     and "error" not in chunk

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from heapq import merge
 from typing import Any
 
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
-from rxloop.events import ContentCompleteEvent, Event, GapEvent, StatusUpdateEvent, ToolCompleteEvent, ToolProgressEvent
+from rxloop.errors import RxloopError
+from rxloop.events import (
+    ContentCompleteEvent,
+    Event,
+    GapEvent,
+    LLMCallEvent,
+    ToolCompleteEvent,
+    ToolProgressEvent,
+    ends_attempt,
+)
 from rxloop.stream.deltas import delta_text, merge_adjacent
 
 log = logging.getLogger("rxloop")
@@ -60,12 +71,7 @@ class Hub:
         self._delivering = True
         try:
             self._deliver(event)
-            while self._waiting:
-                following = self._waiting.popleft()
-                if following is None:
-                    self._finish()
-                else:
-                    self._deliver(following)
+            self._deliver_waiting()
         finally:
             self._delivering = False
 
@@ -92,23 +98,41 @@ class Hub:
                 kept = self._open[key] = []
             kept.append(event)
             if len(kept) > self._retain_open:
-                self._open[key] = merge_adjacent(kept)
+                self._open[key] = self._thinned(kept)
         for observer in self._observers:
             try:
                 observer.on_next(event)
-            except Exception:
-                self._detach(observer)
+            except (Exception, asyncio.CancelledError) as error:
                 log.exception("a subscriber raised at %r and was detached", event)
+                self._fail(observer, error)
+
+    def _deliver_waiting(self) -> None:
+        while self._waiting:
+            following = self._waiting.popleft()
+            if following is None:
+                self._finish()
+            else:
+                self._deliver(following)
+
+    def _thinned(self, kept: list[Event]) -> list[Event]:
+        kept = merge_adjacent(kept)
+        half = self._retain_open // 2
+        if len(kept) <= half:
+            return kept
+        # The text is needed if the message is cut off; of the rest the newest will do.
+        text = merge_adjacent(event for event in kept[:-half] if event.kind == "content-delta")
+        return [*text, *kept[-half:]]
 
     def _keep(self, event: Event) -> None:
         if len(self._durable) == self._durable.maxlen:
             self.trimmed += 1
         self._durable.append(event)
-        if isinstance(event, ContentCompleteEvent):
+        if isinstance(event, ContentCompleteEvent | LLMCallEvent):
+            # A second call of a step makes the deltas of the first void.
             self._open.pop((event.task_id, event.step), None)
         elif isinstance(event, ToolCompleteEvent):
             self._open.pop((event.task_id, _place(event)), None)
-        elif isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None:
+        elif ends_attempt(event):
             self._open.clear()
 
     def _finish(self) -> None:
@@ -126,25 +150,46 @@ class Hub:
         except Exception:
             log.exception("a subscriber raised at the end of the stream")
 
+    def _fail(self, observer: abc.ObserverBase[Event], error: BaseException) -> None:
+        """Detach a subscriber that raised. The end of its own stream is how its readers and its share learn of it."""
+        self._detach(observer)
+        # Without an on_error of its own it raises the error again, which is in the logs already.
+        with suppress(Exception):
+            observer.on_error(error if isinstance(error, Exception) else RxloopError(f"a subscriber raised {error!r}"))
+
     def _detach(self, observer: abc.ObserverBase[Event]) -> None:
         self._observers = tuple(other for other in self._observers if other is not observer)
 
     def _subscribe(
         self, observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
+        # What is published meanwhile, by a callback, comes behind the past for this subscriber too.
+        nested, self._delivering = self._delivering, True
         try:
-            if self.trimmed:
-                observer.on_next(self._gap())
-            for event in merge(list(self._durable), *map(list, self._open.values()), key=_order):
-                observer.on_next(event)
-        except Exception:
+            self._begin(observer)
+            if not nested:
+                self._deliver_waiting()
+        finally:
+            self._delivering = nested
+        return Disposable(lambda: self._detach(observer))
+
+    def _begin(self, observer: abc.ObserverBase[Event]) -> None:
+        try:
+            self._tell_past(observer)
+        except (Exception, asyncio.CancelledError) as error:
             log.exception("a subscriber raised while it was told what had been, and was detached")
-            return Disposable()
+            self._fail(observer, error)
+            return
         if self._completed:
             self._end(observer)
-            return Disposable()
-        self._observers = (*self._observers, observer)
-        return Disposable(lambda: self._detach(observer))
+        else:
+            self._observers = (*self._observers, observer)
+
+    def _tell_past(self, observer: abc.ObserverBase[Event]) -> None:
+        if self.trimmed:
+            observer.on_next(self._gap())
+        for event in merge(list(self._durable), *map(list, self._open.values()), key=_order):
+            observer.on_next(event)
 
     def _gap(self) -> GapEvent:
         first = self._durable[0]
@@ -154,6 +199,9 @@ class Hub:
             context_id=first.context_id,
             task_id=first.task_id,
             attempt=first.attempt,
+            seq=first.seq - 1,
+            sub=1,
+            timestamp=first.timestamp,
         )
 
 

@@ -57,6 +57,10 @@ class Scope:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def owns(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is one of the run's."""
+        return task in self._tasks
+
     async def join(self, grace: float) -> list[str]:
         """Wait until the tasks have ended.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from rxloop.events import Event
+from rxloop.events import Event, GapEvent
 
 HEARTBEAT = b": heartbeat\n\n"
 
@@ -17,30 +17,31 @@ def frame(event: Event) -> bytes:
     """
     encoded: bytes | None = getattr(event, "_wire", None)
     if encoded is None:
+        # A gap is no place to come back to: with an id it would move the client's cursor.
+        place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % event.cursor.encode()
         # JSON escapes line ends, so that the data is one line whatever is in it.
-        encoded = b"id: %b\nevent: %b\ndata: %b\n\n" % (
-            event.cursor.encode(),
-            event.kind.encode(),
-            event.to_json(public=True),
-        )
+        encoded = b"%bevent: %b\ndata: %b\n\n" % (place, event.kind.encode(), event.to_json(public=True))
         object.__setattr__(event, "_wire", encoded)
     return encoded
 
 
 async def frames(events: AsyncIterator[Event], heartbeat: float | None) -> AsyncIterator[bytes]:
     """Frames for the events, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
-    pending: asyncio.Future[Event] | None = None
     try:
         while True:
-            pending = asyncio.ensure_future(anext(events))
-            while not (await asyncio.wait([pending], timeout=heartbeat))[0]:
+            deadline = asyncio.timeout(heartbeat)
+            try:
+                async with deadline:
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
                 yield HEARTBEAT
-            yield frame(pending.result())
-    except StopAsyncIteration:
-        return
+            else:
+                yield frame(event)
     finally:
-        if pending is not None and not pending.done():
-            pending.cancel()
         close = getattr(events, "aclose", None)
         if close is not None:
             await close()

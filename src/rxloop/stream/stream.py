@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
@@ -12,6 +12,15 @@ from rxloop.stream.buffer import Overflow, ReadBuffer
 from rxloop.stream.scope import Gate
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+G = TypeVar("G")
+V = Callable[[Observable[A]], Observable[B]]
+"""A view."""
 
 
 class Lease(Protocol):
@@ -55,6 +64,26 @@ class Stream(Observable[T], Generic[T]):
         subscription = self._source.subscribe(observer, scheduler=scheduler)
         return CompositeDisposable(subscription, Disposable(release))
 
+    @overload
+    def pipe(self, /) -> Stream[T]: ...
+    @overload
+    def pipe(self, a: V[T, A], /) -> Stream[A]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], /) -> Stream[B]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], /) -> Stream[C]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], /) -> Stream[D]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /) -> Stream[E]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], /) -> Stream[F]: ...
+    @overload
+    def pipe(
+        self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
+    ) -> Stream[G]: ...
+    @overload
+    def pipe(self, *operators: Callable[[Any], Any]) -> Any: ...
     def pipe(self, *operators: Callable[[Any], Any]) -> Any:
         """Apply operators; what comes out is a Stream again if it is an Observable."""
         # On the source and not on the stream: an iterator over the result must not hold the run by a subscription.

@@ -28,7 +28,7 @@ _TEMPERATURE = re.compile(
 _SUM = re.compile(r"[-(\s]*\d(?:[\d.\s()%/+*-]*[\d)])?")
 _WORDS = (
     (r"(?<=\d),(?=\d{3}\b)", ""),
-    (r"\b(?:multiplied by|times)\b|[\u00d7\u00b7]|(?<=\d)\s*x\s*(?=\d)", "*"),
+    (r"\b(?:multiplied by|times)\b|[\u00d7\u00b7]|(?<=\d)\s*x\s*(?=\d)", " * "),
     (r"\bmultiply (?:that|it|this) by\b", "*"),
     (r"\bdivide (?:that|it|this) by\b", "/"),
     (r"\b(?:divided by|over)\b|\u00f7", "/"),
@@ -94,9 +94,9 @@ def cities_in(text: str) -> list[str]:
 def temperatures_in(text: str) -> list[tuple[Temperature, str | None]]:
     """The temperatures that a text states, each with the city that it names behind it."""
     found = list(_TEMPERATURE.finditer(text))
-    ends = [match.start() for match in found[1:]] + [len(text)]
+    ends = [*(match.start() for match in found[1:]), len(text)]
     stated: list[tuple[Temperature, str | None]] = []
-    for match, end in zip(found, ends, strict=True):
+    for match, end in zip(found, ends, strict=False):
         behind = re.match(r"\s+in\s+(.*)", text[match.end() : end], re.DOTALL)
         cities = cities_in(behind.group(1)) if behind else []
         stated.append((_temperature(match), cities[0] if cities else None))

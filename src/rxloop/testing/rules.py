@@ -60,6 +60,8 @@ def compare_stated(conversation: Conversation) -> Reply | None:
     def in_celsius(temperature: Temperature) -> float:
         return celsius.get(id(temperature), temperature.value)
 
+    named = [(f"{each} in {city}" if city else str(each), in_celsius(each)) for each, city in stated]
+    converted = _converted(convert, in_celsius)
     thoughts = conversation.thoughts
     calls: _Calls = []
     if conversation.thinks and not thoughts:
@@ -68,7 +70,7 @@ def compare_stated(conversation: Conversation) -> Reply | None:
         sum_for = "({} - 32) * 5 / 9"
         calls += [(calculator.name, calculator.fill(expression=sum_for.format(exact(each.value)))) for each in convert]
     elif conversation.thinks and len(thoughts) == 1:
-        found = _converted(convert, in_celsius) or "Both are in Celsius already."
+        found = " ".join([converted or "All is in Celsius already.", *([_verdict("", named)] if named[1:] else [])])
         basis = sums[-1].id if sums else thoughts[0]
         calls.append(conversation.think("conclusion", found, "decision", related_to=basis, confidence=0.95))
     if calls:
@@ -77,8 +79,6 @@ def compare_stated(conversation: Conversation) -> Reply | None:
         (only, _), *_ = stated
         other = f"{number(in_celsius(only))} °C" if convert else f"{number(only.value * 9 / 5 + 32)} °F"
         return Reply(f"{only} is {other}.{note}")
-    named = [(f"{each} in {city}" if city else str(each), in_celsius(each)) for each, city in stated]
-    converted = _converted(convert, in_celsius)
     return Reply(_verdict(conversation.question, named) + (f" {converted}" if converted else "") + note)
 
 

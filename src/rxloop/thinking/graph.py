@@ -286,7 +286,7 @@ def _append(store: _Store, node: Node, message: tuple[str, str | None]) -> None:
 
 
 def _without_circles(parents: dict[int, int]) -> dict[int, int]:
-    """The same as a forest: each circle is opened above the place that came first. (A place has one parent.)"""
+    """The same as a forest: each circle is opened above the place that came first, for a place has one parent."""
     result = dict(parents)
     finished: set[int] = set()
     for start in parents:

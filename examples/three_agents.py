@@ -1,0 +1,52 @@
+"""Three agents at once in one event loop, each with a stream of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rxloop import Agent, Result, ThoughtStreamEvent, ToolCompleteEvent, op, tool
+from rxloop.testing import demo_model
+
+STATIONS = {"Oslo": (0.15, "18 C and sunny"), "Bergen": (0.05, "13 C and rain"), "Rome": (0.1, "28 C and clear")}
+
+
+@tool
+async def get_weather(city: str) -> str:
+    """Current weather in a city, such as "Oslo"."""
+    seconds, report = STATIONS[city]
+    await asyncio.sleep(seconds)
+    return f"{report}"
+
+
+async def watch(agent: Agent, question: str) -> Result:
+    """Print the stream of one run, with the name of its agent in front, and give the result."""
+    tasks: set[str] = set()
+    run = agent.run(question)
+    async for event in run.events:
+        tasks.add(event.task_id)
+        match event:
+            case ThoughtStreamEvent(content=thought):
+                print(f"{agent.name:>6}  thinks: {thought}")
+            case ToolCompleteEvent(content=content) if event.name == "get_weather":
+                print(f"{agent.name:>6}  reads: {content}")
+            case _:
+                pass
+    assert tasks == {run.task_id}, "a stream has the events of its own run alone"
+    return await run
+
+
+async def main() -> None:
+    """Run all three, and compare."""
+    model = demo_model()
+    agents = [Agent(model, name=city, tools=[get_weather]) for city in STATIONS]
+    async with asyncio.TaskGroup() as group:
+        runs = [group.create_task(watch(agent, f"What is the weather in {agent.name}?")) for agent in agents]
+    for agent, run in zip(agents, runs, strict=True):
+        result = run.result()
+        print(f"\n{agent.name}: {result.output}  ({result.usage.total_tokens} tokens, run {result.task_id})")
+    for agent in agents:
+        await agent.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import orjson
+
+from rxloop.messages import FilePart, ImagePart, Message, TextPart, ToolCall
+from rxloop.providers import PRESETS, Preset, _encode
+from rxloop.providers._encode import RequestEncoder
+from rxloop.requests import ModelRequest, ToolDefinition
+from rxloop.settings import ModelSettings
+
+OPENAI = PRESETS["openai"]
+LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}}, strict=True)
+
+
+def body(request: ModelRequest, preset: Preset = OPENAI, *, stream: bool = True) -> dict[str, Any]:
+    return orjson.loads(RequestEncoder("m", preset, stream).encode(request))
+
+
+def sent(message: Message, preset: Preset = OPENAI) -> dict[str, Any]:
+    return body(ModelRequest(messages=[message]), preset)["messages"][0]
+
+
+def with_settings(preset: Preset = OPENAI, tools: tuple[ToolDefinition, ...] = (), **settings: Any) -> dict[str, Any]:
+    request = ModelRequest(messages=[Message.user("hi")], tools=tools, settings=ModelSettings(**settings))
+    return body(request, preset)
+
+
+def test_the_layers_go_before_and_behind_the_messages() -> None:
+    request = ModelRequest(
+        system=(Message.system("Be brief."),), messages=[Message.user("Hi")], tail=(Message.user("Files: none"),)
+    )
+    assert [m["content"] for m in body(request)["messages"]] == ["Be brief.", "Hi", "Files: none"]
+
+
+def test_each_message_and_each_set_of_tools_is_encoded_once() -> None:
+    history = [Message.user(f"message {n}") for n in range(50)]
+    encoder = RequestEncoder("m", OPENAI, stream=True)
+    encoder.encode(ModelRequest(messages=history, tools=(LOOK,)))
+    with patch.object(_encode, "dumps", wraps=_encode.dumps) as dumps:
+        raw = encoder.encode(ModelRequest(messages=[*history, Message.user("new")], tools=(LOOK,)))
+    assert dumps.call_count == 2  # the settings and the one new message
+    assert [m["content"] for m in orjson.loads(raw)["messages"]][-2:] == ["message 49", "new"]
+    assert orjson.loads(raw)["tools"][0]["function"]["name"] == "look"
+
+
+def test_a_message_is_encoded_anew_for_an_endpoint_that_wants_another_form() -> None:
+    message = Message(role="assistant", content="Hi", reasoning="hmm")
+    assert "reasoning_content" not in sent(message, OPENAI)
+    assert sent(message, PRESETS["zai"])["reasoning_content"] == "hmm"
+    assert "reasoning_content" not in sent(message, OPENAI)
+
+
+def test_a_message_with_calls_goes_as_one_message() -> None:
+    call = ToolCall.parse("a", "look", '{"city":  "Oslo"}')
+    assert sent(Message.assistant("Let me look.", tool_calls=[call])) == {
+        "role": "assistant",
+        "content": "Let me look.",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"city":  "Oslo"}'}}],
+    }
+    assert sent(Message.assistant(tool_calls=[call]))["content"] is None
+    assert sent(Message.assistant(""))["content"] == ""
+
+
+def test_arguments_go_back_as_they_were_written_unless_they_cannot_be_read() -> None:
+    def arguments(call: ToolCall) -> str:
+        return sent(Message.assistant(tool_calls=[call]))["tool_calls"][0]["function"]["arguments"]
+
+    assert arguments(ToolCall.parse("a", "look", '{"a" : 1}')) == '{"a" : 1}'
+    assert arguments(ToolCall.parse("a", "look", '{"a" : oops')) == "{}"
+    assert arguments(ToolCall.parse("a", "look", "")) == "{}"
+    assert arguments(ToolCall(id="a", name="look", arguments={"a": 1})) == '{"a":1}'
+
+
+def test_the_answer_to_a_call_names_the_call() -> None:
+    assert sent(Message.tool("a", "7 C")) == {"role": "tool", "tool_call_id": "a", "content": "7 C"}
+
+
+def test_opaque_reasoning_goes_back_where_the_vendor_wants_it() -> None:
+    details = [{"type": "reasoning.encrypted", "data": "opaque"}]
+    message = Message(role="assistant", content="Hi", provider_state={"reasoning_details": details})
+    assert "reasoning_details" not in sent(message)
+    assert sent(message, replace(OPENAI, reasoning_details=True))["reasoning_details"] == details
+
+
+def test_images_and_files_go_as_parts() -> None:
+    message = Message.user(
+        [
+            TextPart(text="What is this?"),
+            ImagePart(url="https://example.com/cat.png"),
+            ImagePart(data=b"png", media_type="image/png"),
+            FilePart(data=b"pdf", media_type="application/pdf", filename="a.pdf"),
+        ]
+    )
+    assert sent(message)["content"] == [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,cG5n"}},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,cGRm", "filename": "a.pdf"}},
+    ]
+
+
+def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:
+    settings = {"temperature": 0.0, "top_p": 0.5, "max_tokens": 9, "seed": 1, "stop": ["x"], "reasoning_effort": "low"}
+    plain = with_settings(**settings)
+    assert plain.pop("messages")
+    assert plain == {
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "max_completion_tokens": 9,
+        "seed": 1,
+        "stop": ["x"],
+        "reasoning_effort": "low",
+    }
+    assert with_settings().keys() == {"model", "stream", "stream_options", "messages"}
+
+
+def test_a_preset_says_what_its_endpoint_calls_a_setting_and_what_it_cannot_do() -> None:
+    fields = with_settings(PRESETS["zai"], (LOOK,), max_tokens=9, reasoning_effort="none", parallel_tool_calls=True)
+    assert fields["max_tokens"] == 9
+    assert fields["thinking"] == {"type": "disabled"}
+    assert "parallel_tool_calls" not in fields
+    assert "strict" not in fields["tools"][0]["function"]
+    assert "stream_options" not in with_settings(replace(OPENAI, stream_options=False))
+    assert with_settings(replace(OPENAI, effort="reasoning"), reasoning_effort="low")["reasoning"] == {"effort": "low"}
+
+
+def test_a_request_that_is_not_streamed_asks_for_no_stream() -> None:
+    plain = body(ModelRequest(messages=[Message.user("hi")]), stream=False)
+    assert (plain["stream"], "stream_options" in plain) == (False, False)
+
+
+def test_a_tool_choice_by_name_becomes_that_function() -> None:
+    named = with_settings(tools=(LOOK,), tool_choice="look", parallel_tool_calls=False)
+    assert named["tool_choice"] == {"type": "function", "function": {"name": "look"}}
+    assert named["parallel_tool_calls"] is False
+    assert named["tools"] == [
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "Looks.", "parameters": LOOK.parameters, "strict": True},
+        }
+    ]
+    assert with_settings(tools=(LOOK,), tool_choice="required")["tool_choice"] == "required"
+
+
+def test_a_tool_choice_without_tools_is_not_sent() -> None:
+    assert "tool_choice" not in with_settings(tool_choice="auto", parallel_tool_calls=True)
+
+
+def test_extra_fields_come_last_and_objects_are_merged() -> None:
+    fields = with_settings(temperature=0.1, extra_body={"temperature": 1, "stream_options": {"x": 1}, "top_k": 4})
+    assert (fields["temperature"], fields["top_k"]) == (1, 4)
+    assert fields["stream_options"] == {"include_usage": True, "x": 1}
+    assert with_settings(extra_body={"messages": []})["messages"] == []
+
+
+def test_a_text_that_is_no_proper_unicode_is_sent_all_the_same() -> None:
+    raw = RequestEncoder("m", OPENAI, stream=True).encode(
+        ModelRequest(messages=[Message.model_construct(role="user", content="a\ud83d")])
+    )
+    assert b"a\\ud83d" in raw

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+
+from rxloop.errors import BadRequest, ConfigurationError, ProviderTimeout, RateLimited
+from rxloop.messages import Message
+from rxloop.protocols import Provider
+from rxloop.providers import PRESETS, OpenAIChat, Preset, openai_chat, resolve_model, routed
+from rxloop.providers.retry import Retry
+from rxloop.requests import ModelRequest, RunContext
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("zai:glm-4.6", "zai:glm-4.6"),
+        ("zai", "zai:glm-4.7"),
+        ("openai:gpt-5", "openai:gpt-5"),
+        ("openai", "openai:gpt-5"),
+        ("ollama:qwen3:8b", "ollama:qwen3:8b"),
+        ("http://localhost:8000/v1#my/model", "http://localhost:8000/v1#my/model"),
+    ],
+)
+def test_a_model_string_makes_a_provider_whose_name_makes_it_again(text: str, name: str) -> None:
+    provider = resolve_model(text)
+    assert provider.name == name
+    assert resolve_model(provider.name).name == name
+    assert resolve_model(text) is not provider
+
+
+def test_a_provider_is_taken_as_it_is() -> None:
+    provider: Provider = openai_chat("m", base_url="http://localhost/v1")
+    assert resolve_model(provider) is provider
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("acme:x", "zai, openai, ollama"),
+        ("gpt-5", "openai:gpt-5"),
+        ("zai:", "default model"),
+        ("http://localhost:8000/v1", "#model"),
+        ("", "zai:glm-4.7"),
+    ],
+)
+def test_a_string_that_names_no_model_is_an_error_that_says_how_to_write_one(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        resolve_model(text)
+
+
+def test_an_address_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="localhost:8000"):
+        openai_chat("m", base_url="localhost:8000/v1")
+    with pytest.raises(ConfigurationError, match="no default model"):
+        openai_chat(base_url="http://localhost:8000/v1")
+
+
+@pytest.mark.parametrize(
+    ("preset", "value", "url"),
+    [
+        ("ollama", "", "http://localhost:11434/v1"),
+        ("ollama", "0.0.0.0", "http://0.0.0.0:11434/v1"),
+        ("ollama", "box:9000", "http://box:9000/v1"),
+        ("ollama", "https://box/", "https://box/v1"),
+        ("openai", "http://proxy/openai/v1/", "http://proxy/openai/v1"),
+        ("zai", "https://open.bigmodel.cn/api/paas/v4", "https://open.bigmodel.cn/api/paas/v4"),
+    ],
+)
+def test_the_environment_may_put_another_address(
+    monkeypatch: pytest.MonkeyPatch, preset: str, value: str, url: str
+) -> None:
+    chosen = PRESETS[preset]
+    assert chosen.url_env is not None
+    monkeypatch.setenv(chosen.url_env, value)
+    assert chosen.url() == url
+
+
+def test_a_preset_of_ones_own_is_data() -> None:
+    acme = Preset(name="acme", base_url="https://acme.example/v1", key_env="ACME_KEY", default_model="a1")
+    provider = openai_chat(preset=acme)
+    assert isinstance(provider, OpenAIChat)
+    assert provider.name == "acme:a1"
+
+
+def test_every_preset_has_an_address_a_default_model_and_its_own_name() -> None:
+    for name, preset in PRESETS.items():
+        assert preset.name == name
+        assert preset.base_url
+        assert preset.default_model
+
+
+async def test_a_router_chooses_by_what_the_run_was_given() -> None:
+    # L69
+    seen: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.closed = 0
+
+        def call(self, request: ModelRequest) -> None:
+            seen.append(self.name)
+
+        async def aclose(self) -> None:
+            self.closed += 1
+
+    class Run:
+        metadata = {"plan": "pro"}
+
+    small, large = Named("small"), Named("large")
+    router = routed(lambda request: large if request.ctx.metadata.get("plan") == "pro" else small)  # pyright: ignore
+    request = ModelRequest(messages=[Message.user("hi")], ctx=RunContext(run=Run()))  # pyright: ignore
+    router.call(request)
+    Run.metadata = {"plan": "free"}
+    router.call(request)
+    assert seen == ["large", "small"]
+    await router.aclose()
+    assert (small.closed, large.closed) == (1, 1)
+
+
+def test_a_retry_waits_longer_each_time_and_gives_up() -> None:
+    # L67
+    retry = Retry(attempts=3, first=1, jitter=0)
+    busy = RateLimited("busy")
+    assert [retry.wait(busy, sent) for sent in (1, 2, 3)] == [1, 2, None]
+    assert retry.wait(RateLimited("busy", retry_after=7), 1) == 7
+    assert retry.wait(RateLimited("busy", retry_after=700), 1) is None
+    assert retry.wait(BadRequest("no"), 1) is None
+    assert retry.wait(ProviderTimeout("late"), 1) is None
+    assert 0.75 <= (Retry(first=1).wait(busy, 1) or 0) <= 1

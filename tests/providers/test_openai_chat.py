@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+import reactivex as rx
+from reactivex import operators as ops
+
+from rxloop.errors import (
+    AuthenticationError,
+    ProviderConnectionError,
+    ProviderTimeout,
+    RateLimited,
+    RxloopError,
+    UnknownModel,
+)
+from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, Event, UsageEvent
+from rxloop.messages import Message
+from rxloop.providers import OpenAIChat, Preset, Retry, Timeouts, openai_chat
+from rxloop.requests import ModelRequest, RunContext
+from rxloop.settings import ModelSettings
+from rxloop.stream.scope import Scope
+from servers import Answer, Reply, Server, collect, delta, say, sse
+
+REQUEST = ModelRequest(messages=[Message.user("hi")])
+AT_ONCE = Retry(first=0)
+
+
+def chat(server: Server, **options: Any) -> OpenAIChat:
+    return openai_chat("m", base_url=server.base_url, **{"retry": Retry(attempts=1), **options})
+
+
+def text(answer: Answer) -> str:
+    return "".join(event.delta for event in answer.events if isinstance(event, ContentDeltaEvent))
+
+
+def active(*clients: httpx.AsyncClient) -> list[str]:
+    """The connections of the pools that are still checked out."""
+    pools = [client._transport._pool for client in clients]  # pyright: ignore
+    return [str(one) for pool in pools for one in pool.connections if not one.is_idle() and not one.is_closed()]
+
+
+async def test_nothing_is_sent_before_somebody_subscribes(server: Server) -> None:
+    # L52
+    provider = chat(server)
+    source = provider.call(REQUEST)
+    await asyncio.sleep(0.02)
+    assert server.connections == 0
+    await collect(source)
+    assert len(server.requests) == 1
+    await provider.aclose()
+
+
+async def test_several_views_of_one_call_make_one_request(server: Server) -> None:
+    # L53
+    server.answer(say("a", "b"))
+    provider = chat(server)
+    shared = provider.call(REQUEST).pipe(ops.publish())
+    texts = shared.pipe(ops.filter(lambda e: isinstance(e, ContentDeltaEvent)), ops.map(lambda e: e.delta))  # pyright: ignore
+    both = asyncio.ensure_future(collect(rx.merge(texts, shared.pipe(ops.count()))))
+    await asyncio.sleep(0)
+    shared.connect()
+    assert (await both).events == ["a", "b", 3]
+    assert len(server.requests) == 1
+    await provider.aclose()
+
+
+async def test_each_subscription_is_a_request_of_its_own(server: Server) -> None:
+    server.answer(say("a"))
+    provider = chat(server)
+    source = provider.call(REQUEST)
+    assert [text(await collect(source)) for _ in range(3)] == ["a", "a", "a"]
+    assert len(server.requests) == 3
+    await provider.aclose()
+
+
+async def test_disposing_closes_the_connection_while_the_server_still_sends(server: Server) -> None:
+    # L54
+    server.answer(say("a", end="hang", finished=False))
+    provider = chat(server)
+    events: list[Event] = []
+    came = asyncio.Event()
+
+    def on_next(event: Event) -> None:
+        events.append(event)
+        came.set()
+
+    subscription = provider.call(REQUEST).subscribe(on_next)
+    await came.wait()
+    assert server.open == 1
+    subscription.dispose()
+    async with asyncio.timeout(1):
+        await server.all_closed.wait()
+    assert active(*provider._pool.clients) == []  # pyright: ignore[reportPrivateUsage]
+    assert len(events) == 1
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("moment", ["at once", "asked", "streaming"])
+async def test_two_hundred_disposed_calls_leave_no_connection_behind(server: Server, moment: str) -> None:
+    # L54
+    server.answer(say("a", end="hang", finished=False))
+    provider = chat(server)
+    before = asyncio.all_tasks()
+    started = asyncio.Event()
+    subscriptions = [provider.call(REQUEST).subscribe(lambda _: started.set()) for _ in range(200)]
+    if moment == "asked":
+        await server.asked.wait()
+    elif moment == "streaming":
+        await started.wait()
+    for subscription in subscriptions:
+        subscription.dispose()
+    async with asyncio.timeout(5):
+        while server.open or asyncio.all_tasks() - before - server.tasks:
+            await asyncio.sleep(0.005)
+    assert active(*provider._pool.clients) == []  # pyright: ignore[reportPrivateUsage]
+    server.answer(say("still", " here"))
+    assert text(await collect(provider.call(REQUEST))) == "still here"
+    await provider.aclose()
+
+
+async def test_a_connection_is_used_again_after_done(server: Server) -> None:
+    server.answer(say("a"))
+    provider = chat(server)
+    for _ in range(5):
+        await collect(provider.call(REQUEST))
+    assert server.connections == 1
+    await provider.aclose()
+
+
+async def test_a_server_that_never_ends_after_done_holds_nobody_up(server: Server) -> None:
+    server.answer(say("a", end="hang"))
+    provider = chat(server)
+    events: list[Event] = []
+    complete = asyncio.Event()
+
+    def on_next(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, ContentCompleteEvent):
+            complete.set()
+
+    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    provider.call(REQUEST).subscribe(on_next, end.set_exception, lambda: end.set_result(None))
+    async with asyncio.timeout(0.5):
+        await complete.wait()
+    async with asyncio.timeout(3):
+        await end
+        await server.all_closed.wait()
+    await provider.aclose()
+
+
+async def test_the_events_come_in_order_with_the_usage_before_the_message(server: Server) -> None:
+    # L64
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+    server.answer(Reply(sse(delta(content="He"), delta(content="llo"), delta("stop"), usage)))
+    provider = chat(server)
+    answer = await collect(provider.call(REQUEST))
+    assert answer.error is None
+    assert [type(e) for e in answer.events] == [ContentDeltaEvent, ContentDeltaEvent, UsageEvent, ContentCompleteEvent]
+    assert {event.step for event in answer.events} == {"1"}
+    await provider.aclose()
+
+
+async def test_an_answer_cut_anywhere_is_the_same_answer(server: Server) -> None:
+    # L70
+    stream = b"".join(sse(delta(content="smørbrød 🍞"), delta(content="\n→"), delta("stop")))
+    provider = chat(server)
+    for size in (1, 2, 3, 7, 50):
+        server.answer(Reply([stream[i : i + size] for i in range(0, len(stream), size)]))
+        server.requests.clear()
+        assert text(await collect(provider.call(REQUEST))) == "smørbrød 🍞\n→"
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("end", ["end", "drop"])
+async def test_a_connection_that_ends_early_is_an_error_that_keeps_the_text(server: Server, end: Any) -> None:
+    # L66
+    server.answer(say("Hel", end=end, finished=False))
+    provider = chat(server, retry=AT_ONCE)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderConnectionError)
+    assert answer.error.retryable
+    assert text(answer) == "Hel"
+    assert len(server.requests) == 1
+    assert not any(isinstance(event, ContentCompleteEvent) for event in answer.events)
+    await provider.aclose()
+
+
+async def test_a_connection_that_breaks_behind_the_finish_reason_is_a_proper_end(server: Server) -> None:
+    # L66
+    server.answer(Reply(sse(delta("stop", content="Hi"), done=False), end="drop"))
+    provider = chat(server)
+    answer = await collect(provider.call(REQUEST))
+    assert answer.error is None
+    assert answer.events[-1].content == "Hi"
+    await provider.aclose()
+
+
+async def test_an_error_in_the_stream_fails_the_call_and_leaves_the_connection_usable(server: Server) -> None:
+    # L66
+    bad = sse(delta(content="Hel"), {"error": {"code": 429, "message": "slow down"}}, done=False)
+    server.answer(Reply([b"".join(bad)]), say("ok"))
+    provider = chat(server)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, RateLimited)
+    assert text(answer) == "Hel"
+    assert active(*provider._pool.clients) == []  # pyright: ignore[reportPrivateUsage]
+    assert text(await collect(provider.call(REQUEST))) == "ok"
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Reply([b'{"error": {"message": "busy"}}'], status=429, content_type="application/json"),
+        Reply([b"<html>"], status=503, content_type="text/html"),
+        Reply(end="drop"),
+        Reply([b'data: {"error": {"message": "oops"}}\n\n']),
+    ],
+)
+async def test_a_failure_before_the_first_event_is_tried_again(server: Server, first: Reply) -> None:
+    # L67
+    server.answer(first, first, say("third", " time"))
+    provider = chat(server, retry=AT_ONCE)
+    answer = await collect(provider.call(REQUEST))
+    assert answer.error is None
+    assert text(answer) == "third time"
+    assert len(server.requests) == 3
+    await provider.aclose()
+
+
+async def test_a_vendor_that_stays_busy_fails_the_call_with_the_wait_it_asked_for(server: Server) -> None:
+    # L67
+    reply = Reply([b'{"error": {"message": "busy"}}'], 429, {"retry-after": "0"}, "application/json")
+    server.answer(reply)
+    provider = chat(server, retry=Retry(attempts=4))
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, RateLimited)
+    assert answer.error.retry_after == 0
+    assert len(server.requests) == 4
+    await provider.aclose()
+
+
+async def test_a_refusal_is_not_tried_again(server: Server) -> None:
+    server.answer(Reply([b'{"error": {"message": "no such model"}}'], status=404, content_type="application/json"))
+    provider = chat(server, retry=AT_ONCE)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, UnknownModel)
+    assert "no such model" in str(answer.error)
+    assert len(server.requests) == 1
+    await provider.aclose()
+
+
+async def test_nobody_at_the_address_is_an_error_that_says_what_to_do() -> None:
+    preset = Preset(name="ollama", base_url="http://127.0.0.1:9/v1", hint="Start it with `ollama serve`.")
+    provider = openai_chat("m", preset=preset, retry=AT_ONCE)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderConnectionError)
+    assert "ollama serve" in str(answer.error)
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("reply", [say("Hel", end="hang", finished=False), Reply(end="hang")])
+async def test_silence_for_the_idle_timeout_is_a_timeout(server: Server, reply: Reply) -> None:
+    # L68
+    server.answer(reply)
+    provider = chat(server, timeout=Timeouts(idle=0.1), retry=AT_ONCE)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderTimeout)
+    assert len(server.requests) == 1
+    async with asyncio.timeout(1):
+        await server.all_closed.wait()
+    await provider.aclose()
+
+
+async def test_a_call_may_take_a_total_time(server: Server) -> None:
+    server.answer(Reply(end="hang"))
+    provider = chat(server, timeout=Timeouts(total=0.1))
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderTimeout)
+    assert "0.1 s" in str(answer.error)
+    await provider.aclose()
+
+
+async def test_a_missing_key_names_its_variable_and_nothing_is_sent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACME_KEY", raising=False)
+    preset = Preset(name="acme", base_url=server.base_url, key_env="ACME_KEY")
+    provider = openai_chat("m", preset=preset)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, AuthenticationError)
+    assert "ACME_KEY" in str(answer.error)
+    assert server.connections == 0
+    monkeypatch.setenv("ACME_KEY", " secret\n")
+    server.answer(say("a"))
+    assert (await collect(provider.call(REQUEST))).error is None
+    assert server.requests[0].headers["authorization"] == "Bearer secret"
+    await provider.aclose()
+
+
+async def test_headers_come_from_the_preset_the_provider_and_the_settings(server: Server) -> None:
+    server.answer(say("a"))
+    preset = Preset(name="acme", base_url=server.base_url, headers={"X-A": "1", "X-B": "1", "X-C": "1"})
+    provider = openai_chat("m", preset=preset, api_key="k", headers={"x-b": "2", "X-C": "2"})
+    settings = ModelSettings(headers={"x-c": "3"})
+    await collect(provider.call(REQUEST.replace(settings=settings)))
+    headers = server.requests[0].headers
+    assert [headers[name] for name in ("x-a", "x-b", "x-c")] == ["1", "2", "3"]
+    assert (headers["authorization"], headers["accept-encoding"]) == ("Bearer k", "identity")
+    assert server.requests[0].path == "/v1/chat/completions"
+    await provider.aclose()
+
+
+async def test_an_answer_that_is_not_streamed(server: Server) -> None:
+    body = b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}'
+    server.answer(Reply([body], content_type="application/json"))
+    provider = chat(server, stream=False)
+    answer = await collect(provider.call(REQUEST))
+    assert [type(e) for e in answer.events] == [ContentDeltaEvent, ContentCompleteEvent]
+    assert server.requests[0].body["stream"] is False
+    await provider.aclose()
+
+
+async def test_an_endpoint_that_sends_the_other_form_than_asked_for_is_understood(server: Server) -> None:
+    body = b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}'
+    server.answer(Reply([body], content_type="application/json"), say("Hi"), Reply(say("Hi").pieces, content_type=""))
+    for stream in (True, False, True):
+        provider = chat(server, stream=stream)
+        assert text(await collect(provider.call(REQUEST))) == "Hi"
+        await provider.aclose()
+
+
+async def test_a_client_of_the_users_is_used_and_stays_open(server: Server) -> None:
+    server.answer(say("a"))
+    async with httpx.AsyncClient(headers={"x-mine": "yes"}) as own:
+        provider = chat(server, http_client=own)
+        await collect(provider.call(REQUEST))
+        await provider.aclose()
+        assert not own.is_closed
+    assert server.requests[0].headers["x-mine"] == "yes"
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderConnectionError)
+    assert "closed" in str(answer.error)
+
+
+async def test_a_subscriber_that_fails_fails_the_call_with_its_own_error(server: Server) -> None:
+    server.answer(say("a", end="hang", finished=False))
+    provider = chat(server)
+
+    def fail(_: Event) -> None:
+        raise ValueError("mine")
+
+    answer = await collect(provider.call(REQUEST).pipe(ops.do_action(fail)))
+    assert isinstance(answer.error, ValueError)
+    async with asyncio.timeout(1):
+        await server.all_closed.wait()
+    await provider.aclose()
+
+
+async def test_a_closed_gate_holds_the_socket_back(server: Server) -> None:
+    class Run:
+        scope = Scope()
+
+    server.answer(say("a", "b", "c"))
+    provider = chat(server)
+    events: list[Event] = []
+    came = asyncio.Event()
+
+    def on_next(event: Event) -> None:
+        events.append(event)
+        Run.scope.gate.close()
+        came.set()
+
+    end = asyncio.Event()
+    request = REQUEST.replace(ctx=RunContext(run=Run()))  # pyright: ignore
+    provider.call(request).subscribe(on_next, on_completed=end.set)
+    await came.wait()
+    held = len(events)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(events) == held
+    while not end.is_set():
+        Run.scope.gate.open()
+        came.clear()
+        waiting = [asyncio.ensure_future(came.wait()), asyncio.ensure_future(end.wait())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+    assert isinstance(events[-1], ContentCompleteEvent)
+    assert await Run.scope.join(1) == []
+    await provider.aclose()
+
+
+async def test_a_bad_address_in_the_environment_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACME_URL", "ftp://acme")
+    preset = Preset(name="acme", base_url="http://acme/v1", url_env="ACME_URL")
+    answer = await collect(openai_chat("m", preset=preset).call(REQUEST))
+    assert isinstance(answer.error, RxloopError)
+    assert "ftp://acme" in str(answer.error)
