@@ -29,13 +29,14 @@ from rxloop.testing import demo_model
 
 CLOSED = {"Bergen"}
 PAID = {"Oslo"}
-WEATHER = {"Oslo": "18 C and sunny", "Bergen": "13 C and rain", "Rome": "28 C and clear"}
+WEATHER = {"Oslo": (18, "sunny"), "Bergen": (13, "rain"), "Rome": (28, "clear")}
 
 
 @tool
-async def get_weather(city: str) -> str:
+async def get_weather(city: str) -> dict[str, Any]:
     """Current weather in a city, such as "Oslo"."""
-    return WEATHER.get(city, "unknown")
+    temperature, sky = WEATHER[city]
+    return {"temperature": temperature, "unit": "C", "sky": sky}
 
 
 def to_the_point(signal: Signal) -> Signal:

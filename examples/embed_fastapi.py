@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 
-from rxloop import Agent, Event, MemoryEventLog, StatusUpdateEvent
+from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, StatusUpdateEvent
 from rxloop.testing import demo_model
 
 try:
@@ -42,15 +42,27 @@ def make_app(agent: Agent) -> FastAPI:
     return app
 
 
+class Server(uvicorn.Server):
+    """A server that says when it listens."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port."""
+        await super().startup(sockets)
+        self.listens.set()
+
+
 @asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[str]:
+async def serving(app: FastAPI) -> AsyncGenerator[str]:
     """Serve an application on a free port, and give its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        server = Server(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await server.listens.wait()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
@@ -58,30 +70,36 @@ async def serving(app: FastAPI) -> AsyncIterator[str]:
             await task
 
 
-async def read(url: str, *, leave_after: int | None = None) -> list[Event]:
-    """Be a client: read the events of a run, all of them or the first few."""
+async def read(url: str, *, words: int | None = None) -> list[Event]:
+    """Be a client: read the events of a run, to the end or until there are some words of the answer."""
     events: list[Event] = []
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         async with client.stream("POST", "/ask", params={"question": QUESTION}) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
                     events.append(Event.from_json(line.removeprefix("data: ")))
-                if len(events) == leave_after:
+                if words is not None and len(text_of(events).split()) >= words:
                     break
     return events
+
+
+def text_of(events: list[Event]) -> str:
+    """The text of the answer, as far as it has come."""
+    return "".join(event.delta for event in events if isinstance(event, ContentDeltaEvent))
 
 
 async def main() -> None:
     """Serve, leave, look what became of the run, and then stay."""
     log = MemoryEventLog()
     async with Agent(demo_model(delay=0.03), log=log) as agent, serving(make_app(agent)) as url:
-        seen = await read(url, leave_after=5)
-        print(f"the first client read {', '.join(event.kind for event in seen)} and left")
+        seen = await read(url, words=4)
+        print(f"The first client read {len(seen)} events, saw {text_of(seen)!r}, and left.")
         async for event in log.follow(seen[0].task_id):
-            if isinstance(event, StatusUpdateEvent) and event.final:
-                print(f"its run ended as {event.state}: {event.error.message if event.error else event.content}")
+            if isinstance(event, StatusUpdateEvent) and event.error is not None:
+                print(f"Its run: {event.state}, because {event.error.message}.")
+
         seen = await read(url)
-        print(f"the second client read {len(seen)} events; the last one is {seen[-1]}")
+        print(f"The second client read all {len(seen)} events, to {seen[-1].kind} {seen[-1].cursor}.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One agent with everything in it: tools, thoughts that refer to each other, the stream as it comes, and the graph.
 
-    python examples/kitchen_sink.py ["Is it warmer in Oslo or in Rome?"]
+python examples/kitchen_sink.py ["Is it warmer in Oslo or in Rome?"]
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rxloop import (
     ContentDeltaEvent,
     Event,
     LLMCallEvent,
-    StatusUpdateEvent,
-    ThoughtStreamEvent,
+    Result,
     Thoughts,
+    ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolError,
     ToolStartEvent,
@@ -32,32 +32,24 @@ from rxloop.testing import demo_model
 QUESTION = "Compare the weather in Oslo and Bergen, and tell me the difference in Celsius."
 INSTRUCTIONS = """\
 You answer questions about the weather, for people who want to follow how you come to your answer.
-
-Think aloud with think_aloud, beside your other calls and in the same message:
-- Give each thought a short thought_id of its own, such as "plan", "oslo" or "conclusion".
-- Give related_to what the thought follows from: the thought_id of an earlier thought, or the id of the tool call whose
-  result it is about.
-- Begin with a plan, say what you make of each result, and end with a conclusion.
-
-Do no sums in your head: use calculate. Then answer in one or two sentences, with temperatures in Celsius."""
+Think aloud with think_aloud, beside your other calls and in the same message. Give each thought a short thought_id of
+its own, such as "plan", "oslo" or "conclusion". Give related_to what it follows from: the thought_id of an earlier
+thought, or the id of the tool call whose result it is about. Begin with a plan, say what you make of each result, and
+end with a conclusion. Do no sums in your head: use calculate. Then answer in one or two sentences, in Celsius."""
 
 WEATHER = {"Oslo": (18.0, "C", "sunny"), "Bergen": (55.4, "F", "rain"), "Rome": (82.4, "F", "clear")}
 OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: lambda left, right: left / right,
     ast.Pow: math.pow,
 }
 
 
 @tool
 def get_weather(city: str) -> dict[str, float | str]:
-    """Current weather in a city. Some stations report Celsius, some Fahrenheit.
-
-    Args:
-        city: A city name, such as "Oslo".
-    """
+    """Current weather in a city, such as "Oslo". Some stations report Celsius, some Fahrenheit."""
     if city not in WEATHER:
         raise ToolError(f"No station in {city!r}; there are stations in {', '.join(WEATHER)}.")
     temperature, unit, sky = WEATHER[city]
@@ -66,11 +58,7 @@ def get_weather(city: str) -> dict[str, float | str]:
 
 @tool
 def calculate(expression: str) -> float:
-    """Work out a sum with + - * / ** and parentheses.
-
-    Args:
-        expression: Such as "(65 - 32) * 5 / 9".
-    """
+    """Work out a sum with + - * / ** and parentheses, such as "(65 - 32) * 5 / 9"."""
     try:
         return round(value(ast.parse(expression[:200].strip(), mode="eval").body), 6)
     except (SyntaxError, ValueError, ArithmeticError) as error:
@@ -90,45 +78,40 @@ def value(node: ast.expr) -> float:
             raise ArithmeticError("only numbers, + - * / ** and parentheses")
 
 
-def show(event: Event) -> None:
-    """Print one event of the stream: its number, its kind, and what it says."""
+def describe(event: Event) -> str | None:
+    """What an event says, on one line; None for an event that is not shown."""
     match event:
         case LLMCallEvent(iteration=iteration, message_count=messages):
-            line(event, f"request {iteration}, {messages} messages")
+            return f"request {iteration}, {messages} messages"
         case ThoughtStreamEvent(thought_id=name, related_to=basis, content=content):
-            line(event, f"{name}{f' <- {basis}' if basis else ''}: {content}", colour=33)
+            return f"{name}{f' <- {basis}' if basis else ''}: {content}"
         case ToolStartEvent(call=call):
-            line(event, f"{call.name} {call.arguments}  ({call.id})", colour=36)
-        case ToolCompleteEvent(call=call, success=success, content=content):
-            line(event, f"{call.id}: {content}", colour=32 if success else 31)
-        case ContentDeltaEvent(delta=delta):
-            print(delta, end="", flush=True)
-        case StatusUpdateEvent(final=True, state=state):
-            line(event, state, before="\n")
+            return f"{call.id}: {call.name} {call.arguments}"
+        case ToolCompleteEvent(call=call, content=content):
+            return f"{call.id}: {content}"
         case _:
-            pass
+            return None
 
 
-def line(event: Event, text: str, *, colour: int = 2, before: str = "") -> None:
-    """Print a line; in colour on a terminal."""
-    head = f"{event.seq:>3} {event.kind:<15}"
-    print(before + (f"\033[{colour}m{head}\033[0m {text}" if sys.stdout.isatty() else f"{head} {text}"))
-
-
-async def main(question: str) -> None:
-    """Ask, show the stream while it comes, and then the chain of thoughts."""
-    thoughts = Thoughts(hidden=True)  # the thoughts are for everybody, the calls that make them are not
-    async with Agent(demo_model(), instructions=INSTRUCTIONS, tools=[get_weather, calculate], thoughts=thoughts) as agent:
+async def ask(question: str) -> Result:
+    """Ask, and show the stream while it comes."""
+    model, tools = demo_model(), [get_weather, calculate]
+    thoughts = Thoughts(hidden=True)  # everybody sees the thoughts, nobody the calls that make them
+    async with Agent(model, instructions=INSTRUCTIONS, tools=tools, thoughts=thoughts) as agent:
         run = agent.run(question)
         print(f"{agent.model.name}: {question}\n")
         async for event in run.pipe(op.public()):
-            show(event)
-        result = await run
-    print(f"\n{result.usage.input_tokens} tokens in, {result.usage.output_tokens} out. The chain of thoughts:\n")
-    print(result.thoughts.tree())
-    Path("chain.mmd").write_text(result.thoughts.to_mermaid(), encoding="utf-8")
-    print("\nchain.mmd has it for Mermaid.")
+            if isinstance(event, ContentDeltaEvent):
+                print(event.delta, end="", flush=True)
+            elif said := describe(event):
+                head = f"{event.seq:>3}  {event.kind:<14}"
+                print(f"\033[36m{head}\033[0m {said}" if sys.stdout.isatty() else f"{head} {said}")
+        return await run
 
 
 if __name__ == "__main__":
-    asyncio.run(main(" ".join(sys.argv[1:]) or QUESTION))
+    result = asyncio.run(ask(" ".join(sys.argv[1:]) or QUESTION))
+    print(f"\n\nThe chain of thoughts ({result.state}, {result.usage.total_tokens} tokens):\n")
+    print(result.thoughts.tree())
+    Path("chain.mmd").write_text(result.thoughts.to_mermaid(), encoding="utf-8")
+    print("\nchain.mmd has it as a drawing for Mermaid.")

@@ -58,8 +58,6 @@ async def main() -> None:
                     print(f"  call     {call.name} {call.arguments}")
                 case ToolCompleteEvent(call=call, duration=seconds):
                     print(f"  done     {call.name} in {seconds:.2f} s")
-                case _:
-                    pass
 
         # Who comes late gets everything, too.
         text = "".join([piece async for piece in run.text()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rxloop import Agent, Result, ThoughtStreamEvent, ToolCompleteEvent, op, tool
+from rxloop import Agent, Result, ThoughtStreamEvent, ToolCompleteEvent, tool
 from rxloop.testing import demo_model
 
 STATIONS = {"Oslo": (0.15, "18 C and sunny"), "Bergen": (0.05, "13 C and rain"), "Rome": (0.1, "28 C and clear")}
@@ -15,7 +15,7 @@ async def get_weather(city: str) -> str:
     """Current weather in a city, such as "Oslo"."""
     seconds, report = STATIONS[city]
     await asyncio.sleep(seconds)
-    return f"{report}"
+    return f"{report} in {city}"
 
 
 async def watch(agent: Agent, question: str) -> Result:
@@ -43,8 +43,7 @@ async def main() -> None:
         runs = [group.create_task(watch(agent, f"What is the weather in {agent.name}?")) for agent in agents]
     for agent, run in zip(agents, runs, strict=True):
         result = run.result()
-        print(f"\n{agent.name}: {result.output}  ({result.usage.total_tokens} tokens, run {result.task_id})")
-    for agent in agents:
+        print(f"{agent.name:>6}  answers: {result.output} ({result.usage.total_tokens} tokens)")
         await agent.aclose()
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import httpx
 import orjson
 from reactivex import Observable
 
-from rxloop.events import Event
+from rxloop.events import ContentDeltaEvent, Event
+from rxloop.messages import Message
+from rxloop.providers import OpenAIChat, Retry, openai_chat
+from rxloop.requests import ModelRequest
+
+REQUEST = ModelRequest(messages=[Message.user("hi")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
+async def serving() -> AsyncGenerator[Server]:
     """A server that listens for as long as the block lasts, and sees that every client has left."""
     made = Server()
     listener = await asyncio.start_server(made.handle, "127.0.0.1", 0)
@@ -144,3 +150,21 @@ def say(*words: str, end: Literal["end", "drop", "hang"] = "end", finished: bool
     """A reply that streams words, then stops."""
     last = [delta("stop")] if finished else []
     return Reply(sse(*(delta(content=word) for word in words), *last, done=finished), end=end)
+
+
+def chat(server: Server, **options: Any) -> OpenAIChat:
+    """A provider for that server, which sends nothing again unless the test says so."""
+    options.setdefault("retry", Retry(attempts=1))
+    return openai_chat("m", base_url=server.base_url, **options)
+
+
+def text(answer: Answer) -> str:
+    """The text that streamed."""
+    return "".join(event.delta for event in answer.events if isinstance(event, ContentDeltaEvent))
+
+
+def active(provider: OpenAIChat) -> list[str]:
+    """The connections of a provider that are still checked out of their pools."""
+    clients: list[httpx.AsyncClient] = vars(provider)["_pool"].clients
+    pools: list[Any] = [vars(vars(client)["_transport"])["_pool"] for client in clients]
+    return [str(one) for pool in pools for one in pool.connections if not one.is_idle() and not one.is_closed()]

@@ -98,7 +98,8 @@ class Host(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+# No slots: with them `RunContext[Deps](deps)` fails, which people write in tests of their tools.
+@dataclass(frozen=True)
 class RunContext(Generic[D]):
     """What a tool, an instruction or an operator gets of the run.
 

@@ -7,11 +7,11 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator
 from types import TracebackType
-from typing import Any, Generic, Self, cast
+from typing import Any, Generic, Self, TypedDict, cast, overload
 
 import anyio
 from reactivex import Observable, abc
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, Unpack
 
 from rxloop.core import Canceled, Core
 from rxloop.drive import drive
@@ -202,31 +202,6 @@ class Run(Generic[O]):
     def stream(
         self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /, **options: Unpack[StreamOptions]
     ) -> Stream[E]: ...
-    @overload
-    def stream(
-        self,
-        a: V[Event, A],
-        b: V[A, B],
-        c: V[B, C],
-        d: V[C, D],
-        e: V[D, E],
-        f: V[E, F],
-        /,
-        **options: Unpack[StreamOptions],
-    ) -> Stream[F]: ...
-    @overload
-    def stream(
-        self,
-        a: V[Event, A],
-        b: V[A, B],
-        c: V[B, C],
-        d: V[C, D],
-        e: V[D, E],
-        f: V[E, F],
-        g: V[F, G],
-        /,
-        **options: Unpack[StreamOptions],
-    ) -> Stream[G]: ...
     @overload
     def stream(self, *views: Callable[[Any], Any], **options: Unpack[StreamOptions]) -> Any: ...
     def stream(

@@ -198,7 +198,7 @@ def fold_all(events: Iterable[Event], state: RunState | None = None) -> RunState
 def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     # A run that never ended leaves its history to the next one of the conversation.
     before = state.messages.append(*(state.batch.messages() if state.batch else ()), *state.held)
-    fresh = RunState(seq=event.seq, messages=before.append(*event.messages))
+    fresh = RunState(seq=event.seq, attempt=event.attempt, messages=before.append(*event.messages))
     return {name: getattr(fresh, name) for name in RunState.__slots__}
 
 

@@ -104,7 +104,14 @@ def test_images_and_files_go_as_parts() -> None:
 
 
 def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:
-    settings = {"temperature": 0.0, "top_p": 0.5, "max_tokens": 9, "seed": 1, "stop": ["x"], "reasoning_effort": "low"}
+    settings: dict[str, Any] = {
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "max_tokens": 9,
+        "seed": 1,
+        "stop": ["x"],
+        "reasoning_effort": "low",
+    }
     plain = with_settings(**settings)
     assert plain.pop("messages")
     assert plain == {

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rxloop.errors import BadRequest, ConfigurationError, ProviderTimeout, RateLimited
@@ -108,8 +110,10 @@ async def test_a_router_chooses_by_what_the_run_was_given() -> None:
         metadata = {"plan": "pro"}
 
     small, large = Named("small"), Named("large")
-    router = routed(lambda request: large if request.ctx.metadata.get("plan") == "pro" else small)  # pyright: ignore
-    request = ModelRequest(messages=[Message.user("hi")], ctx=RunContext(run=Run()))  # pyright: ignore
+    models: dict[str, Any] = {"pro": large, "free": small}
+    host: Any = Run()
+    router = routed(lambda request: models[request.ctx.metadata["plan"]])
+    request = ModelRequest(messages=[Message.user("hi")], ctx=RunContext(run=host))
     router.call(request)
     Run.metadata = {"plan": "free"}
     router.call(request)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from reactivex import operators as ops
-from run_checks import Recorder, places
 
+from run_checks import Recorder, places
 from rxloop.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,

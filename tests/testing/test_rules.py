@@ -131,6 +131,34 @@ def test_thoughts_go_before_and_beside_and_relate_to_calls() -> None:
     assert conclusion["thought_type"] == "decision"
 
 
+def test_a_difference_is_left_to_the_calculator_and_the_conclusion_follows_from_it() -> None:
+    wrong = calculator(lambda value: {"result": value - 40})
+    chat = Chat(think_aloud=THINK, get_weather=weather(Oslo=OSLO, Bergen=BERGEN), calculate=wrong)
+    answer = chat.ask("Compare the weather in Oslo and Bergen, and tell me the difference in Celsius.")
+    names = [name for name, _ in chat.made]
+    assert names == [
+        "think_aloud",
+        "get_weather",
+        "get_weather",
+        "think_aloud",
+        "think_aloud",
+        "calculate",
+        "think_aloud",
+    ]
+    assert chat.made[5] == ("calculate", {"expression": "7 - (48.2 - 32) * 5 / 9"})
+    assert chat.thoughts[-1]["related_to"] == chat.ids[5]
+    assert chat.thoughts[-1]["thought"] == "Oslo is colder than Bergen, by 42 °C."
+    assert answer.startswith("Oslo is colder than Bergen, by 42 °C. In Oslo it is 7 °C")
+
+
+def test_a_difference_that_the_calculator_cannot_work_out_is_worked_out_without_it() -> None:
+    broken = ("expression", lambda expression: "timed out after 5 s")
+    chat = Chat(get_weather=weather(Oslo=OSLO, Bergen=BERGEN), calculate=broken)
+    answer = chat.ask("What is the temperature difference between Oslo and Bergen?")
+    assert answer.startswith("Oslo is colder than Bergen, by 2 °C.")
+    assert [name for name, _ in chat.made] == ["get_weather", "get_weather", "calculate"]
+
+
 def test_thought_ids_stay_unique_over_a_conversation() -> None:
     chat = Chat(think_aloud=THINK, get_weather=weather(Oslo=OSLO))
     chat.ask("Weather in Oslo?")
@@ -166,7 +194,8 @@ def test_a_follow_up_goes_on_from_earlier_results() -> None:
 
 
 def test_three_cities_are_ranked() -> None:
-    chat = Chat(get_weather=weather(Oslo="7 C", Bergen="50 F", Rome="25 C"))
+    chat = Chat(get_weather=weather(Oslo="7 C", Bergen="50 F", Rome="25 C", Paris="30 C", Nice="31 C"))
+    chat.ask("Weather in Paris and Nice?")
     assert chat.ask("Compare the weather in Rome, Oslo and Bergen.").startswith(
         "The warmest is Rome, and the coldest is Oslo."
     )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from rxloop.errors import ConflictError, EventLogError, UnknownRun
-from rxloop.events import Event, State, StatusUpdateEvent, TaskEvent
+from rxloop.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocols import RunRecord
 
 

@@ -48,7 +48,7 @@ def after(cursor: str) -> View[Event, Event]:
                 nonlocal first
                 if isinstance(event, GapEvent):
                     # A gap that ends before the cursor is none for this reader.
-                    if (event.count or 0) > place[0]:
+                    if event.task_id != task_id or event.attempt != attempt or event.seq > place[0]:
                         observer.on_next(event)
                     return
                 if first:

@@ -31,6 +31,21 @@ class _Text:
         return merged(self.newest, self.pieces)
 
 
+class _Dropped:
+    """The place of events that were dropped."""
+
+    __slots__ = ("count", "newest")
+
+    def __init__(self, newest: Event) -> None:
+        self.newest = newest
+        self.count = 1
+
+    def value(self) -> GapEvent:
+        names = ("context_id", "task_id", "attempt", "seq", "sub", "timestamp")
+        place: dict[str, Any] = {name: getattr(self.newest, name) for name in names}
+        return GapEvent(reason="dropped", count=self.count, **place)
+
+
 class ReadBuffer:
     """Holds what a reader has not read yet. Only transient events, and text, are ever merged or dropped."""
 
@@ -41,10 +56,16 @@ class ReadBuffer:
         self._gate = gate
         self._holding = False
         self._items: deque[Any] = deque()
-        self._dropped = 0
         self._ended = False
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
+
+    def attach(self, subscription: abc.DisposableBase) -> None:
+        """Take over the subscription that fills the buffer."""
+        self.subscription = subscription
+        if self._ended:
+            # It ran over on what the subscription brought at once.
+            subscription.dispose()
 
     def push(self, item: Any) -> None:
         """Take an item; never blocks."""
@@ -59,6 +80,7 @@ class ReadBuffer:
         """Nothing follows."""
         self._ended = True
         self._error = error
+        self._release()
         self._wake()
 
     def close(self) -> None:
@@ -78,14 +100,11 @@ class ReadBuffer:
             SlowReader: The buffer ran over and the policy is "error".
         """
         while True:
-            if self._dropped:
-                count, self._dropped = self._dropped, 0
-                return GapEvent(reason="dropped", count=count)
             if self._items:
                 item = self._items.popleft()
                 if self._holding and len(self._items) <= self._size // 2:
                     self._release()
-                return item.value() if type(item) is _Text else item
+                return item.value() if isinstance(item, _Text | _Dropped) else item
             if self._ended:
                 error, self._error = self._error, None
                 if error is not None:
@@ -137,9 +156,14 @@ class ReadBuffer:
 
     def _drop(self) -> None:
         for place, item in enumerate(self._items):
-            if isinstance(item, Event) and not item.durable:
-                del self._items[place]
-                self._dropped += 1
+            if isinstance(item, Event) and not item.durable and not isinstance(item, GapEvent):
+                before = self._items[place - 1] if place else None
+                if isinstance(before, _Dropped):
+                    before.newest = item
+                    before.count += 1
+                    del self._items[place]
+                else:
+                    self._items[place] = _Dropped(item)
                 return
 
     def _release(self) -> None:

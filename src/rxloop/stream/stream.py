@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 from reactivex import Observable, abc
+from reactivex import operators as ops
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.stream.buffer import Overflow, ReadBuffer
@@ -59,9 +61,9 @@ class Stream(Observable[T], Generic[T]):
     def _subscribe_core(
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        scheduler = scheduler or self._lease.scheduler()
+        own = self._lease.scheduler()
         release = self._lease.hold()
-        subscription = self._source.subscribe(observer, scheduler=scheduler)
+        subscription = self._source.subscribe(observer, scheduler=scheduler or own)
         return CompositeDisposable(subscription, Disposable(release))
 
     @overload
@@ -84,18 +86,41 @@ class Stream(Observable[T], Generic[T]):
     ) -> Stream[G]: ...
     @overload
     def pipe(self, *operators: Callable[[Any], Any]) -> Any: ...
-    def pipe(self, *operators: Callable[[Any], Any]) -> Any:
+    # The base declares that the last operator's own result comes out; here an Observable comes out as a Stream.
+    def pipe(self, *operators: Callable[[Any], Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Apply operators; what comes out is a Stream again if it is an Observable."""
         # On the source and not on the stream: an iterator over the result must not hold the run by a subscription.
-        result: Any = self._source
+        result: Any = _Begun(self._source, self._lease)
         for operator in operators:
             result = operator(result)
         if not isinstance(result, Observable):
             return result
         return Stream(cast("Observable[Any]", result), self._lease, overflow=self._overflow, buffer=self._buffer)
 
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the last item."""
+        # By a subscription, which holds the run; that of the base goes by `pipe`, which does not.
+        to_future: Callable[[Observable[T]], asyncio.Future[T]] = ops.to_future()
+        return to_future(self).__await__()
+
     def __aiter__(self) -> AsyncIterator[T]:
         return _Reader(self._source, self._lease, self._overflow, self._buffer)
+
+
+class _Begun(Observable[T], Generic[T]):
+    """The source as operators get it: whatever subscribes it, a future as well, starts the run."""
+
+    def __init__(self, source: Observable[T], lease: Lease) -> None:
+        super().__init__()
+        self._source = source
+        self._lease = lease
+
+    def _subscribe_core(
+        self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        own = self._lease.scheduler()
+        # Not `subscribe`, which would put an observer of its own between, for each event.
+        return self._source._subscribe_core(observer, scheduler or own)
 
 
 class _Reader(AsyncIterator[T], Generic[T]):
@@ -110,7 +135,7 @@ class _Reader(AsyncIterator[T], Generic[T]):
         buffer = self._buffer
         if buffer.subscription is None:
             scheduler = self._lease.scheduler()
-            buffer.subscription = self._source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler)
+            buffer.attach(self._source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
         return await buffer.get()
 
     async def aclose(self) -> None:

@@ -30,7 +30,7 @@ class LogWriter:
     def add(self, event: Event) -> None:
         """Take an event; it is in the log within 50 ms, or when `flush` returns."""
         self._buffer.append(event)
-        if self._timer is None and self._task is None:
+        if self._timer is None and not self._writing:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_EVERY, self._start)
 
     async def flush(self) -> int:
@@ -42,10 +42,9 @@ class LogWriter:
         Raises:
             EventLogError: The log failed, now or before.
         """
-        while self.error is None and (self._buffer or self._task is not None):
+        while self.error is None and (self._buffer or self._writing):
             self._start()
-            if self._task is not None:
-                await asyncio.shield(self._task)
+            await self._written()
         if self.error is not None:
             raise EventLogError(str(self.error)) from self.error
         return self.durable_seq
@@ -55,25 +54,41 @@ class LogWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        await self._written()
+
+    @property
+    def _writing(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def _written(self) -> None:
+        """Wait for the write that is under way."""
+        task = self._task
+        if task is None or task.done():
+            return
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # A closing event loop cancels the write as well: it is made again, by whoever waits for it.
+            if not task.cancelled():
+                raise
 
     def _start(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is None and self._buffer and self.error is None:
+        if not self._writing and self._buffer and self.error is None:
             self._task = asyncio.get_running_loop().create_task(self._write(), name=f"rxloop-log-{self._task_id}")
 
     async def _write(self) -> None:
-        try:
-            while self._buffer and self.error is None:
-                batch, self._buffer = self._buffer, []
+        while self._buffer and self.error is None:
+            batch, self._buffer = self._buffer, []
+            try:
                 await self._log.append(self._task_id, batch, expected_seq=self.durable_seq)
                 self.durable_seq = batch[-1].seq
-        except Exception as error:
-            text = f"the event log failed: {error}"
-            self.error = error if isinstance(error, EventLogError) else EventLogError(text)
-            self._failed(self.error)
-        finally:
-            self._task = None
+            except asyncio.CancelledError:
+                self._buffer[:0] = batch
+                raise
+            except Exception as error:
+                text = f"the event log failed: {error}"
+                self.error = error if isinstance(error, EventLogError) else EventLogError(text)
+                self._failed(self.error)

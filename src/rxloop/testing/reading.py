@@ -17,8 +17,8 @@ _NO_CITIES = frozenset(
     a an and april are at august but c calculate can celsius check compare compute convert could december degree
     degrees did difference do does f fahrenheit february find for forecast friday get give good hello here hey hi how
     i if in is it january july june let look march may me monday my no november now october ok okay or plan please
-    saturday september should show sunday tell temperature thanks the then there thursday today tomorrow tuesday was
-    weather wednesday weekend what when where which who why will with would yes you your
+    saturday september should show sunday tell temperature temperatures thanks the then there thursday today tomorrow
+    tuesday was weather wednesday weekend what when where which who why will with would yes you your
     """,
     )
 )

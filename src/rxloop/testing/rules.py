@@ -25,7 +25,7 @@ from rxloop.testing.reading import (
 )
 
 _WEATHER = re.compile(
-    r"\b(?:weather|temperature|forecast|warm|warmer|warmest|cold|colder|coldest|hot|hotter|hottest|cool|cooler|rain|"
+    r"\b(?:weather|temperatures?|forecast|warm|warmer|warmest|cold|colder|coldest|hot|hotter|hottest|cool|cooler|rain|"
     r"raining|rainy|snow|snowing|sunny|umbrella|degrees|celsius|fahrenheit)\b",
     re.IGNORECASE,
 )
@@ -152,11 +152,11 @@ def weather(conversation: Conversation) -> Reply | None:
     asked = {str(call.arguments.get("city")) for call in conversation.results(tool.name)}
     missing = [city for city in cities if city not in asked and (city in named or city not in known)]
     calls = _look_up(conversation, tool, cities, missing)
-    if not calls:
-        calls = _think_about(conversation, [(city, known[city]) for city in cities])
     if calls:
         return Reply(calls=calls)
-    return Reply(_weather_answer(question, [(city, known[city]) for city in cities]))
+    found = [(city, known[city]) for city in cities]
+    calls = _think_about(conversation, found)
+    return Reply(calls=calls) if calls else Reply(_weather_answer(conversation, found))
 
 
 def _carried_over(conversation: Conversation, tool: OfferedTool, named: list[str], compares: bool) -> list[str]:
@@ -184,33 +184,65 @@ def _look_up(conversation: Conversation, tool: OfferedTool, cities: list[str], m
 
 
 def _think_about(conversation: Conversation, found: list[tuple[str, PastCall]]) -> _Calls:
-    """A thought for each result, and one that draws them together; once in a turn."""
-    if not conversation.thinks or len(found) < 2 or len(conversation.thoughts) > 1:
-        return []
-    calls = [
-        conversation.think(
-            re.sub(r"\W+", "-", city.lower()), _about(call, city), "observation", related_to=call.id, confidence=0.9
-        )
-        for city, call in found
-    ]
-    basis = next(iter(conversation.thoughts), found[-1][1].id)
-    warm = [(city, temperature) for city, call in found if (temperature := temperature_of(call.result))]
-    drawn = "Not every result is a temperature: I say so."
-    if len(warm) == len(found):
-        drawn = _verdict("", [(city, temperature.celsius) for city, temperature in warm])
-    calls.append(conversation.think("conclusion", drawn, "decision", related_to=basis))
+    """A thought for each result, the sum that the question asks for, and a thought that draws them together."""
+    thoughts = conversation.thoughts
+    thinks = conversation.thinks and len(found) > 1
+    calls: _Calls = []
+    if thinks and len(thoughts) <= 1:
+        calls = [
+            conversation.think(
+                re.sub(r"\W+", "-", city.lower()), _about(call, city), "observation", related_to=call.id, confidence=0.9
+            )
+            for city, call in found
+        ]
+    calculator = _calculator(conversation, found)
+    worked = conversation.results(calculator.name) if calculator else []
+    if calculator and not worked:
+        minuend, subtrahend = (_in_celsius(temperature) for _, temperature in _temperatures(found))
+        return [*calls, (calculator.name, calculator.fill(expression=f"{minuend} - {subtrahend}"))]
+    if thinks and (calls or (worked and conversation.turn[-1] == worked[-1])):
+        basis = worked[-1].id if worked else next(iter(thoughts), found[-1][1].id)
+        drawn = "Not every result is a temperature: I say so."
+        if len(_temperatures(found)) == len(found):
+            drawn = _verdict("", _warmths(conversation, found))
+        calls.append(conversation.think("conclusion", drawn, "decision", related_to=basis))
     return calls
 
 
-def _weather_answer(question: str, found: list[tuple[str, PastCall]]) -> str:
+def _calculator(conversation: Conversation, found: list[tuple[str, PastCall]]) -> OfferedTool | None:
+    """The calculator, if the difference of two temperatures is asked for."""
+    asked = re.search(r"\bdifference\b", conversation.question, re.IGNORECASE)
+    return conversation.tool_with("expression") if asked and len(found) == len(_temperatures(found)) == 2 else None
+
+
+def _in_celsius(temperature: Temperature) -> str:
+    value = exact(temperature.value)
+    return value if temperature.unit == "C" else f"({value} - 32) * 5 / 9"
+
+
+def _temperatures(found: list[tuple[str, PastCall]]) -> list[tuple[str, Temperature]]:
+    return [(city, temperature) for city, call in found if (temperature := temperature_of(call.result))]
+
+
+def _warmths(conversation: Conversation, found: list[tuple[str, PastCall]]) -> list[tuple[str, float]]:
+    """How warm each city is in Celsius; where the calculator has worked it out, above the second one."""
+    calculator = _calculator(conversation, found)
+    worked = conversation.results(calculator.name) if calculator else []
+    value = number_of(worked[-1].result) if worked else None
+    if value is not None:
+        return [(found[0][0], value), (found[1][0], 0.0)]
+    return [(city, temperature.celsius) for city, temperature in _temperatures(found)]
+
+
+def _weather_answer(conversation: Conversation, found: list[tuple[str, PastCall]]) -> str:
     sentences = [_about(call, city) for city, call in found]
-    warm = [(city, temperature.celsius) for city, call in found if (temperature := temperature_of(call.result))]
     if len(found) < 2:
         return sentences[0]
-    if len(warm) < len(found):
+    if len(_temperatures(found)) < len(found):
         return " ".join([*sentences, "So I cannot compare them."])
+    warm = _warmths(conversation, found)
     if len(found) == 2:
-        return " ".join([_verdict(question, warm), *sentences])
+        return " ".join([_verdict(conversation.question, warm), *sentences])
     ranked = sorted(warm, key=lambda each: each[1], reverse=True)
     return " ".join([f"The warmest is {ranked[0][0]}, and the coldest is {ranked[-1][0]}.", *sentences])
 

@@ -1,0 +1,157 @@
+"""The streaming endpoint of the example, with a real server and clients on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from rxloop import Agent, Event, MemoryEventLog, RunContext, external, tool
+from rxloop.testing import ScriptedModel, call, frames
+
+PATH = Path(__file__).parents[2] / "examples/embed_fastapi.py"
+SECONDS = 5.0
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("embed_fastapi", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@tool
+async def get_weather(city: str) -> str:
+    """Current weather."""
+    return f"It is 7 C in {city}."
+
+
+class Client:
+    """A client that can hang up in the middle of an answer, as a browser does."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def ask(cls, url: str, question: str) -> Client:
+        host, port = urlsplit(url).netloc.split(":")
+        client = cls(*await asyncio.open_connection(host, int(port)))
+        head = (
+            f"POST /ask?question={question} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        )
+        client.writer.write(head.encode())
+        assert b"200 OK" in await client.reader.readline()
+        return client
+
+    async def event(self) -> Any:
+        """The next event; None when the server has closed the connection."""
+        while line := await self.reader.readline():
+            if line.startswith(b"data: "):
+                return Event.from_json(line.removeprefix(b"data: "))
+        return None
+
+    async def hang_up(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+async def until(client: Client, kind: str) -> Any:
+    while event := await client.event():
+        if event.kind == kind:
+            return event
+    raise AssertionError(f"the stream ended with no {kind}")
+
+
+async def final_event(log: MemoryEventLog, task_id: str) -> Any:
+    return [event async for event in log.follow(task_id)][-1]
+
+
+async def no_task_of_a_run() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith(("rxloop", "scripted"))]
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_when_the_client_leaves_a_streaming_model_the_run_is_cancelled(example: Any) -> None:
+    # The second stream never ends. When it begins, the first iteration is in the log.
+    log, model = MemoryEventLog(), ScriptedModel(call("get_weather", city="Oslo"), frames("-It-is", 0.01))
+    async with asyncio.timeout(SECONDS):
+        async with Agent(model, tools=[get_weather], log=log) as agent:
+            # Leaving `serving` waits for the connections of the server, and for their handlers.
+            async with example.serving(example.make_app(agent)) as url:
+                client = await Client.ask(url, "Weather?")
+                seen = await until(client, "content-delta")
+                assert model.open == 1
+                await client.hang_up()
+                final = await final_event(log, seen.task_id)
+                await no_task_of_a_run()
+
+    assert (final.kind, final.state) == ("status-update", "canceled")
+    assert model.open == 0
+
+
+async def test_when_the_client_leaves_a_silent_tool_the_tool_is_cancelled(example: Any) -> None:
+    cancelled: list[str] = []
+
+    @tool
+    async def slow_weather(ctx: RunContext[None], city: str) -> str:
+        """Current weather, never."""
+        ctx.progress("asking")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(city)
+            raise
+        return "unreachable"
+
+    log, model = MemoryEventLog(), ScriptedModel(call("slow_weather", city="Oslo"))
+    async with asyncio.timeout(SECONDS):
+        async with Agent(model, tools=[slow_weather], log=log) as agent:
+            async with example.serving(example.make_app(agent)) as url:
+                client = await Client.ask(url, "Weather?")
+                seen = await until(client, "tool-progress")
+                await client.hang_up()
+                final = await final_event(log, seen.task_id)
+                await no_task_of_a_run()
+
+    assert (final.kind, final.state) == ("status-update", "canceled")
+    assert cancelled == ["Oslo"]
+
+
+async def test_a_client_that_stays_gets_every_public_event_in_order_and_the_final_one_last(example: Any) -> None:
+    log = MemoryEventLog()
+    model = ScriptedModel(call("get_weather", city="Oslo"), frames("-It is-7 C.|", 0.001))
+    async with asyncio.timeout(SECONDS):
+        async with Agent(model, tools=[get_weather], log=log) as agent:
+            async with example.serving(example.make_app(agent)) as url:
+                client = await Client.ask(url, "Weather?")
+                seen: list[Any] = []
+                while event := await client.event():
+                    seen.append(event)
+                await client.hang_up()
+            recorded = await log.read(seen[0].task_id)
+
+    assert [event for event in seen if event.durable] == external(recorded)
+    places = [(event.seq, event.sub) for event in seen]
+    assert places == sorted(set(places))
+    assert "".join(event.delta for event in seen if event.kind == "content-delta") == "It is7 C."
+    assert (seen[-1].kind, seen[-1].state, seen[-1].final) == ("status-update", "completed", True)
+
+
+async def test_two_clients_at_once_get_a_run_each(example: Any) -> None:
+    model = ScriptedModel(frames("-One.|", 0.01), frames("-Two.|", 0.01))
+    async with asyncio.timeout(SECONDS):
+        async with Agent(model) as agent, example.serving(example.make_app(agent)) as url:
+            clients = await asyncio.gather(Client.ask(url, "a"), Client.ask(url, "b"))
+            finals = await asyncio.gather(*(until(client, "content-complete") for client in clients))
+            await asyncio.gather(*(client.hang_up() for client in clients))
+
+    assert sorted(final.content for final in finals) == ["One.", "Two."]
+    assert finals[0].task_id != finals[1].task_id

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from run_checks import nothing_left, settled, until
+from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent
+from rxloop.messages import ErrorInfo
+from rxloop.stream.sse import HEARTBEAT, frame, frames
+from rxloop.testing import virtual_time
+
+
+def stamped(event: Event, seq: int = 1, sub: int = 0) -> Event:
+    stamp = {"task_id": "run", "context_id": "c", "attempt": 1, "seq": seq, "sub": sub, "timestamp": 1_700_000_000_123}
+    return event.model_copy(update=stamp)
+
+
+def parsed(data: bytes) -> dict[str, str]:
+    """A frame, read as the standard says."""
+    assert data.endswith(b"\n\n")
+    assert data.count(b"\n\n") == 1
+    fields: dict[str, str] = {}
+    for line in data.decode().split("\n")[:-2]:
+        name, _, value = line.partition(": ")
+        assert name not in fields
+        fields[name] = value
+    return fields
+
+
+async def several(count: int) -> AsyncIterator[Event]:
+    for seq in range(1, count + 1):
+        yield stamped(CustomEvent(name="x"), seq)
+
+
+def test_a_frame_has_the_cursor_the_kind_and_the_event() -> None:
+    event = stamped(ContentDeltaEvent(delta="Hi", step="1"), 3, 2)
+    fields = parsed(frame(event))
+    assert fields["id"] == "run/1.3.2"
+    assert fields["event"] == "content-delta"
+    assert Event.from_json(fields["data"], strict=True) == event
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\r\nb", "a\rb", "data: x\n\ndata: y", "\u2028\u2029\x85", "\x00", "🙂", ": no"])
+def test_no_text_breaks_a_frame(text: str) -> None:  # L139
+    event = stamped(CustomEvent(name=text, data={text: [text]}, metadata={"k": text}))
+    assert Event.from_json(parsed(frame(event))["data"], strict=True) == event
+
+
+@given(st.text(), st.text(min_size=1))
+def test_whatever_the_text_is_the_event_comes_out_as_it_went_in(delta: str, name: str) -> None:  # L139
+    for event in (stamped(ContentDeltaEvent(delta=delta, step="1")), stamped(CustomEvent(name=name, data=delta))):
+        data = frame(event)
+        assert Event.from_json(parsed(data)["data"], strict=True) == event
+        assert b"\r" not in data
+
+
+def test_what_is_not_for_clients_stays_out() -> None:
+    event = stamped(ContentCompleteEvent(content="x", provider_state={"signature": "secret"}))
+    assert b"secret" not in frame(event)
+    assert b"providerState" not in frame(event)
+    assert b"secret" in event.to_json()
+
+
+def test_an_event_is_encoded_once_however_many_read_it() -> None:
+    event = stamped(CustomEvent(name="x"))
+    assert frame(event) is frame(event)
+
+
+def test_a_final_event_is_readable_for_a_client_that_knows_only_json() -> None:
+    event = stamped(StatusUpdateEvent(state="failed", final=True, error=ErrorInfo(code="log", message="no\nroom")))
+    data = orjson.loads(parsed(frame(event))["data"])
+    assert data["final"] is True
+    assert data["error"]["message"] == "no\nroom"
+    assert data["timestamp"] == "2023-11-14T22:13:20.123Z"
+
+
+async def test_the_frames_end_with_the_events() -> None:  # L136
+    got = [data async for data in frames(several(3), None)]
+    assert [parsed(data)["id"] for data in got] == ["run/1.1.0", "run/1.2.0", "run/1.3.0"]
+    await nothing_left()
+
+
+async def test_an_error_of_the_source_comes_out() -> None:
+    async def broken() -> AsyncIterator[Event]:
+        yield stamped(CustomEvent(name="x"))
+        raise ZeroDivisionError
+
+    got: list[bytes] = []
+    with pytest.raises(ZeroDivisionError):
+        async for data in frames(broken(), None):
+            got.append(data)  # noqa: PERF401 (it raises in the middle)
+    assert len(got) == 1
+    await nothing_left()
+
+
+def heard(heartbeat: float | None, pauses: list[float]) -> list[tuple[float, bytes]]:
+    """When what arrives, for events with pauses before them."""
+    with virtual_time() as time:
+
+        async def events() -> AsyncIterator[Event]:
+            for seq, pause in enumerate(pauses, start=1):
+                await asyncio.sleep(pause)
+                yield stamped(CustomEvent(name="x"), seq)
+
+        async def main() -> list[tuple[float, bytes]]:
+            return [(time.now, data[:9]) async for data in frames(events(), heartbeat)]
+
+        return time.run(main())
+
+
+def test_a_heartbeat_comes_after_each_silence() -> None:  # L135
+    beat = HEARTBEAT[:9]
+    assert heard(15, [40, 1, 14]) == [
+        (15, beat),
+        (30, beat),
+        (40, b"id: run/1"),
+        (41, b"id: run/1"),
+        (55, b"id: run/1"),
+    ]
+
+
+def test_without_a_heartbeat_there_is_silence() -> None:  # L135
+    assert heard(None, [100]) == [(100, b"id: run/1")]
+
+
+def test_a_heartbeat_is_a_comment() -> None:
+    assert HEARTBEAT.startswith(b":")
+    assert HEARTBEAT.endswith(b"\n\n")
+
+
+class Source:
+    """Events that the test lets out one by one."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.closed = 0
+
+    def __aiter__(self) -> Source:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await self.queue.get()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+async def test_a_client_that_leaves_while_it_waits_closes_the_source() -> None:  # L137
+    source = Source()
+    stream = frames(source, None)
+    reader = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+    await settled()
+    reader.cancel()
+    await asyncio.wait([reader])
+    await nothing_left()
+    assert source.closed == 1
+
+
+async def test_a_client_that_leaves_at_a_heartbeat_just_as_the_stream_ends_leaves_no_noise() -> None:
+    noise: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
+    source = Source()
+    stream = frames(source, 0.001)
+    assert await anext(stream) == HEARTBEAT
+    source.queue.put_nowait(None)
+    await settled()
+    await stream.aclose()  # type: ignore[attr-defined]
+    del stream
+    gc.collect()
+    await nothing_left()
+    assert noise == []
+    assert source.closed == 1
+
+
+async def test_frames_that_nobody_began_to_read_ask_for_nothing() -> None:
+    source = Source()
+    stream = frames(source, None)
+    await settled()
+    assert source.queue.empty()
+    await stream.aclose()  # type: ignore[attr-defined]
+    await nothing_left()
+
+
+async def test_an_event_that_comes_during_a_heartbeat_is_not_lost() -> None:
+    source = Source()
+    stream = frames(source, 0.001)
+    assert await anext(stream) == HEARTBEAT
+    source.queue.put_nowait(stamped(CustomEvent(name="x"), 9))
+    await until(source.queue.empty)
+    assert parsed(await anext(stream))["id"] == "run/1.9.0"
+    await stream.aclose()  # type: ignore[attr-defined]
+    await nothing_left()

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from run_checks import nothing_left, settled
+from rxloop.errors import ConflictError, EventLogError
+from rxloop.events import CustomEvent, Event
+from rxloop.stream.writer import FLUSH_EVERY, LogWriter
+from rxloop.testing import virtual_time
+
+
+class Log:
+    """A log whose appends take as long as the test wants, and fail when it wants."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.expected: list[int] = []
+        self.error: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.writing = 0
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
+        assert task_id == "t"
+        self.writing += 1
+        assert self.writing == 1, "one writer"
+        try:
+            await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            self.batches.append([event.seq for event in events])
+            self.expected.append(expected_seq)
+        finally:
+            self.writing -= 1
+
+
+class Writing:
+    def __init__(self, durable_seq: int = 0) -> None:
+        self.log = Log()
+        self.failures: list[Exception] = []
+        self.writer = LogWriter(self.log, "t", durable_seq, self.failures.append)  # type: ignore[arg-type]
+        self.seq = durable_seq
+
+    def add(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.seq += 1
+            self.writer.add(CustomEvent(name="x", seq=self.seq))
+
+
+async def test_flush_writes_at_once_and_says_how_far() -> None:
+    it = Writing()
+    it.add(3)
+    assert await it.writer.flush() == 3
+    assert it.log.batches == [[1, 2, 3]]
+    assert it.writer.durable_seq == 3
+    await nothing_left()
+
+
+async def test_flush_with_nothing_to_write_asks_nobody() -> None:
+    it = Writing(durable_seq=7)
+    assert await it.writer.flush() == 7
+    assert it.log.batches == []
+
+
+def test_without_a_flush_the_events_are_written_every_50_ms() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Writing()
+            it.add(2)
+            await asyncio.sleep(FLUSH_EVERY - 0.001)
+            it.add()
+            assert it.log.batches == []
+            await asyncio.sleep(0.002)
+            assert it.log.batches == [[1, 2, 3]]
+            it.add()
+            await asyncio.sleep(FLUSH_EVERY + 0.001)
+            assert it.log.batches == [[1, 2, 3], [4]]
+
+        time.run(main())
+
+
+async def test_what_comes_during_a_write_is_the_next_batch() -> None:
+    it = Writing()
+    it.log.gate.clear()
+    it.add(2)
+    flush = asyncio.ensure_future(it.writer.flush())
+    await settled()
+    it.add(2)
+    it.log.gate.set()
+    assert await flush == 4
+    assert it.log.batches == [[1, 2], [3, 4]]
+    assert it.log.expected == [0, 2]
+
+
+async def test_a_later_attempt_writes_behind_the_earlier_one() -> None:
+    it = Writing(durable_seq=5)
+    it.add()
+    await it.writer.flush()
+    assert (it.log.batches, it.log.expected) == ([[6]], [5])
+
+
+async def test_any_number_may_wait_for_one_write() -> None:
+    it = Writing()
+    it.add()
+    assert await asyncio.gather(*(it.writer.flush() for _ in range(5))) == [1] * 5
+    assert it.log.batches == [[1]]
+
+
+async def test_who_gives_up_waiting_does_not_stop_the_write() -> None:
+    it = Writing()
+    it.log.gate.clear()
+    it.add()
+    flush = asyncio.ensure_future(it.writer.flush())
+    await settled()
+    flush.cancel()
+    await settled()
+    it.log.gate.set()
+    assert await it.writer.flush() == 1
+    assert it.log.batches == [[1]]
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), ConflictError("somebody else")])
+async def test_a_failure_is_told_once_and_raised_anew_by_each_flush(error: Exception) -> None:
+    it = Writing()
+    it.log.error = error
+    it.add()
+    raised: list[EventLogError] = []
+    for _ in range(2):
+        with pytest.raises(EventLogError, match=str(error)) as caught:
+            await it.writer.flush()
+        raised.append(caught.value)
+    assert raised[0] is not raised[1]
+    assert len(it.failures) == 1
+    assert isinstance(it.failures[0], EventLogError)
+    assert it.writer.durable_seq == 0
+
+
+async def test_nothing_is_written_behind_a_failure() -> None:
+    it = Writing()
+    it.log.error = OSError("disk full")
+    it.add()
+    with pytest.raises(EventLogError):
+        await it.writer.flush()
+    it.log.error = None
+    it.add()
+    with pytest.raises(EventLogError):
+        await it.writer.flush()
+    assert it.log.batches == []
+    await it.writer.close()
+    await nothing_left()
+
+
+async def test_close_waits_for_the_write_that_is_under_way() -> None:
+    it = Writing()
+    it.log.gate.clear()
+    it.add()
+    flush = asyncio.ensure_future(it.writer.flush())
+    await settled()
+    close = asyncio.ensure_future(it.writer.close())
+    await settled()
+    assert not close.done()
+    it.log.gate.set()
+    await close
+    await flush
+
+
+def test_close_stops_the_timer() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Writing()
+            it.add()
+            await it.writer.close()
+            await asyncio.sleep(FLUSH_EVERY * 2)
+            assert it.log.batches == []
+
+        time.run(main())
+
+
+async def test_a_write_that_was_cancelled_is_made_again() -> None:
+    # As a closing event loop does, which cancels every task.
+    it = Writing()
+    it.log.gate.clear()
+    it.add(2)
+    flush = asyncio.ensure_future(it.writer.flush())
+    await settled()
+    [task] = [task for task in asyncio.all_tasks() if task.get_name().startswith("rxloop-log")]
+    task.cancel()
+    await settled()
+    it.log.gate.set()
+    assert await flush == 2
+    assert it.log.batches == [[1, 2]]
