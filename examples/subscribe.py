@@ -55,9 +55,9 @@ async def main() -> None:
         async for event in run.pipe(op.of_type(ToolStartEvent, ToolCompleteEvent)):
             match event:
                 case ToolStartEvent(call=call):
-                    print(f"  call     {call.name} {call.arguments}")
+                    print(f"  call     {call.id} {call.name}")
                 case ToolCompleteEvent(call=call, duration=seconds):
-                    print(f"  done     {call.name} in {seconds:.2f} s")
+                    print(f"  done     {call.id} in {seconds:.2f} s")
 
         # Who comes late gets everything, too.
         text = "".join([piece async for piece in run.text()])
@@ -65,7 +65,7 @@ async def main() -> None:
 
     print(f"\n{text}\n")
     assert text == result.output
-    print(f"{len(calls)} model requests for 8 views, {rates[0]:.0f} tokens/s at the end, {graphs[0]}")
+    print(f"{len(calls)} model requests for all of them; {rates[0]:.0f} tokens/s at the end; {graphs[0]}")
 
 
 if __name__ == "__main__":

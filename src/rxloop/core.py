@@ -171,7 +171,8 @@ class Core:
 
     def publish(self, event: Event) -> None:
         """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once."""
-        if event.attempt and event.attempt < self.attempt:
+        if event.attempt and event.attempt < self.attempt and event.task_id == self.task_id:
+            # Answered from the log, where it is already.
             return
         if not self.open:
             log.debug("%r came when the run was over", event)

@@ -14,16 +14,18 @@ from rxloop.events import (
     ContentCompleteEvent,
     Event,
     InputReceivedEvent,
+    InputRequiredEvent,
     State,
     StatusUpdateEvent,
     TaskEvent,
     ToolCompleteEvent,
     ToolStartEvent,
+    ends_attempt,
 )
 from rxloop.messages import ErrorInfo, Message
 from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
-from rxloop.state import LimitHit, RunState, fold_all
+from rxloop.state import LimitHit, RunState, Slot, fold_all
 from rxloop.stream.bridges import emit
 from rxloop.stream.writer import LogWriter
 
@@ -104,19 +106,8 @@ async def _conversation(event_log: EventLog, context_id: str, before: str) -> Ru
 
 def _take_up(core: Core, events: Sequence[Event]) -> Event | None:
     spec = core.spec
-    for event in events:
-        core.graph = core.graph.add(event)
-        if isinstance(event, ContentCompleteEvent) and event.finish_reason != "canceled" and event.step:
-            core.messages_recorded[event.step] = event
-        elif isinstance(event, ToolStartEvent):
-            core.interrupted_slots.add((event.step or "", event.index))
-        elif isinstance(event, ToolCompleteEvent):
-            core.results_recorded[event.step or "", event.index] = event
+    _recall(core, events)
     state = core.states[None] = fold_all(events, core.states[None])
-    if state.batch is not None:
-        # A call that asked a question was left on purpose, to be made again with the answer.
-        core.interrupted_slots -= {(state.batch.step, index) for index in state.batch.asked}
-    core.interrupted_slots -= core.results_recorded.keys()
     core.attempt = state.attempt + 1
     core.resume_at(state.seq)
     if state.finished:
@@ -124,6 +115,31 @@ def _take_up(core: Core, events: Sequence[Event]) -> Event | None:
     _check_inputs(core, state)
     core.writer = LogWriter(spec.log, spec.task_id, state.seq, core.finish) if spec.log is not None else None
     return None
+
+
+def _recall(core: Core, events: Sequence[Event]) -> None:
+    """Note what earlier attempts have come to: the messages, the answers to calls, and the calls that were cut off."""
+    cut_off = core.interrupted_slots
+    asking: dict[str, Slot] = {}
+    for event in events:
+        core.graph = core.graph.add(event)
+        if event.parent_task_id is not None:
+            continue
+        if isinstance(event, ContentCompleteEvent):
+            if event.finish_reason != "canceled" and event.step:
+                core.messages_recorded[event.step] = event
+        elif isinstance(event, ToolStartEvent):
+            cut_off.add((event.step or "", event.index))
+        elif isinstance(event, ToolCompleteEvent):
+            core.results_recorded[event.step or "", event.index] = event
+        elif isinstance(event, InputRequiredEvent):
+            asking[event.input_id] = (event.input.step or "", event.input.index)
+        elif isinstance(event, InputReceivedEvent):
+            asking.pop(event.input_id, None)
+        elif ends_attempt(event):
+            # A call that waited for an answer was left on purpose, to be made again with the answer.
+            cut_off.difference_update(asking.values())
+    cut_off.difference_update(asking.values(), core.results_recorded)
 
 
 def _check_inputs(core: Core, state: RunState) -> None:

@@ -24,7 +24,6 @@ from rxloop.events import (
     TaskEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
-    ToolStartEvent,
     UsageEvent,
 )
 from rxloop.history import History, Ledger
@@ -42,10 +41,6 @@ class Batch:
 
     step: str
     message: Message
-    started: frozenset[int] = frozenset()
-    """The places of the calls whose tool was started."""
-    asked: frozenset[int] = frozenset()
-    """The places of the calls that asked a question."""
     answers: dict[int, ToolCompleteEvent] = field(default_factory=dict[int, ToolCompleteEvent])
 
     @property
@@ -244,13 +239,6 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
     return {**changes, "batch": Batch(event.step or "", message), "calls": calls}
 
 
-def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
-    batch = state.batch
-    if batch is None or batch.step != event.step:
-        return {}
-    return {"batch": replace(batch, started=batch.started | {event.index})}
-
-
 def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step or event.index not in batch.open:
@@ -288,10 +276,7 @@ def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
 
 
 def _input_required(state: RunState, event: InputRequiredEvent) -> dict[str, Any]:
-    changes: dict[str, Any] = {"pending": {**state.pending, event.input_id: event.input}}
-    if state.batch is not None and event.input.step == state.batch.step:
-        changes["batch"] = replace(state.batch, asked=state.batch.asked | {event.input.index})
-    return changes
+    return {"pending": {**state.pending, event.input_id: event.input}}
 
 
 def _input_received(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
@@ -305,7 +290,6 @@ _HANDLERS: dict[type[Event], Callable[[RunState, Any], dict[str, Any]]] = {
     LLMCallEvent: _llm_call,
     LLMFailedEvent: _llm_failed,
     ContentCompleteEvent: _content_complete,
-    ToolStartEvent: _tool_start,
     ToolCompleteEvent: _tool_complete,
     MessageAddedEvent: _message_added,
     UsageEvent: _usage,

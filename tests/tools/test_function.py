@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rxloop.errors import ConfigurationError, ToolError
+from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.events import CustomEvent, Event, ToolProgressEvent
 from rxloop.messages import ToolCall
 from rxloop.protocols import Tool
@@ -158,6 +158,29 @@ async def test_an_async_generator_that_is_cancelled_is_closed() -> None:  # L114
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == ["closed"]
+
+
+async def test_a_generator_whose_progress_cannot_be_reported_is_closed() -> None:
+    ended: list[str] = []
+
+    @tool
+    async def work() -> AsyncIterator[str]:
+        try:
+            yield "for nobody"
+        finally:
+            ended.append("async")
+
+    @tool
+    def in_thread() -> Iterator[str]:
+        try:
+            yield "for nobody"
+        finally:
+            ended.append("sync")
+
+    for each in (work, in_thread):
+        with pytest.raises(RxloopError, match="this context has no tool call"):
+            await each.call({}, RunContext())
+    assert ended == ["async", "sync"]
 
 
 async def test_a_thread_that_outlives_its_call_is_reported_and_a_generator_in_it_stops(

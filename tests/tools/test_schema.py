@@ -211,6 +211,19 @@ def test_strict_closes_every_object_and_requires_every_property() -> None:
     assert "default" not in schema["properties"]["unit"]
 
 
+class Branch(BaseModel):
+    next: Annotated[Branch, Field(description="Further out.")] | None = None
+
+
+def test_strict_keeps_references_that_go_in_circles() -> None:
+    def grow(root: Annotated[Branch, Field(description="Where.")]) -> None: ...
+
+    schema = schema_of(grow, strict=True)
+    assert schema["properties"]["root"]["description"] == "Where."
+    assert schema["$defs"]["Branch"]["required"] == ["next"]
+    check_references(schema, schema["$defs"])
+
+
 def test_strict_refuses_an_object_with_free_keys() -> None:
     def count(words: dict[str, int]) -> None: ...
 

@@ -28,6 +28,9 @@ def checkpoint(every: int = 1) -> Operator:
 
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state
+        if state.open_step is not None:
+            # The request was too long for the model, and the same iteration is about to be tried again.
+            return emit(end)
         if end.iteration % every and not state.done and not state.pending:
             return emit(end)
         if end.ctx.log is None:
