@@ -112,6 +112,6 @@ async def ask(question: str) -> Result:
 if __name__ == "__main__":
     result = asyncio.run(ask(" ".join(sys.argv[1:]) or QUESTION))
     print(f"\n\nThe chain of thoughts ({result.state}, {result.usage.total_tokens} tokens):\n")
-    print(result.thoughts.tree())
+    print(result.thoughts.tree() or "(none)")
     Path("chain.mmd").write_text(result.thoughts.to_mermaid(), encoding="utf-8")
     print("\nchain.mmd has it as a drawing for Mermaid.")

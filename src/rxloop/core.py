@@ -20,9 +20,10 @@ from rxloop.events import (
 from rxloop.messages import Message
 from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import OnInput, ask
-from rxloop.requests import ModelRequest, Operator, RunContext, Signal, ToolDefinition, ToolRequest
+from rxloop.requests import ModelRequest, Operator, Request, RunContext, Signal, ToolDefinition, ToolRequest
 from rxloop.settings import Limits, ModelSettings
 from rxloop.state import CANCELED_CALL, Batch, RunState, Slot, fold, fold_beside
+from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.hub import Hub
 from rxloop.stream.scheduler import RunScheduler
@@ -105,6 +106,8 @@ class Core:
         self.scheduler: RunScheduler | None = None
         self.open = False
         """Whether events are taken: from the first one to the final one."""
+        self.preparing: asyncio.Task[Any] | None = None
+        """What goes on before the first request, and is cut short when the attempt has to come to its end."""
         self.final: Event | None = None
         """The last event of the attempt, once it is published."""
         self.end: End = None
@@ -182,7 +185,7 @@ class Core:
 
     def publish_signal(self, signal: Signal) -> None:
         """Take what comes out of the loop: events alone."""
-        if isinstance(signal, Event):
+        if not isinstance(signal, Request):
             self.publish(signal)
 
     def record(self, event: Event) -> Event:
@@ -204,7 +207,7 @@ class Core:
         if event.attempt:
             # Published before, here or in another run: its numbers are those of that time.
             event = event.model_copy()
-        fields = vars(event)
+        fields = event.__dict__
         fields["attempt"] = self.attempt
         if not fields["task_id"]:
             fields["task_id"] = self.spec.task_id
@@ -215,12 +218,12 @@ class Core:
         if event.durable:
             self._seq += 1
             self._sub = 0
+            if isinstance(event, ThoughtStreamEvent) and event.index < 0:
+                fields["index"] = self.states[None].thought_count
         else:
             self._sub += 1
         fields["seq"] = self._seq
         fields["sub"] = self._sub
-        if isinstance(event, ThoughtStreamEvent) and event.index < 0:
-            fields["index"] = self.states[None].thought_count
         return event
 
     def emit(self, event: Event, out: Callable[[Event], None] | None) -> None:
@@ -243,8 +246,10 @@ class Core:
     def finish(self, end: End) -> None:
         """Bring the attempt to its end; the first call says how."""
         if not self.ended.is_set():
-            self.end = end
+            self.end = Canceled(str(end)) if isinstance(end, TaskCancelled) else end
             self.ended.set()
+            if self.preparing is not None:
+                self.preparing.cancel()
 
     def completed(self) -> None:
         """The loop has nothing more to do."""

@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from rxloop.core import Canceled, Core, End
-from rxloop.errors import ContextBusy, EventLogError, InvalidInput, InvalidOutput, PipelineError, ProviderError
+from rxloop.errors import (
+    ContextBusy,
+    EventLogError,
+    InvalidInput,
+    InvalidOutput,
+    PipelineError,
+    ProviderError,
+    RxloopError,
+)
 from rxloop.events import (
     ContentCompleteEvent,
     Event,
@@ -38,17 +47,26 @@ _BUSY: WeakKeyDictionary[EventLog, set[str]] = WeakKeyDictionary()
 """The conversations of each log that have a run under way in this process."""
 
 
+CLOSING = Canceled("the event loop is closing")
+"""Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
+
+T = TypeVar("T")
+
+
 async def drive(core: Core) -> None:
     """Carry out one attempt. Whatever happens, the stream of the run ends.
 
     An exception here is a run that was refused before its first event; everything later is an event.
     """
+    timer = _time_limit(core)
     try:
         finished = await _load(core)
         if finished is not None:
-            core.final = finished
-            core.hub.publish(finished)
-            core.hub.complete()
+            _publish_end(core, finished)
+            return
+        if core.spec.resume and core.writer is None:
+            # It had to end before the log told where it stands: nothing of this attempt can be recorded.
+            _publish_end(core, core.record(_final(core, core.end)))
             return
         await _begin(core)
         await _wait(core)
@@ -58,7 +76,36 @@ async def drive(core: Core) -> None:
         core.hub.complete(error)
         raise
     finally:
+        if timer is not None:
+            timer.cancel()
         _release(core)
+
+
+def _time_limit(core: Core) -> asyncio.TimerHandle | None:
+    seconds = core.limits.seconds
+    if seconds is None:
+        return None
+    late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
+    return asyncio.get_running_loop().call_later(seconds, core.finish, late)
+
+
+async def _until_end(core: Core, work: Coroutine[Any, Any, T]) -> T | None:
+    """What some work of the preparation comes to; None if the attempt has to end before, which cuts it short."""
+    if core.ended.is_set():
+        work.close()
+        return None
+    core.preparing = asyncio.get_running_loop().create_task(work, name=f"rxloop-preparation-{core.task_id}")
+    try:
+        return await core.preparing
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            core.finish(CLOSING)
+        elif not core.ended.is_set():
+            raise RxloopError("something that the preparation of the run waited for was cancelled") from None
+        return None
+    finally:
+        core.preparing = None
 
 
 async def _load(core: Core) -> Event | None:
@@ -66,17 +113,22 @@ async def _load(core: Core) -> Event | None:
     spec = core.spec
     if spec.log is None:
         return None
-    events: Sequence[Event] = ()
     if spec.resume:
-        events = await spec.log.read(spec.task_id)
-        core.context_id = events[0].context_id
+        return await _until_end(core, _load_run(core, spec.log))
     _occupy(core, spec.log)
-    if spec.keep_context or spec.resume:
-        core.states[None] = await _conversation(spec.log, core.context_id, before=spec.task_id)
-    if spec.resume:
-        return _take_up(core, events)
     core.writer = LogWriter(spec.log, spec.task_id, 0, core.finish)
+    if spec.keep_context:
+        conversation = _conversation(spec.log, core.context_id, before=spec.task_id)
+        core.states[None] = await _until_end(core, conversation) or core.states[None]
     return None
+
+
+async def _load_run(core: Core, event_log: EventLog) -> Event | None:
+    events = await event_log.read(core.task_id)
+    core.context_id = events[0].context_id
+    _occupy(core, event_log)
+    core.states[None] = await _conversation(event_log, core.context_id, before=core.task_id)
+    return _take_up(core, events)
 
 
 def _occupy(core: Core, event_log: EventLog) -> None:
@@ -171,13 +223,14 @@ async def _begin(core: Core) -> None:
     try:
         core.system = await _system(core)
         if resumed:
-            core.set_tools(await spec.tools.resolve(core.context()))
+            core.set_tools(await _until_end(core, spec.tools.resolve(core.context())) or {})
+        if core.ended.is_set():
+            return
+        pipeline = spec.loop(emit(RunRequest(core.context())))
     except Exception as error:
         core.finish(error)
-    if core.ended.is_set():
         return
-    request = RunRequest(core.context())
-    core.subscription.disposable = spec.loop(emit(request)).subscribe(
+    core.subscription.disposable = pipeline.subscribe(
         core.publish_signal, core.finish, core.completed, scheduler=core.scheduler
     )
 
@@ -186,45 +239,54 @@ async def _system(core: Core) -> tuple[Message, ...]:
     instructions = core.spec.instructions
     text = instructions if isinstance(instructions, str) else instructions(core.context())
     if inspect.isawaitable(text):
-        text = await text
+        text = await _until_end(core, _value(text))
     texts = [part for part in (text, core.spec.output_prompt) if part]
     return (Message.system("\n\n".join(texts)),) if texts else ()
 
 
+async def _value(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
 async def _wait(core: Core) -> None:
-    seconds = core.limits.seconds
-    timer = None
-    if seconds is not None:
-        late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
-        timer = asyncio.get_running_loop().call_later(seconds, core.finish, late)
     try:
         await core.ended.wait()
     except asyncio.CancelledError:
-        # Nobody but a closing event loop cancels this task; the run still ends in the proper way.
-        core.finish(Canceled("the event loop is closing"))
-    finally:
-        if timer is not None:
-            timer.cancel()
+        core.finish(CLOSING)
+
+
+async def _through(step: Callable[[], Awaitable[T]]) -> T:
+    """Carry out a step of the end, though the event loop that is closing cancels it."""
+    while True:
+        try:
+            return await step()
+        except asyncio.CancelledError:
+            continue
 
 
 async def _finish(core: Core) -> None:
     core.subscription.dispose()
-    stuck = await core.scope.join(GRACE)
+    stuck = await _through(lambda: core.scope.join(GRACE))
     if stuck:
         log.error("after %s s the run %s leaves behind: %s", GRACE, core.task_id, ", ".join(stuck))
     paused = core.end is None and bool(core.state().pending)
     if not paused:
         core.close_open()
     final = core.record(_final(core, core.end))
+    # Nothing may come behind it while it is made durable.
+    core.open = False
     if core.writer is not None:
         try:
-            await core.writer.flush()
+            await _through(core.writer.flush)
         except EventLogError as error:
             log.error("the run %s could not be recorded to its end: %s", core.task_id, error)
             failed = _final(core, error)
             final = failed.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
-        await core.writer.close()
-    core.open = False
+        await _through(core.writer.close)
+    _publish_end(core, final)
+
+
+def _publish_end(core: Core, final: Event) -> None:
     core.final = final
     core.hub.publish(final)
     core.hub.complete()

@@ -6,6 +6,7 @@ import asyncio
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator
+from copy import copy
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, cast, overload
 
@@ -116,6 +117,16 @@ class Share:
 def _fetch(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()
+
+
+def _anew(error: BaseException) -> BaseException:
+    """A copy, for one more who awaits: an exception that is raised again and again keeps a longer and longer trace."""
+    try:
+        fresh = copy(error).with_traceback(error.__traceback__)
+    except Exception:
+        return error
+    fresh.__cause__ = error.__cause__
+    return fresh
 
 
 def _abandoned(core: Core) -> None:
@@ -239,7 +250,9 @@ class Run(Generic[O]):
             after: The `Last-Event-ID` of a client that comes back.
             heartbeat: Seconds of silence after which a comment line is sent; None sends none.
         """
-        return frames(aiter(self.stream(public(), after=after)), heartbeat)
+        # The id comes from a client: one that is no cursor is as good as one that is unknown.
+        view = after_cursor(after, strict=False) if after else None
+        return frames(aiter(self.stream(*[view] if view is not None else [], public())), heartbeat)
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return aiter(self.events)
@@ -260,12 +273,13 @@ class Run(Generic[O]):
         if self._core.scope.owns(asyncio.current_task()):
             raise RxloopError(f"a tool of the run {self.task_id} awaits the run itself: neither could ever end")
         try:
-            await asyncio.shield(driver)
+            await asyncio.wait([driver])
         except asyncio.CancelledError:
-            if driver.done():
-                raise
             await self.share.aclose("the task that awaited the run was cancelled")
             raise
+        refusal = driver.exception()
+        if refusal is not None:
+            raise _anew(refusal)
         return self._outcome()
 
     def cancel(self, reason: str | None = None) -> None:

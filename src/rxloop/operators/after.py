@@ -14,7 +14,7 @@ from rxloop.operators._types import View
 _CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d+)\.(?P<seq>\d+)\.(?P<sub>\d+)")
 
 
-def after(cursor: str) -> View[Event, Event]:
+def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
     """Leave out what a reader already has.
 
     ::
@@ -27,11 +27,12 @@ def after(cursor: str) -> View[Event, Event]:
 
     Args:
         cursor: `event.cursor` of the last event that the reader has: `task_id/attempt.seq.sub`.
+        strict: Refuse what is no cursor; otherwise it is taken for that of an unknown run.
 
     Raises:
         ConfigurationError: It is no cursor.
     """
-    match = _CURSOR.fullmatch(cursor)
+    match = _CURSOR.fullmatch(cursor) or (None if strict else _CURSOR.fullmatch("/0.0.0"))
     if match is None:
         raise ConfigurationError(f"{cursor!r} is no cursor: it has the form task_id/attempt.seq.sub")
     task_id = match["task"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
@@ -14,6 +15,14 @@ from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.stream.bridges import emit
 
 CHARACTERS_PER_TOKEN = 4
+_UNSTAMPED: dict[str, Any] = {
+    "step": None,
+    "branch": None,
+    "task_id": "",
+    "context_id": "",
+    "attempt": 0,
+    "timestamp": 0,
+}
 
 
 def call_model() -> Operator:
@@ -52,12 +61,16 @@ def _call(request: ModelRequest) -> Observable[Signal]:
 
         def on_next(event: Event) -> None:
             fields = vars(event)
+            if fields["attempt"]:
+                # Published before: the provider gives one object for several requests.
+                event = event.model_copy(update=_UNSTAMPED)
+                fields = vars(event)
             if fields["step"] is None:
                 fields["step"] = step
             if branch is not None:
                 fields["branch"] = branch
             observer.on_next(event)
-            if isinstance(event, ContentCompleteEvent):
+            if event.durable and isinstance(event, ContentCompleteEvent):
                 for tool_request in _tool_requests(event, request):
                     observer.on_next(tool_request)
 

@@ -8,7 +8,7 @@ from reactivex.disposable import Disposable, SerialDisposable
 from rxloop.errors import ContextLengthExceeded, PipelineError
 from rxloop.operators.answering import answering
 from rxloop.operators.compose import describe
-from rxloop.requests import IterationEnd, ModelRequest, Operator, RunContext, RunRequest, Signal, ToolRequest
+from rxloop.requests import IterationEnd, ModelRequest, Operator, Request, RunContext, RunRequest, Signal, ToolRequest
 from rxloop.state import Batch, RunState, check_limits
 from rxloop.stream.bridges import emit, from_awaitable
 
@@ -98,15 +98,15 @@ class _Iterations:
         self._running = False
 
     def _pass(self, signal: Signal) -> None:
-        if isinstance(signal, ModelRequest | ToolRequest):
+        if not isinstance(signal, Request):
+            self._observer.on_next(signal)
+        elif isinstance(signal, ModelRequest | ToolRequest):
             self._fail(
                 PipelineError(
                     f"nothing answered a {type(signal).__name__} of step {signal.ctx.step}: "
                     f"the pipeline is {describe(self._pipeline)}"
                 )
             )
-        elif not isinstance(signal, IterationEnd):
-            self._observer.on_next(signal)
 
     def _fail(self, error: Exception) -> None:
         if self._stopped:

@@ -60,6 +60,10 @@ def from_task(
     return Observable(subscribe)
 
 
+class TaskCancelled(RxloopError):
+    """A task of a run was cancelled, and not by the run: its event loop is closing."""
+
+
 class _Leaf:
     """One subscription of `from_task`."""
 
@@ -88,6 +92,9 @@ class _Leaf:
                 await self._work(self._observer.on_next)
         except asyncio.CancelledError:
             if self._disposed:
+                return
+            if self.task is not None and self.task.cancelling():
+                self._fail(TaskCancelled(f"the task {self.task.get_name()} was cancelled"))
                 return
             # A task that the work awaited was cancelled. Let through, it would end this task and tell nobody.
             self._fail(RxloopError("something that this task waited for was cancelled"))

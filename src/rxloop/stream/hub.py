@@ -92,7 +92,7 @@ class Hub:
         if event.durable:
             self._keep(event)
         else:
-            key = (event.task_id, _place(event) if isinstance(event, ToolProgressEvent) else event.step)
+            key = (event.task_id, _place(event) if type(event) is ToolProgressEvent else event.step)
             kept = self._open.get(key)
             if kept is None:
                 kept = self._open[key] = []

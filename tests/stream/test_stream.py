@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reactivex as rx
+from reactivex import operators as ops
+from reactivex.internal.exceptions import SequenceContainsNoElementsError
+from reactivex.scheduler import CurrentThreadScheduler
+from run_checks import Recorder, settled, until
+
+from rxloop.errors import SlowReader
+from rxloop.events import CustomEvent, Event, GapEvent, ToolProgressEvent
+from rxloop.messages import ToolCall
+from rxloop.stream.hub import Hub
+from rxloop.stream.scheduler import RunScheduler
+from rxloop.stream.scope import Gate
+from rxloop.stream.stream import Stream
+
+
+class Lease:
+    """A share in a run that is not there: counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.started = 0
+        self.held = 0
+
+    def scheduler(self) -> rx.abc.SchedulerBase:
+        self.started += 1
+        return RunScheduler(asyncio.get_running_loop())
+
+    def hold(self) -> Callable[[], None]:
+        self.held += 1
+
+        def release() -> None:
+            self.held -= 1
+
+        return release
+
+
+class Source:
+    def __init__(self, overflow: Any = "coalesce", buffer: int = 1024) -> None:
+        self.hub = Hub()
+        self.lease = Lease()
+        self.seq = 0
+        self.stream: Stream[Event] = Stream(self.hub.events, self.lease, overflow=overflow, buffer=buffer)
+
+    def put(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.seq += 1
+            self.hub.publish(CustomEvent(name=str(self.seq), task_id="t", attempt=1, seq=self.seq))
+
+
+def names(events: list[Any]) -> list[str]:
+    return [event.name for event in events]
+
+
+async def test_making_and_piping_a_stream_starts_nothing() -> None:
+    source = Source()
+    source.stream.pipe(ops.map(lambda event: event), ops.filter(lambda _: True))
+    aiter(source.stream)
+    assert source.lease.started == 0
+    assert source.lease.held == 0
+
+
+async def test_a_subscription_starts_the_run_and_holds_it_until_it_is_disposed() -> None:
+    source = Source()
+    recorder = Recorder(source.stream)
+    assert source.lease.started
+    assert source.lease.held == 1
+    recorder.subscription.dispose()
+    assert source.lease.held == 0
+    assert source.hub.subscribers == 0
+
+
+async def test_a_subscription_with_a_scheduler_of_its_own_starts_the_run_all_the_same() -> None:
+    source = Source()
+    Recorder(source.stream, scheduler=CurrentThreadScheduler.singleton())
+    Recorder(source.stream.pipe(ops.map(lambda event: event)), scheduler=CurrentThreadScheduler.singleton())
+    assert source.lease.started >= 2
+
+
+@pytest.mark.parametrize("ending", ["completion", "error", "take", "raise"])
+async def test_a_subscription_lets_go_when_it_ends_of_itself(ending: str) -> None:
+    source = Source()
+    views: list[Any] = [ops.take(1)] if ending == "take" else []
+
+    def on_next(_: Event) -> None:
+        if ending == "raise":
+            raise ZeroDivisionError
+
+    source.stream.pipe(*views).subscribe(on_next, lambda _: None)
+    assert source.lease.held == 1
+    source.put()
+    if ending == "completion":
+        source.hub.complete()
+    elif ending == "error":
+        source.hub.complete(ValueError("refused"))
+    assert source.lease.held == 0
+    assert source.hub.subscribers == 0
+
+
+async def test_a_subscription_to_what_has_ended_does_not_hold() -> None:
+    source = Source()
+    source.put()
+    source.hub.complete()
+    recorder = Recorder(source.stream)
+    assert names(recorder.events) == ["1"]
+    assert recorder.completed
+    assert source.lease.held == 0
+
+
+async def test_an_iterator_starts_the_run_but_does_not_hold_it_by_itself() -> None:
+    source = Source()
+    source.put()
+    iterator = aiter(source.stream)
+    assert (await anext(iterator)).seq == 1
+    assert source.lease.started
+    assert source.lease.held == 0
+    assert source.hub.subscribers == 1
+
+
+async def test_every_iterator_starts_from_the_beginning() -> None:  # L12
+    source = Source()
+    source.put(2)
+    first = aiter(source.stream)
+    await anext(first)
+    source.put()
+    source.hub.complete()
+    assert names([event async for event in first]) == ["2", "3"]
+    assert names([event async for event in source.stream]) == ["1", "2", "3"]
+
+
+async def test_an_iterator_that_is_dropped_ends_its_subscription() -> None:
+    source = Source()
+    source.put(3)
+    async for _ in source.stream:
+        break
+    assert source.hub.subscribers == 0
+
+
+async def test_an_iterator_that_is_dropped_while_it_waits_ends_its_subscription() -> None:
+    source = Source()
+
+    async def read() -> None:
+        async for _ in source.stream:
+            pass
+
+    reader = asyncio.ensure_future(read())
+    await until(lambda: source.hub.subscribers)
+    reader.cancel()
+    await asyncio.wait([reader])
+    del reader
+    gc.collect()
+    assert source.hub.subscribers == 0
+
+
+async def test_an_iterator_can_be_closed_and_closed_again() -> None:
+    source = Source()
+    source.put(2)
+    iterator: Any = aiter(source.stream)
+    await anext(iterator)
+    await iterator.aclose()
+    await iterator.aclose()
+    assert source.hub.subscribers == 0
+    with pytest.raises(StopAsyncIteration):
+        await anext(iterator)
+
+
+async def test_an_iterator_that_was_closed_before_it_began_never_subscribes() -> None:
+    source = Source()
+    source.put()
+    iterator: Any = aiter(source.stream)
+    await iterator.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(iterator)
+    assert source.hub.subscribers == 0
+
+
+async def test_an_iterator_keeps_the_lease_alive_and_a_dropped_one_lets_it_die() -> None:
+    source = Source()
+    source.put(2)
+    iterator = aiter(source.stream.pipe(ops.map(lambda event: event)))
+    await anext(iterator)
+    lease = weakref.ref(source.lease)
+    hub = source.hub
+    del source
+    assert lease() is not None
+    del iterator
+    gc.collect()
+    assert lease() is None
+    assert hub.subscribers == 0
+
+
+async def test_awaiting_gives_the_last_item_and_starts_the_run() -> None:
+    source = Source()
+    waiting = asyncio.ensure_future(_await(source.stream.pipe(ops.map(lambda event: event.seq))))
+    await until(lambda: source.lease.started)
+    assert source.lease.held == 1
+    source.put(3)
+    source.hub.complete()
+    assert await waiting == 3
+    assert source.lease.held == 0
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+async def test_awaiting_nothing_is_an_error() -> None:
+    source = Source()
+    source.hub.complete()
+    with pytest.raises(SequenceContainsNoElementsError):
+        await source.stream
+
+
+async def test_awaiting_raises_the_error_of_the_stream() -> None:
+    source = Source()
+    source.hub.complete(ValueError("refused"))
+    with pytest.raises(ValueError, match="refused"):
+        await source.stream
+
+
+async def test_who_gives_up_awaiting_ends_the_subscription() -> None:
+    source = Source()
+    waiting = asyncio.ensure_future(_await(source.stream))
+    await until(lambda: source.hub.subscribers)
+    waiting.cancel()
+    await settled()
+    assert source.hub.subscribers == 0
+    assert source.lease.held == 0
+
+
+async def test_an_operator_that_gives_a_future_starts_the_run_as_well() -> None:
+    source = Source()
+    future = source.stream.pipe(ops.map(lambda event: event.seq), ops.to_future())
+    assert source.lease.started
+    source.put(2)
+    source.hub.complete()
+    assert await future == 2
+
+
+async def test_piping_gives_a_stream_with_the_same_policy() -> None:
+    source = Source(overflow="error", buffer=1)
+    piped = source.stream.pipe(ops.map(lambda event: event.seq))
+    assert isinstance(piped, Stream)
+    iterator = aiter(piped.pipe(ops.filter(lambda _: True)))
+    source.put()
+    await anext(iterator)
+    source.put(3)
+    assert await anext(iterator) == 2
+    with pytest.raises(SlowReader):
+        await anext(iterator)
+
+
+async def test_a_reader_that_runs_over_on_the_past_alone_leaves_no_subscription() -> None:
+    source = Source(overflow="error", buffer=1)
+    source.put(5)
+    iterator = aiter(source.stream)
+    assert (await anext(iterator)).seq == 1
+    with pytest.raises(SlowReader):
+        await anext(iterator)
+    assert source.hub.subscribers == 0
+
+
+async def test_a_view_that_raises_is_the_error_of_its_reader_alone() -> None:  # L14
+    def broken(events: rx.Observable[Event]) -> rx.Observable[Event]:
+        def subscribe(observer: rx.abc.ObserverBase[Event], scheduler: Any = None) -> rx.abc.DisposableBase:
+            def on_next(event: Event) -> None:
+                raise ZeroDivisionError
+
+            return events.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return rx.Observable(subscribe)
+
+    source = Source()
+    other = Recorder(source.stream)
+    reading = asyncio.ensure_future(_all(source.stream.pipe(broken)))
+    await until(lambda: source.hub.subscribers == 2)
+    source.put()
+    with pytest.raises(ZeroDivisionError):
+        await reading
+    source.put()
+    assert names(other.events) == ["1", "2"]
+
+
+async def _all(stream: Any) -> list[Any]:
+    return [item async for item in stream]
+
+
+async def test_views_that_need_time_take_it_from_the_event_loop() -> None:
+    source = Source()
+    thread = asyncio.ensure_future(_all(source.stream.pipe(ops.start_with("first"), ops.delay(0.001))))
+    await until(lambda: source.hub.subscribers)
+    source.put()
+    source.hub.complete()
+    first, second = await thread
+    assert first == "first"
+    assert second.seq == 1
+
+
+async def test_blocking_readers_close_the_gate_of_the_lease() -> None:
+    source = Source(overflow="block", buffer=2)
+    iterator = aiter(source.stream)
+    source.put()
+    await anext(iterator)
+    source.put(3)
+    assert source.lease.gate.closed
+    del iterator
+    gc.collect()
+    assert not source.lease.gate.closed
+
+
+async def test_a_blocking_view_that_has_enough_holds_nobody_back() -> None:
+    source = Source(overflow="block", buffer=1)
+    iterator = aiter(source.stream.pipe(ops.take(4)))
+    source.put()
+    await anext(iterator)
+    source.put(5)
+    assert not source.lease.gate.closed
+    assert len([event async for event in iterator]) == 3
+
+
+async def test_a_gap_is_an_event_among_others_for_the_reader() -> None:  # L13
+    source = Source(overflow="drop_oldest", buffer=2)
+    iterator = aiter(source.stream)
+    source.put()
+    await anext(iterator)
+    call = ToolCall(id="c", name="tool")
+    for sub in range(1, 6):
+        source.hub.publish(ToolProgressEvent(call=call, message=str(sub), task_id="t", attempt=1, seq=1, sub=sub))
+    source.hub.complete()
+    gap, *rest = [event async for event in iterator]
+    assert isinstance(gap, GapEvent)
+    assert gap.count == 3
+    assert [event.sub for event in rest] == [4, 5]
