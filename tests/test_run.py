@@ -699,6 +699,26 @@ def test_a_reader_that_comes_back_in_the_middle_misses_nothing_and_gets_nothing_
             assert recorder.events == live.events[place:]
 
 
+async def test_a_reader_that_had_all_of_an_earlier_attempt_goes_on_without_a_gap() -> None:  # L132
+    @tool
+    async def asks(ctx: RunContext) -> str:
+        """Ask."""
+        return "yes" if await ctx.ask("Sure?") else "no"
+
+    agent = Agent(ScriptedModel(call("asks"), "ok"), tools=[asks], log=MemoryEventLog())
+    paused = agent.run("Go.")
+    before = await events_of(paused)
+    [question] = (await paused).pending
+    resumed = agent.resume(paused.task_id, inputs={question.input_id: True})
+    live = await events_of(resumed)
+    assert live[0].seq == before[-1].seq + 1
+    assert [event async for event in resumed.stream(after=before[-1].cursor)] == [e for e in live if e.durable]
+    gap, *rest = [event async for event in resumed.stream(after=before[-2].cursor)]
+    assert isinstance(gap, GapEvent)
+    assert gap.reason == "trimmed"
+    assert rest == [event for event in live if event.durable]
+
+
 async def test_the_cursor_of_another_run_is_answered_by_a_gap_and_everything() -> None:  # L133
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     await run
@@ -732,7 +752,7 @@ async def frames_of(stream: AsyncIterator[bytes]) -> list[tuple[str, Event]]:
     found: list[tuple[str, Event]] = []
     async for data in stream:
         lines = dict(line.partition(": ")[::2] for line in data.decode().split("\n") if line)
-        found.append((lines["id"], Event.from_json(lines["data"], strict=True)))
+        found.append((lines.get("id", ""), Event.from_json(lines["data"], strict=True)))
     return found
 
 
@@ -757,8 +777,9 @@ async def test_an_id_that_is_none_is_answered_by_a_gap_and_everything() -> None:
     await run
     everything = await frames_of(run.sse())
     for nonsense in ("nonsense", "a/b/c", "x/1.2", "١/١.١.١"):
-        [(_, gap), *rest] = await frames_of(run.sse(after=nonsense))
+        [(cursor, gap), *rest] = await frames_of(run.sse(after=nonsense))
         assert isinstance(gap, GapEvent), nonsense
+        assert cursor == "", "a gap is no place to come back to"
         assert gap.reason == "unknown-cursor"
         assert rest == everything
 

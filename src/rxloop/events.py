@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -421,9 +421,22 @@ def external(events: Iterable[Event]) -> list[Event]:
 
 
 def protocol_schema() -> dict[str, Any]:
-    """The JSON Schema of the whole protocol, as it is on the wire."""
+    """The JSON Schema of the whole protocol, as it is on the wire; readers leave out fields that they do not know."""
     adapter: TypeAdapter[Event] = TypeAdapter(AnyEvent)
-    return adapter.json_schema(mode="serialization")
+    return _plain(adapter.json_schema(mode="serialization"))
+
+
+def _plain(schema: Any) -> Any:
+    """A schema without the titles that pydantic makes of field names, and open to fields of later versions."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _plain(value)
+        for key, value in cast("dict[str, Any]", schema).items()
+        if not (key == "title" and isinstance(value, str)) and not (key == "additionalProperties" and value is False)
+    }
 
 
 def _template(cls: type[Event]) -> dict[str, Any]:

@@ -45,4 +45,9 @@ def test_a_composition_is_called_by_the_names_of_its_parts() -> None:
     assert describe(compose(call_model(), run_tools())) == "call_model, run_tools"
     assert describe(compose()) == "nothing"
     assert describe(append("a")) == "append"
+
+    def mine(source: Observable[Any]) -> Observable[Any]:
+        return source
+
+    assert describe(mine) == "mine"
     assert describe(compose(*standard())) == "call_model, run_tools, checkpoint"

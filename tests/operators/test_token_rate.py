@@ -26,7 +26,7 @@ CALL = LLMCallEvent(iteration=1, model="m", message_count=1, tool_count=0, estim
 FINAL = StatusUpdateEvent(state="completed", final=True)
 
 
-def test_each_delta_gives_the_rate_over_the_window_behind_it() -> None:
+def test_each_delta_gives_the_rate_over_the_window_behind_it_or_since_the_first() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, TEXT), on_next(250, THOUGHT), on_next(290, ARGUMENT), on_next(310, TEXT), on_completed(320)
@@ -35,10 +35,9 @@ def test_each_delta_gives_the_rate_over_the_window_behind_it() -> None:
     seen = scheduler.start(lambda: source.pipe(token_rate(100)))
 
     assert seen.messages == [
-        on_next(210, 0.01),
-        on_next(250, 0.02),
-        on_next(290, 0.03),
-        on_next(310, 0.03),  # the delta at 210 has left the window
+        on_next(250, 1 / 40),  # nothing at 210: one delta alone has no rate
+        on_next(290, 2 / 80),
+        on_next(310, 3 / 100),  # the delta at 210 has left the window
         on_completed(320),
     ]
     assert source.subscriptions == [ReactiveTest.subscribe(200, 320)]
@@ -46,16 +45,15 @@ def test_each_delta_gives_the_rate_over_the_window_behind_it() -> None:
 
 def test_a_stall_shows_once_a_window() -> None:
     scheduler = TestScheduler()
-    source = scheduler.create_hot_observable(on_next(220, TEXT), on_next(230, TEXT), on_next(460, TEXT))
+    source = scheduler.create_hot_observable(on_next(220, TEXT), on_next(230, TEXT), on_next(460, TEXT), on_next(470, TEXT))
 
     seen = scheduler.start(lambda: source.pipe(token_rate(100)), disposed=500)
 
     assert seen.messages == [
-        on_next(220, 0.01),
-        on_next(230, 0.02),
+        on_next(230, 1 / 10),
         on_next(330, 0.0),
         on_next(430, 0.0),
-        on_next(460, 0.01),
+        on_next(470, 1 / 10),
     ]
     assert source.subscriptions == [ReactiveTest.subscribe(200, 500)]
 
@@ -71,11 +69,13 @@ def test_a_slow_model_is_noticed_before_its_first_token() -> None:
 
 def test_it_completes_with_the_final_event_and_nothing_comes_after() -> None:
     scheduler = TestScheduler()
-    source = scheduler.create_hot_observable(on_next(210, TEXT), on_next(220, FINAL), on_next(230, TEXT))
+    source = scheduler.create_hot_observable(
+        on_next(210, TEXT), on_next(215, TEXT), on_next(220, FINAL), on_next(230, TEXT)
+    )
 
     seen = scheduler.start(lambda: source.pipe(token_rate(100)))
 
-    assert seen.messages == [on_next(210, 0.01), on_completed(220)]
+    assert seen.messages == [on_next(215, 1 / 5), on_completed(220)]
     assert source.subscriptions == [ReactiveTest.subscribe(200, 220)]
 
 
@@ -86,7 +86,7 @@ def test_an_error_passes_and_stops_the_clock() -> None:
 
     seen = scheduler.start(lambda: source.pipe(token_rate(100)))
 
-    assert seen.messages == [on_next(210, 0.01), on_error(220, failure)]
+    assert seen.messages == [on_error(220, failure)]
 
 
 @pytest.mark.parametrize("end", [on_completed(220), on_error(220, RuntimeError("broken")), on_next(220, TEXT)])
@@ -106,11 +106,11 @@ def test_no_timer_outlives_the_subscription(end: Recorded[Any]) -> None:
 def test_a_stored_view_counts_for_each_subscriber_apart() -> None:
     scheduler = TestScheduler()
     view = token_rate(100)
-    source = scheduler.create_hot_observable(on_next(210, TEXT))
+    source = scheduler.create_hot_observable(on_next(210, TEXT), on_next(215, TEXT))
 
     seen = scheduler.start(lambda: rx.merge(source.pipe(view), source.pipe(view)), disposed=220)
 
-    assert seen.messages == [on_next(210, 0.01), on_next(210, 0.01)]
+    assert seen.messages == [on_next(215, 1 / 5), on_next(215, 1 / 5)]
 
 
 async def test_without_a_scheduler_time_comes_from_the_running_event_loop() -> None:

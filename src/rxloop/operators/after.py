@@ -67,7 +67,7 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
     def gap_before(event: Event) -> GapEvent | None:
         if event.task_id != task_id:
             return gap(event, "unknown-cursor")
-        if event.attempt > attempt:
+        if event.attempt > attempt and place != (event.seq - 1, 0):
             return gap(event, "lost-attempt" if place >= (event.seq, 0) else "trimmed")
         return None
 

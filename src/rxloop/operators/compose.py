@@ -33,6 +33,7 @@ def compose(*operators: Operator) -> Operator:
 
 
 def describe(operator: Operator) -> str:
-    """The name of an operator for a message: that of the function that made it."""
-    name = getattr(operator, "__qualname__", None) or type(operator).__qualname__
-    return name.split(".<locals>")[0]
+    """The name of an operator for a message: its own, or that of the function that made it."""
+    name: str = getattr(operator, "__qualname__", None) or type(operator).__qualname__
+    *makers, own = name.split(".<locals>.")
+    return makers[-1] if makers and own == "operator" else own

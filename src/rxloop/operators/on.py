@@ -42,7 +42,7 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
         def answer(request: R) -> Observable[Signal]:
             return from_async_iter(lambda: handler(request, request.ctx), request.ctx, name=f"rxloop-{name}")
 
-        name = getattr(handler, "__qualname__", "handler")
+        name = getattr(handler, "__name__", "handler")
         operator = answering(request_type, answer)
         operator.__qualname__ = name
         operator.__doc__ = handler.__doc__

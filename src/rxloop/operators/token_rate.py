@@ -18,13 +18,15 @@ def token_rate(window: float = 1.0) -> View[Event, float]:
     """Tokens per second over the last `window` seconds: at each delta, and once a window while there are none.
 
     A delta counts as one token, be it text, a thought or the arguments of a tool call. So a stall shows as 0.0, and
-    `rx.filter(lambda r: r < 5)` notices it. The deltas that a late subscriber is given again count as if they came
-    just then. Time comes from the scheduler of the subscription, which for a view of a run is the run's.
+    `rx.filter(lambda r: r < 5)` notices it. Until a window has passed since the first delta behind a stall, the rate is
+    that of the time since then, so that a start is not taken for a stall; the first delta alone gives none. The deltas
+    that a late subscriber is given again count as if they came just then. Time comes from the scheduler of the
+    subscription, which for a view of a run is the run's.
 
     ::
 
-        source             --d-d-d-------------F      d a delta, F the final status-update
-        token_rate(1)      --1-2-3-----0-----0-|
+        source             --d-d-d-------------F      d a delta each 100 ms, F the final status-update
+        token_rate(1)      ----r-r-----0-----0-|      r 10.0
 
     Args:
         window: The seconds to look back.
@@ -45,27 +47,38 @@ def token_rate(window: float = 1.0) -> View[Event, float]:
         ) -> abc.DisposableBase:
             clock = timers(scheduler)
             times = deque[datetime]()
-            emitted = clock.now
+            emitted = begin = clock.now
             timer = SerialDisposable()
 
-            def emit(now: datetime) -> None:
-                nonlocal emitted
-                emitted = now
+            def forget(now: datetime) -> None:
                 while times and times[0] <= now - span:
                     times.popleft()
-                observer.on_next(len(times) / window)
+
+            def emit(now: datetime, rate: float) -> None:
+                nonlocal emitted
+                emitted = now
+                observer.on_next(rate)
 
             def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
                 now = clock.now
                 if now - emitted >= span:
-                    emit(now)
+                    forget(now)
+                    emit(now, len(times) / window)
                 timer.disposable = clock.schedule_relative(emitted + span - now, check)
 
             def on_next(event: Event) -> None:
+                nonlocal begin
                 if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
                     now = clock.now
+                    forget(now)
+                    if not times:
+                        begin = now
                     times.append(now)
-                    emit(now)
+                    passed = (now - begin).total_seconds()
+                    if passed >= window:
+                        emit(now, len(times) / window)
+                    elif passed > 0:
+                        emit(now, (len(times) - 1) / passed)
                 elif ends_attempt(event):
                     observer.on_completed()
 

@@ -57,7 +57,7 @@ class RequestEncoder:
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             preset.max_tokens_field: settings.max_tokens,
-            "seed": settings.seed,
+            preset.seed_field: settings.seed,
             "stop": settings.stop,
         }
         fields.update({name: value for name, value in plain.items() if value is not None})

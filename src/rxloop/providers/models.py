@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocols import Provider
+from rxloop.providers._vendors import PRESETS, find_preset
 from rxloop.providers.openai_chat import openai_chat
-from rxloop.providers.presets import PRESETS, find_preset
+
+_EXAMPLES = ("zai", "openai", "ollama")
 
 
 def resolve_model(model: str | Provider) -> Provider:
@@ -29,7 +31,7 @@ def resolve_model(model: str | Provider) -> Provider:
         return openai_chat(name, base_url=url)
     prefix, colon, name = model.partition(":")
     if not colon and prefix not in PRESETS:
-        examples = ", ".join(f"'{preset.name}:{preset.default_model}'" for preset in PRESETS.values())
+        examples = ", ".join(f"'{preset}:{PRESETS[preset].default_model}'" for preset in _EXAMPLES)
         raise ConfigurationError(f"{model!r} names no provider: write {examples}, or an address with '#model'")
     if colon and not name:
         raise ConfigurationError(f"{model!r} names no model: write '{prefix}' alone for its default model")

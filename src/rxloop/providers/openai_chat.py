@@ -18,7 +18,8 @@ from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._encode import RequestEncoder
 from rxloop.providers._pool import ClientPool
 from rxloop.providers._sse import SSEDecoder
-from rxloop.providers.presets import CUSTOM, Preset, checked_url, find_preset
+from rxloop.providers._vendors import CUSTOM, find_preset
+from rxloop.providers.presets import Preset, checked_url
 from rxloop.providers.retry import Retry
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import from_task
@@ -170,10 +171,9 @@ class OpenAIChat:
     def _endpoint(self) -> _errors.Endpoint:
         base = self._base_url or self.preset.url()
         if self._where is None or self._where[0] != base:
-            url = httpx.URL(base)
-            url = url.copy_with(path=url.path.rstrip("/") + "/chat/completions")
+            url = self.preset.chat_url(base, self.model)
             name = self.model if self.preset is CUSTOM else self.name
-            self._where = (base, _errors.Endpoint(name, str(url), self.preset.key_env, self.preset.hint))
+            self._where = (base, _errors.Endpoint(name, url, self.preset.key_env, self.preset.hint))
         return self._where[1]
 
     def _request_headers(self, request: ModelRequest, where: _errors.Endpoint) -> dict[str, str]:
@@ -185,10 +185,11 @@ class OpenAIChat:
             **self._headers,
             **{name.lower(): value for name, value in request.settings.headers.items()},
         }
-        if "authorization" not in headers:
+        header = self.preset.key_header
+        if header not in headers and "authorization" not in headers:
             key = self._api_key or self.preset.key()
             if key is not None:
-                headers["authorization"] = f"Bearer {key}"
+                headers[header] = f"Bearer {key}" if header == "authorization" else key
             elif self.preset.key_env is not None and not self.preset.key_optional:
                 raise _errors.missing_key(where)
         return headers

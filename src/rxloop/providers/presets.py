@@ -1,4 +1,4 @@
-"""The vendors we know, as data: where they are, what the key is called, and what their endpoint cannot do."""
+"""What is particular about a vendor's endpoint, as data; the table of those we know is in `_vendors.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from rxloop.errors import ConfigurationError
 
@@ -23,6 +23,9 @@ class Preset:
     """What is particular about one vendor's OpenAI-compatible endpoint.
 
     A new vendor is a new line of data. The defaults are those of an endpoint that follows OpenAI in everything.
+
+    Example:
+        >>> openai_chat("m", preset=Preset(name="mine", base_url="https://mine.example/v1", key_env="MINE_KEY"))
     """
 
     name: str
@@ -31,20 +34,31 @@ class Preset:
     """Where the endpoint is, without `/chat/completions`; None where the address must be given."""
     url_env: str | None = None
     """The environment variable that puts another address in its place; what it leaves out comes from `base_url`."""
+    api_version: str | None = None
+    """As Azure has it: a version in the query, and each model at the address of its deployment."""
+    version_env: str | None = None
+    """The environment variable that puts another `api_version` in its place."""
     key_env: str | None = None
     """The environment variable with the key; None for an endpoint without keys."""
+    key_header: str = "authorization"
+    """The header that the key goes in; in `authorization` it goes as a bearer token."""
     key_optional: bool = False
     """The endpoint may work without a key."""
     default_model: str | None = None
-    """The model of a model string that names the preset alone."""
+    """The model of a model string that names the preset alone; None where no model is sure to be there."""
     headers: Mapping[str, str] = field(default_factory=_no_headers)
     """Headers that go with every request."""
     max_tokens_field: str = "max_tokens"
     """What the endpoint calls `ModelSettings.max_tokens`."""
+    seed_field: str = "seed"
+    """What the endpoint calls `ModelSettings.seed`."""
     effort: Effort | None = "reasoning_effort"
     """How it takes `reasoning_effort`: as that field, as OpenRouter's `reasoning` object, as the switch `thinking`."""
     reasoning_field: str | None = None
-    """The field in which it wants the reasoning back with an assistant message; None where it does not."""
+    """The field in which it wants the reasoning back with an assistant message; None where it does not.
+
+    Reasoning that comes is read wherever it is: `reasoning_content`, `reasoning`, `reasoning_details`, a list.
+    """
     reasoning_details: bool = False
     """It wants `reasoning_details`, signed or encrypted, back with an assistant message."""
     stream_options: bool = True
@@ -65,8 +79,24 @@ class Preset:
         given = os.environ.get(self.url_env, "").strip() if self.url_env else ""
         url = _completed(given, self.base_url or "") if given else self.base_url
         if url is None:
-            raise ConfigurationError(f"the endpoint {self.name!r} has no address: pass base_url=")
+            variable = f"set {self.url_env}, or " if self.url_env else ""
+            raise ConfigurationError(f"the endpoint {self.name!r} has no address: {variable}pass base_url=")
         return checked_url(url)
+
+    def chat_url(self, base: str, model: str) -> str:
+        """Where the requests for a model go.
+
+        With an `api_version`, a `base` without a path is a resource, in which the model's deployment is looked for;
+        one that ends in `/v1` is Azure's newer interface, which knows neither deployments nor versions.
+        """
+        scheme, host, path, query, _ = urlsplit(base)
+        path = path.rstrip("/")
+        if self.api_version is not None and not path.endswith("/v1"):
+            path = path or f"/openai/deployments/{quote(model, safe='')}"
+            if "api-version=" not in query:
+                version = os.environ.get(self.version_env or "", "").strip() or self.api_version
+                query = "&".join(part for part in (query, urlencode({"api-version": version})) if part)
+        return urlunsplit((scheme, host, f"{path}/chat/completions", query, ""))
 
     def key(self) -> str | None:
         """The key from the environment, or None."""
@@ -93,58 +123,4 @@ def _completed(given: str, default: str) -> str:
         return urlunsplit(parts._replace(path=parts.path.rstrip("/") or base.path))
     parts = urlsplit("//" + given)
     host = parts.netloc if parts.port or not base.port else f"{parts.netloc}:{base.port}"
-    return urlunsplit((base.scheme, host, parts.path.rstrip("/") or base.path, "", ""))
-
-
-_KNOWN = (
-    Preset(
-        name="zai",
-        base_url="https://api.z.ai/api/paas/v4",
-        url_env="ZAI_BASE_URL",
-        key_env="ZAI_API_KEY",
-        default_model="glm-4.7",
-        effort="thinking",
-        reasoning_field="reasoning_content",
-        parallel_tool_calls=False,
-        strict=False,
-    ),
-    Preset(
-        name="openai",
-        base_url="https://api.openai.com/v1",
-        url_env="OPENAI_BASE_URL",
-        key_env="OPENAI_API_KEY",
-        default_model="gpt-5",
-        max_tokens_field="max_completion_tokens",
-    ),
-    Preset(
-        name="ollama",
-        base_url="http://localhost:11434/v1",
-        url_env="OLLAMA_HOST",
-        default_model="qwen3",
-        parallel_tool_calls=False,
-        strict=False,
-        hint="Is Ollama running? Start it with `ollama serve`.",
-    ),
-)
-
-PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _KNOWN})
-"""The presets by name."""
-
-CUSTOM = Preset(name="custom", base_url=None, key_env="RXLOOP_API_KEY", key_optional=True)
-"""Any other endpoint that speaks the protocol, by its address."""
-
-
-def find_preset(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        ConfigurationError: There is none; the message lists those that there are.
-    """
-    try:
-        return PRESETS[name]
-    except KeyError:
-        known = ", ".join(PRESETS)
-        raise ConfigurationError(
-            f"unknown provider {name!r}: known are {known}; any other endpoint goes by its address, as in "
-            "'http://localhost:8000/v1#model'"
-        ) from None
+    return urlunsplit((base.scheme or "https", host, parts.path.rstrip("/") or base.path, "", ""))

@@ -28,7 +28,7 @@ class LogWriter:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, event: Event) -> None:
-        """Take an event; it is in the log within 50 ms, or when `flush` returns."""
+        """Take an event; it is in the log within 50 ms, or when `flush` returns; the first ones of a run at once."""
         self._buffer.append(event)
         if self._timer is None and not self._writing:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_EVERY, self._start)

@@ -1,0 +1,112 @@
+"""Tool calls as they stream: from pieces, which vendors number, name or merely send in order, to whole calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from rxloop.events import Event, ToolCallDeltaEvent
+from rxloop.messages import ToolCall
+
+
+class _Call:
+    """A tool call that is being put together."""
+
+    __slots__ = ("id", "index", "name", "pieces")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.id = ""
+        self.name = ""
+        self.pieces: list[str] = []
+
+
+class CallAssembler:
+    """Joins the pieces of the tool calls of one answer, and pushes them on as they come."""
+
+    def __init__(
+        self,
+        push: Callable[[Event], None],
+        step: str,
+        hidden: frozenset[str] = frozenset(),
+        clean: Callable[[str], str] | None = None,
+    ) -> None:
+        self._push = push
+        self._step = step
+        self._hidden = hidden
+        self._clean = clean
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}
+        self._last: _Call | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether there is any piece of a call."""
+        return bool(self._calls)
+
+    def feed(self, piece: dict[str, Any]) -> None:
+        """Read one entry of `tool_calls`."""
+        function = piece.get("function")
+        function = function if isinstance(function, dict) else {}
+        call_id, name, arguments = _text(piece.get("id")), _text(function.get("name")), function.get("arguments")
+        call = self._find(piece.get("index"), call_id, name)
+        first = not call.name
+        call.id = call.id or call_id
+        if first and name:
+            call.name = name if self._clean is None else self._clean(name)
+        if isinstance(arguments, dict):
+            arguments = orjson.dumps(arguments).decode()
+        fragment = _text(arguments)
+        if fragment:
+            call.pieces.append(fragment)
+        if not call.name or not (fragment or first):
+            return
+        call.id = call.id or self._made_up(call)
+        self._push(
+            ToolCallDeltaEvent(
+                index=call.index,
+                tool_call_id=call.id,
+                name=call.name,
+                fragment="".join(call.pieces) if first else fragment,
+                hidden=call.name in self._hidden,
+                step=self._step,
+            )
+        )
+
+    def finish(self) -> list[ToolCall]:
+        """The calls in their order; one without a name cannot be called and is left out."""
+        return [
+            ToolCall.parse(call.id or self._made_up(call), call.name, "".join(call.pieces))
+            for call in sorted(self._calls, key=lambda call: call.index)
+            if call.name
+        ]
+
+    def _find(self, index: Any, call_id: str, name: str) -> _Call:
+        """The call that a piece belongs to: by its index, else by its id; else a name begins a new one."""
+        if isinstance(index, int):
+            call = self._by_index.get(index)
+            if call is not None and call_id and name and call.id and call_id != call.id:
+                # Another call under the same number: the vendor does not count.
+                call = None
+        elif call_id:
+            call = next((call for call in self._calls if call.id == call_id), None)
+        else:
+            call = None if name else self._last
+        if call is None:
+            taken = {call.index for call in self._calls}
+            free = max(taken, default=-1) + 1
+            call = _Call(index if isinstance(index, int) and index not in taken else free)
+            self._calls.append(call)
+            self._by_index[index if isinstance(index, int) else free] = call
+        self._last = call
+        return call
+
+    def _made_up(self, call: _Call) -> str:
+        return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
