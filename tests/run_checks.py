@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from reactivex import abc
 
 from rxloop.events import Event, StatusUpdateEvent
 from rxloop.run import Run
@@ -19,7 +20,7 @@ async def settled(turns: int = 10) -> None:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait, turn by turn, until something is so; the test's own timeout is the end of patience."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 (no event tells it)
         await asyncio.sleep(0)
 
 
@@ -30,7 +31,6 @@ def other_tasks() -> set[asyncio.Task[Any]]:
 
 async def nothing_left(*, turns: int = 20) -> None:
     """No task is left."""
-    gc.collect()
     await settled(turns)
     assert other_tasks() == set()
 
@@ -77,7 +77,7 @@ def assert_ended(events: Sequence[Event], state: str, reason: str | None = None)
     return final
 
 
-class Recorder:
+class Recorder(abc.ObserverBase[Any]):
     """A subscriber that keeps everything."""
 
     def __init__(self, source: Any = None, scheduler: Any = None) -> None:
@@ -88,8 +88,8 @@ class Recorder:
         if source is not None:
             self.subscription = source.subscribe(self, scheduler=scheduler)
 
-    def on_next(self, event: Any) -> None:
-        self.events.append(event)
+    def on_next(self, value: Any) -> None:
+        self.events.append(value)
 
     def on_error(self, error: Exception) -> None:
         self.error = error

@@ -125,3 +125,34 @@ def test_a_copy_grows_by_itself(duplicate: Callable[[History], History]) -> None
 
     assert [each.text for each in twin.append(message("b"))] == ["a", "b"]
     assert [each.text for each in history.append(message("c"))] == ["a", "c"]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 100), st.sampled_from(["", "a", "b"]), st.booleans()), max_size=40))
+def test_however_versions_grow_each_is_joined_of_its_own_messages(steps: list[tuple[int, str, bool]]) -> None:
+    versions = [(History(), list[str]())]
+    for parent, text, upper in steps:
+        history, texts = versions[parent % len(versions)]
+        history, texts = history.append(message(text)), [*texts, text]
+        versions.append((history, texts))
+        convert = str.upper if upper else str.lower
+
+        joined = history.joined(upper, lambda each, convert=convert: convert(each.text).encode())
+
+        assert joined == ",".join(map(convert, texts)).encode()
+
+
+def test_joining_encodes_what_is_new_and_nothing_else() -> None:
+    encoded: list[str] = []
+
+    def encode(each: Message) -> bytes:
+        encoded.append(each.text)
+        return each.text.encode()
+
+    history = History([message("a"), message("b")])
+    history.joined("key", encode)
+    longer = history.append(message("c"))
+
+    assert longer.joined("key", encode) == b"a,b,c"
+    assert encoded == ["a", "b", "c"]
+    assert history.joined("key", encode) == b"a,b"

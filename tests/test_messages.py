@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,22 @@ def test_usage_adds_up_and_its_parts_are_no_part_of_the_total() -> None:
 
     assert one + two == Usage(input_tokens=30, output_tokens=7, cached_tokens=8, reasoning_tokens=1)
     assert (one + two).total_tokens == 37
+
+
+def test_a_file_becomes_a_part_with_its_bytes_its_type_and_its_name(tmp_path: Path) -> None:
+    (tmp_path / "cat.PNG").write_bytes(b"png")
+    (tmp_path / "a.pdf").write_bytes(b"pdf")
+    image = ImagePart.from_path(tmp_path / "cat.PNG")
+    assert image == ImagePart(data=b"png", media_type="image/png")
+    file = FilePart.from_path(str(tmp_path / "a.pdf"))
+    assert file == FilePart(data=b"pdf", media_type="application/pdf", filename="a.pdf")
+
+
+def test_a_file_whose_name_says_nothing_needs_a_type(tmp_path: Path) -> None:
+    path = tmp_path / "picture"
+    path.write_bytes(b"png")
+    with pytest.raises(ValueError, match="media_type="):
+        ImagePart.from_path(path)
+    assert ImagePart.from_path(path, media_type="image/webp").media_type == "image/webp"
+    with pytest.raises(FileNotFoundError):
+        ImagePart.from_path(tmp_path / "none.png")

@@ -340,6 +340,17 @@ def test_questions_wait_until_they_are_answered() -> None:
     assert state.answers == {"1.0.1": False}
 
 
+def test_a_call_that_is_answered_waits_for_nothing() -> None:
+    question = PendingInput(input_id="1.0.1", prompt="Sure?", call=called(), index=0, step="1")
+    other = PendingInput(input_id="1.1.1", prompt="Sure?", call=called(), index=1, step="1")
+    guard = PendingInput(input_id="1.0.2", prompt="Go on?", index=0, step="1")
+    asking = [InputRequiredEvent(input=each) for each in (question, other, guard)]
+
+    state = fold_all([task(), llm(), complete("", called(), called()), *asking, answered(0, success=False)])
+
+    assert list(state.pending) == ["1.1.1", "1.0.2"]
+
+
 @pytest.mark.parametrize(("state", "finished"), [("completed", True), ("failed", True), ("canceled", False)])
 def test_completed_and_failed_are_for_good(state: Any, finished: bool) -> None:
     assert fold_all([task(), StatusUpdateEvent(state=state, final=True)]).finished is finished

@@ -80,7 +80,7 @@ from rxloop.protocols import (
     Tool,
     ToolProvider,
 )
-from rxloop.providers import openai_chat
+from rxloop.providers import Preset, Price, Retry, fallback, hedge, limited, openai_chat
 from rxloop.requests import (
     IterationEnd,
     ModelRequest,
@@ -148,6 +148,8 @@ __all__ = [
     "PendingInput",
     "PermissionDenied",
     "PipelineError",
+    "Preset",
+    "Price",
     "Provider",
     "ProviderConnectionError",
     "ProviderError",
@@ -155,6 +157,7 @@ __all__ = [
     "ProviderTimeout",
     "RateLimited",
     "Result",
+    "Retry",
     "Run",
     "RunCancelled",
     "RunContext",
@@ -197,8 +200,11 @@ __all__ = [
     "UsageEvent",
     "__version__",
     "external",
+    "fallback",
     "fold",
     "from_json",
+    "hedge",
+    "limited",
     "op",
     "openai_chat",
     "protocol_schema",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reactivex.disposable import SerialDisposable
@@ -174,14 +174,34 @@ class Core:
 
     def publish(self, event: Event) -> None:
         """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once."""
-        if event.attempt and event.attempt < self.attempt and event.task_id == self.task_id:
-            # Answered from the log, where it is already.
+        if self.attempt > 1 and self._known(event):
+            self._replay(event)
             return
         if not self.open:
             log.debug("%r came when the run was over", event)
             return
         event = self.record(event)
         self.hub.publish(event)
+
+    def _known(self, event: Event) -> bool:
+        """Whether the log has it from an earlier attempt: answered from there, or made once more by a strategy."""
+        if event.attempt and event.attempt < self.attempt:
+            return event.task_id == self.task_id
+        if event.parent_task_id is not None:
+            return False
+        if isinstance(event, ContentCompleteEvent):
+            return event.step in self.messages_recorded
+        return isinstance(event, ToolCompleteEvent) and (event.step or "", event.index) in self.results_recorded
+
+    def _replay(self, event: Event) -> None:
+        """Fold such an event on a line that runs again; the main line has it already."""
+        if event.branch is None:
+            return
+        state = self.state(event.branch)
+        if isinstance(event, ContentCompleteEvent):
+            # Its `llm-call` does not come again.
+            state = replace(state, iteration=state.iteration + 1)
+        self.states[event.branch] = fold(state, event)
 
     def publish_signal(self, signal: Signal) -> None:
         """Take what comes out of the loop: events alone."""

@@ -6,7 +6,7 @@ appending to an older one copies it first. So a fold that goes forward costs wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar, overload
 
 from rxloop.messages import Message
@@ -18,11 +18,12 @@ V = TypeVar("V")
 class History(Sequence[Message]):
     """The messages of a conversation, as one version of them."""
 
-    __slots__ = ("_items", "_length", "size")
+    __slots__ = ("_items", "_joined", "_length", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._items = list(messages)
         self._length = len(self._items)
+        self._joined: tuple[object, int, bytes] | None = None
         self.size = sum(map(_size, self._items))
         """Characters of all messages, for estimates."""
 
@@ -35,8 +36,24 @@ class History(Sequence[Message]):
         items.extend(messages)
         longer._items = items
         longer._length = len(items)
+        longer._joined = self._joined
         longer.size = self.size + sum(map(_size, messages))
         return longer
+
+    def joined(self, key: object, encode: Callable[[Message], bytes]) -> bytes:
+        """The messages encoded, with commas between them; what a shorter version was joined of is not encoded again.
+
+        Args:
+            key: Names the encoding: the bytes of another one are of no use.
+            encode: Encodes one message.
+        """
+        kept, length, data = self._joined or (key, 0, b"")
+        if kept != key:
+            length, data = 0, b""
+        if length < self._length:
+            data = b",".join([*([data] if length else ()), *map(encode, self._items[length : self._length])])
+            self._joined = (key, self._length, data)
+        return data
 
     def __len__(self) -> int:
         return self._length

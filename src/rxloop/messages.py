@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from mimetypes import guess_type
+from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 import orjson
@@ -43,6 +46,27 @@ class _Media(Wire):
     media_type: str | None = None
     """The MIME type, needed with `data`."""
 
+    @classmethod
+    def from_path(cls, path: str | PathLike[str], *, media_type: str | None = None) -> Self:
+        """Read a file, now.
+
+        Args:
+            path: The file.
+            media_type: Its MIME type; None tells it from the file's name.
+
+        Raises:
+            ValueError: The name does not tell the type.
+        """
+        file = Path(path)
+        media_type = media_type or guess_type(file.name)[0]
+        if media_type is None:
+            raise ValueError(f"the name {file.name!r} does not tell a media type: pass media_type=")
+        return cls(data=file.read_bytes(), media_type=media_type, **cls._named(file.name))
+
+    @classmethod
+    def _named(cls, name: str) -> dict[str, str]:
+        return {}
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.url is None) == (self.data is None):
@@ -63,6 +87,10 @@ class FilePart(_Media):
 
     type: Literal["file"] = "file"
     filename: str | None = None
+
+    @classmethod
+    def _named(cls, name: str) -> dict[str, str]:
+        return {"filename": name}
 
 
 Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from rxloop.errors import ConfigurationError
 
 OutputMode = Literal["auto", "native", "prompted"]
 
@@ -33,11 +35,20 @@ def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
     Args:
         output_type: `str` takes the answer as it is; anything else that pydantic validates is asked for as JSON.
         mode: `native` leaves the schema to the provider, `prompted` puts it into the system prompt, `auto` does both.
+
+    Raises:
+        ConfigurationError: There is no such mode, or pydantic cannot validate the type.
     """
+    if mode not in get_args(OutputMode):
+        raise ConfigurationError(f"output_mode must be one of {', '.join(get_args(OutputMode))}, not {mode!r}")
     if output_type is str:
         return Output(parse=str)
-    adapter: TypeAdapter[Any] = TypeAdapter(output_type)
-    schema = adapter.json_schema()
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(output_type)
+        schema = adapter.json_schema()
+    except PydanticUserError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(f"output_type={output_type!r} is nothing that an answer can be: {reason}") from error
 
     def parse(text: str) -> Any:
         fenced = _FENCE.match(text)

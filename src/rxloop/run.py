@@ -101,7 +101,7 @@ class Share:
         """Cancel the run, and wait for its end however often the waiting task is cancelled itself."""
         self.cancel(reason)
         # A tool that closes its own run cannot wait for an end that waits for the tool.
-        if self._driver is None or self._core.scope.owns(asyncio.current_task()):
+        if self._driver is None or self._core.scope.surrounds():
             return
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):

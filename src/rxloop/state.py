@@ -244,11 +244,18 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     if batch is None or batch.step != event.step or event.index not in batch.open:
         return {}
     batch = replace(batch, answers={**batch.answers, event.index: event})
+    # A call that is answered waits for nothing: it may have failed, or been cut off, while it asked.
+    pending = {
+        key: question
+        for key, question in state.pending.items()
+        if question.call is None or (question.step, question.index) != (batch.step, event.index)
+    }
     if batch.open:
-        return {"batch": batch}
+        return {"batch": batch, "pending": pending}
     all_failed = not any(answer.success for answer in batch.answers.values())
     return {
         "batch": None,
+        "pending": pending,
         "held": (),
         "messages": state.messages.append(*batch.messages(), *state.held),
         "failures": state.failures + 1 if all_failed else 0,

@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import reactivex as rx
 from reactivex import Observable
 from reactivex import operators as ops
 
@@ -120,3 +121,29 @@ def test_requests_are_handled_side_by_side_and_a_disposed_handler_is_closed() ->
 def test_the_operator_is_called_as_its_handler_is() -> None:
     assert describe(twice) == "twice"
     assert twice.__doc__ == "Lets it through twice."
+
+
+def test_the_end_of_an_iteration_comes_when_everything_before_it_is_done() -> None:
+    seen: list[str] = []
+
+    @op.on(IterationEnd)
+    async def ends(end: IterationEnd, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        seen.append("end")
+        yield end
+
+    end = IterationEnd(1, RunContext())
+    source: rx.Subject[Any] = rx.Subject()
+
+    with virtual_time() as time:
+
+        async def main() -> None:
+            ends(source).subscribe(lambda signal: seen.append(type(signal).__name__))
+            source.on_next(end)
+            await asyncio.sleep(1)
+            source.on_next(CustomEvent(name="late"))
+            source.on_completed()
+            await asyncio.sleep(1)
+
+        time.run(main())
+
+    assert seen == ["CustomEvent", "end", "IterationEnd"]

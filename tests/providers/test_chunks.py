@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -22,14 +23,15 @@ from rxloop.events import (
 from rxloop.messages import ToolCall, Usage
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._errors import Endpoint
+from rxloop.requests import ToolDefinition
 from servers import delta
 
 WHERE = Endpoint("zai:glm-4.7", "http://vendor/v1/chat/completions", "ZAI_API_KEY")
 
 
-def read(*chunks: Any, done: bool = True, step: str = "1", hidden: frozenset[str] = frozenset()) -> list[Event]:
+def read(*chunks: Any, done: bool = True, step: str = "1", tools: Sequence[ToolDefinition] = ()) -> list[Event]:
     events: list[Event] = []
-    answer = ChatAccumulator(events.append, step, WHERE, hidden)
+    answer = ChatAccumulator(events.append, step, WHERE, tools)
     answer.feed([orjson.dumps(chunk) for chunk in chunks])
     if done:
         answer.feed([b"[DONE]"])
@@ -159,7 +161,8 @@ def test_calls_that_all_have_index_zero_are_told_apart_by_id() -> None:
 
 
 def test_calls_of_a_hidden_tool_are_not_for_clients() -> None:
-    events = read(calls(piece(0, "a", "look", "{}"), piece(1, "b", "plan", "{}")), hidden=frozenset({"plan"}))
+    plan = ToolDefinition("plan", "Plans.", {}, hidden=True)
+    events = read(calls(piece(0, "a", "look", "{}"), piece(1, "b", "plan", "{}")), tools=[plan])
     assert [e.public for e in events if isinstance(e, ToolCallDeltaEvent)] == [True, False]
 
 

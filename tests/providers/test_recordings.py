@@ -40,7 +40,15 @@ def replay_class() -> Any:
 
 async def ask(http: httpx.AsyncClient, url: str, stream: bool) -> Answer:
     base_url = url.partition("?")[0].removesuffix("/chat/completions")
-    provider = openai_chat("m", base_url=base_url, stream=stream, http_client=http, retry=Retry(attempts=1))
+    provider = openai_chat(
+        "m",
+        base_url=base_url,
+        stream=stream,
+        http_client=http,
+        retry=Retry(attempts=1),
+        thought_tags=False,
+        sanitize=False,
+    )
     return await collect(provider.call(REQUEST))
 
 

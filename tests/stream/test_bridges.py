@@ -7,6 +7,7 @@ import anyio
 import pytest
 import reactivex as rx
 from reactivex import operators as ops
+from reactivex.disposable import Disposable
 
 from run_checks import Recorder, nothing_left, settled, until
 from rxloop.errors import Paused, RxloopError
@@ -248,7 +249,7 @@ async def test_emit_delivers_inside_subscribe_even_inside_another_subscribe() ->
         order.append("before")
         emit(1, 2).subscribe(order.append)
         order.append("after")
-        return rx.disposable.Disposable()
+        return Disposable()
 
     rx.Observable(outer).subscribe()
     assert order == ["before", 1, 2, "after"]

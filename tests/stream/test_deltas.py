@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,5 +118,5 @@ def test_merging_keeps_the_text_of_everything_and_the_order(pieces: list[tuple[s
     assert transcript(fewer) == transcript(events)
     assert [event for event in fewer if event.durable] == [event for event in events if event.durable]
     assert places(fewer) == sorted(set(places(fewer)))
-    for first, second in zip(fewer, fewer[1:], strict=False):
+    for first, second in pairwise(fewer):
         assert not (delta_text(second) is not None and same_run_of_deltas(first, second))

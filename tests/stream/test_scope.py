@@ -126,6 +126,23 @@ async def test_a_task_that_joins_does_not_wait_for_itself() -> None:
     assert not scope.owns(None)
 
 
+async def test_a_scope_surrounds_its_tasks_and_those_that_they_start() -> None:
+    outer = Scope()
+    found: list[tuple[bool, bool]] = []
+
+    async def deeper(inner: Scope) -> None:
+        found.append((outer.surrounds(), inner.surrounds()))
+
+    async def work() -> None:
+        inner = Scope()
+        await asyncio.create_task(deeper(inner))
+        await inner.spawn(deeper(inner), "inner")
+
+    await outer.spawn(work(), "outer")
+    assert found == [(True, False), (True, True)]
+    assert not outer.surrounds()
+
+
 async def test_a_task_that_fails_does_not_disturb_join() -> None:
     scope = Scope()
 

@@ -11,8 +11,8 @@ import reactivex as rx
 from reactivex import operators as ops
 from reactivex.internal.exceptions import SequenceContainsNoElementsError
 from reactivex.scheduler import CurrentThreadScheduler
-from run_checks import Recorder, settled, until
 
+from run_checks import Recorder, settled, until
 from rxloop.errors import SlowReader
 from rxloop.events import CustomEvent, Event, GapEvent, ToolProgressEvent
 from rxloop.messages import ToolCall
@@ -54,6 +54,10 @@ class Source:
         for _ in range(count):
             self.seq += 1
             self.hub.publish(CustomEvent(name=str(self.seq), task_id="t", attempt=1, seq=self.seq))
+
+
+def seq_of(event: Event) -> int:
+    return event.seq
 
 
 def names(events: list[Any]) -> list[str]:
@@ -179,7 +183,18 @@ async def test_an_iterator_that_was_closed_before_it_began_never_subscribes() ->
     await iterator.aclose()
     with pytest.raises(StopAsyncIteration):
         await anext(iterator)
-    assert source.hub.subscribers == 0
+    assert source.lease.started == 0
+
+
+async def test_an_iterator_that_was_closed_lets_go_of_the_lease_though_it_is_kept() -> None:
+    source = Source()
+    source.put()
+    iterator: Any = aiter(source.stream.pipe(ops.map(lambda event: event)))
+    await anext(iterator)
+    await iterator.aclose()
+    lease = weakref.ref(source.lease)
+    del source
+    assert lease() is None
 
 
 async def test_an_iterator_keeps_the_lease_alive_and_a_dropped_one_lets_it_die() -> None:
@@ -199,7 +214,7 @@ async def test_an_iterator_keeps_the_lease_alive_and_a_dropped_one_lets_it_die()
 
 async def test_awaiting_gives_the_last_item_and_starts_the_run() -> None:
     source = Source()
-    waiting = asyncio.ensure_future(_await(source.stream.pipe(ops.map(lambda event: event.seq))))
+    waiting = asyncio.ensure_future(_await(source.stream.pipe(ops.map(seq_of))))
     await until(lambda: source.lease.started)
     assert source.lease.held == 1
     source.put(3)
@@ -238,7 +253,7 @@ async def test_who_gives_up_awaiting_ends_the_subscription() -> None:
 
 async def test_an_operator_that_gives_a_future_starts_the_run_as_well() -> None:
     source = Source()
-    future = source.stream.pipe(ops.map(lambda event: event.seq), ops.to_future())
+    future = source.stream.pipe(ops.map(seq_of), ops.to_future())
     assert source.lease.started
     source.put(2)
     source.hub.complete()
@@ -247,7 +262,7 @@ async def test_an_operator_that_gives_a_future_starts_the_run_as_well() -> None:
 
 async def test_piping_gives_a_stream_with_the_same_policy() -> None:
     source = Source(overflow="error", buffer=1)
-    piped = source.stream.pipe(ops.map(lambda event: event.seq))
+    piped = source.stream.pipe(ops.map(seq_of))
     assert isinstance(piped, Stream)
     iterator = aiter(piped.pipe(ops.filter(lambda _: True)))
     source.put()

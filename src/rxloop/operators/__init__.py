@@ -12,6 +12,7 @@ from rxloop.operators.call_model import call_model
 from rxloop.operators.checkpoint import checkpoint
 from rxloop.operators.coalesce_deltas import coalesce_deltas
 from rxloop.operators.compose import compose
+from rxloop.operators.cost import cost
 from rxloop.operators.for_task import for_task
 from rxloop.operators.idle_timeout import idle_timeout
 from rxloop.operators.iterate import iterate
@@ -38,6 +39,7 @@ __all__ = [
     "checkpoint",
     "coalesce_deltas",
     "compose",
+    "cost",
     "for_task",
     "idle_timeout",
     "iterate",

@@ -10,8 +10,9 @@ from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.events import Event
-from rxloop.operators._types import View, timers
+from rxloop.operators._types import View
 from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
+from rxloop.stream.scheduler import timers
 
 
 def coalesce_deltas(window: float | None = None) -> View[Event, Event]:

@@ -9,7 +9,8 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators._types import View, timers
+from rxloop.operators._types import View
+from rxloop.stream.scheduler import timers
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable
 
 from rxloop.errors import ContextLengthExceeded, PipelineError
+from rxloop.events import LLMFailedEvent
 from rxloop.operators.answering import answering
 from rxloop.operators.compose import describe
 from rxloop.requests import IterationEnd, ModelRequest, Operator, Request, RunContext, RunRequest, Signal, ToolRequest
@@ -124,8 +125,8 @@ class _Iterations:
         if state.batch is not None:
             return self._open_calls(state, state.batch)
         if state.done:
-            return None
-        retry = state.failure is not None and state.open_step is not None
+            return self._end_only(state) if self._fed is None else None
+        retry = _too_long(state) is not None
         iteration = state.iteration
         if not retry and not (self._fed is None and state.open_step is not None):
             limit = check_limits(state, self._ctx.limits, self._ctx.host.thought_limit)
@@ -137,8 +138,8 @@ class _Iterations:
 
     def _check(self, state: RunState) -> None:
         """See that the iteration did what an iteration must do."""
-        failure = state.failure
-        if failure is not None and state.open_step is not None:
+        failure = _too_long(state)
+        if failure is not None:
             self._pressure += 1
             if self._pressure > MOST_PRESSURE:
                 raise ContextLengthExceeded(failure.error.message)
@@ -165,6 +166,11 @@ class _Iterations:
         pending = request
         return _then(from_awaitable(lambda: pending, ctx, name="rxloop-request"), end)
 
+    def _end_only(self, state: RunState) -> Observable[Signal]:
+        """After a resume: the answer is in the log, but what stands at the end of the pipeline has not seen it."""
+        self._fed = state.last.step if state.last is not None else None
+        return emit(IterationEnd(state.iteration, self._ctx.bind(step=self._fed)))
+
     def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
         self._fed = batch.step
         ctx = self._ctx.bind(step=batch.step)
@@ -172,6 +178,14 @@ class _Iterations:
             ToolRequest(batch.calls[index], ctx.bind(call=batch.calls[index], index=index)) for index in batch.open
         ]
         return emit(*requests, IterationEnd(state.iteration, ctx))
+
+
+def _too_long(state: RunState) -> LLMFailedEvent | None:
+    """The failure of an open model call that the model had no room for; other failures are the provider's business."""
+    failure = state.failure
+    if failure is None or state.open_step is None or failure.error.code != ContextLengthExceeded.code:
+        return None
+    return failure
 
 
 def _then(source: Observable[ModelRequest], end: IterationEnd) -> Observable[Signal]:

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 from reactivex import Observable
 
 from rxloop.operators.answering import answering
-from rxloop.requests import Operator, RunContext, Signal
+from rxloop.operators.at_end import at_end
+from rxloop.requests import IterationEnd, Operator, RunContext, Signal
 from rxloop.stream.bridges import from_async_iter
 
 R = TypeVar("R", bound=Any)
@@ -22,7 +23,8 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
         out      --e------R'--e-----|
 
     The handler is called with each request of the type and the context of the run. What it yields takes the request's
-    place: the request itself (let it through), another one, several, events, or nothing.
+    place: the request itself (let it through), another one, several, events, or nothing. The end of an iteration comes
+    to its handler when everything before it is done.
 
     Args:
         request_type: `ToolRequest` for a guard or a cache, `ModelRequest`, `IterationEnd` or `RunRequest`.
@@ -43,7 +45,7 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
             return from_async_iter(lambda: handler(request, request.ctx), request.ctx, name=f"rxloop-{name}")
 
         name = getattr(handler, "__name__", "handler")
-        operator = answering(request_type, answer)
+        operator = at_end(answer) if request_type is IterationEnd else answering(request_type, answer)
         operator.__qualname__ = name
         operator.__doc__ = handler.__doc__
         return operator

@@ -11,7 +11,8 @@ from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent, ends_attempt
-from rxloop.operators._types import View, timers
+from rxloop.operators._types import View
+from rxloop.stream.scheduler import timers
 
 
 def token_rate(window: float = 1.0) -> View[Event, float]:

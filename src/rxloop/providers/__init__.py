@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from rxloop.providers._vendors import PRESETS
+from rxloop.providers.fallback import Fallback, fallback
+from rxloop.providers.hedge import Hedge, hedge
+from rxloop.providers.limited import Limited, limited
 from rxloop.providers.models import resolve_model
 from rxloop.providers.openai_chat import OpenAIChat, Timeouts, openai_chat
 from rxloop.providers.presets import Preset
-from rxloop.providers.retry import Retry
+from rxloop.providers.prices import PRICES, Price
+from rxloop.providers.retry import Retry, retrying
 from rxloop.providers.routed import Routed, routed
 
 __all__ = [
     "PRESETS",
+    "PRICES",
+    "Fallback",
+    "Hedge",
+    "Limited",
     "OpenAIChat",
     "Preset",
+    "Price",
     "Retry",
     "Routed",
     "Timeouts",
+    "fallback",
+    "hedge",
+    "limited",
     "openai_chat",
     "resolve_model",
+    "retrying",
     "routed",
 ]

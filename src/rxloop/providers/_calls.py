@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 
 from rxloop.events import Event, ToolCallDeltaEvent
 from rxloop.messages import ToolCall
+from rxloop.providers._sanitize import clean_name
+from rxloop.requests import ToolDefinition
 
 
 class _Call:
@@ -31,13 +33,13 @@ class CallAssembler:
         self,
         push: Callable[[Event], None],
         step: str,
-        hidden: frozenset[str] = frozenset(),
-        clean: Callable[[str], str] | None = None,
+        tools: Sequence[ToolDefinition] = (),
+        strip: tuple[str, ...] = (),
     ) -> None:
         self._push = push
         self._step = step
-        self._hidden = hidden
-        self._clean = clean
+        self._known = {tool.name: tool.hidden for tool in tools}
+        self._tokens = strip
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._last: _Call | None = None
@@ -56,7 +58,7 @@ class CallAssembler:
         first = not call.name
         call.id = call.id or call_id
         if first and name:
-            call.name = name if self._clean is None else self._clean(name)
+            call.name = clean_name(name, self._known, self._tokens) if self._tokens else name
         if isinstance(arguments, dict):
             arguments = orjson.dumps(arguments).decode()
         fragment = _text(arguments)
@@ -71,7 +73,7 @@ class CallAssembler:
                 tool_call_id=call.id,
                 name=call.name,
                 fragment="".join(call.pieces) if first else fragment,
-                hidden=call.name in self._hidden,
+                hidden=self._known.get(call.name, False),
                 step=self._step,
             )
         )

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import orjson
 
 from rxloop.errors import ProviderProtocolError
-from rxloop.events import (
-    ContentCompleteEvent,
-    ContentDeltaEvent,
-    Event,
-    ThoughtDeltaEvent,
-    ThoughtStreamEvent,
-    ToolCallDeltaEvent,
-    UsageEvent,
-    text_delta,
-)
-from rxloop.messages import ToolCall
+from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
+from rxloop.providers._calls import CallAssembler
 from rxloop.providers._errors import Endpoint, cut_short, from_error_object
+from rxloop.providers._text import AnswerText, TextRules
+from rxloop.requests import ToolDefinition
 
+AS_IT_IS = TextRules()
 _PLAIN = frozenset(("role", "content", "reasoning_content"))
 _FINISH = {
     "stop": "stop",
@@ -41,18 +34,6 @@ _FINISH = {
 _FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
 
 
-class _Call:
-    """A tool call that is being put together."""
-
-    __slots__ = ("id", "index", "name", "pieces")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.id = ""
-        self.name = ""
-        self.pieces: list[str] = []
-
-
 class ChatAccumulator:
     """Reads the chunks of one answer: pushes deltas as they come and, at the end, what they amount to.
 
@@ -60,27 +41,28 @@ class ChatAccumulator:
     """
 
     def __init__(
-        self, push: Callable[[Event], None], step: str, where: Endpoint, hidden: frozenset[str] = frozenset()
+        self,
+        push: Callable[[Event], None],
+        step: str,
+        where: Endpoint,
+        tools: Sequence[ToolDefinition] = (),
+        rules: TextRules = AS_IT_IS,
     ) -> None:
         self.done = False
         """Whether the vendor said that the answer is over: with `[DONE]`, or by sending it whole."""
         self._push = push
         self._step = step
         self._where = where
-        self._hidden = hidden
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+        self._text = AnswerText(push, step, rules)
+        self._calls = CallAssembler(push, step, tools, rules.strip)
         self._details: list[dict[str, Any]] = []
-        self._calls: list[_Call] = []
-        self._by_index: dict[int, _Call] = {}
-        self._last_call: _Call | None = None
         self._finish: str | None = None
         self._usage: dict[str, Any] | None = None
 
     @property
     def started(self) -> bool:
         """Whether any event has been pushed."""
-        return bool(self._content or self._reasoning or self._calls)
+        return self._text.started or self._calls.started
 
     @property
     def ended(self) -> bool:
@@ -93,7 +75,7 @@ class ChatAccumulator:
         Raises:
             ProviderError: The vendor reports an error, or sends what is not the protocol.
         """
-        loads, push, step, content = orjson.loads, self._push, self._step, self._content
+        loads, write, think = orjson.loads, self._text.write, self._text.think
         for payload in payloads:
             if self.done:
                 return
@@ -125,10 +107,9 @@ class ChatAccumulator:
                 self._chunk(chunk)
                 continue
             if thought:
-                self._thought(thought)
+                think(thought)
             if text:
-                content.append(text)
-                push(text_delta(ContentDeltaEvent, text, len(content) - 1, step))
+                write(text)
 
     def last(self, payloads: list[bytes]) -> None:
         """Read what stood behind the last complete event: an event without its blank line, or a part of one.
@@ -165,7 +146,7 @@ class ChatAccumulator:
         self.done = True
 
     def complete(self) -> None:
-        """Push what ends the answer: its reasoning as one thought, the usage, the whole message.
+        """Push what ends the answer: the text held back, its reasoning as one thought, the usage, the whole message.
 
         Raises:
             ProviderConnectionError: The bytes ended before the answer did.
@@ -174,7 +155,8 @@ class ChatAccumulator:
             raise cut_short(self._where)
         if self._finish in _FAILED:
             raise from_error_object({"message": f"the answer failed: {self._finish}"}, self._where)
-        reasoning = "".join(self._reasoning)
+        self._text.finish()
+        reasoning = self._text.reasoning
         if reasoning:
             thought_id = f"{self._step}.reasoning"
             self._push(
@@ -182,17 +164,13 @@ class ChatAccumulator:
             )
         if self._usage is not None:
             self._push(self._usage_event(self._usage))
-        calls = [
-            ToolCall.parse(call.id or self._made_up(call), call.name, "".join(call.pieces))
-            for call in sorted(self._calls, key=lambda call: call.index)
-            if call.name
-        ]
+        calls = self._calls.finish()
         finish = _FINISH.get((self._finish or "").lower(), "stop")
         if calls and finish == "stop":
             finish = "tool_calls"
         self._push(
             ContentCompleteEvent(
-                content="".join(self._content),
+                content=self._text.content,
                 reasoning=reasoning or None,
                 tool_calls=calls,
                 finish_reason=finish,
@@ -234,31 +212,16 @@ class ChatAccumulator:
         self._think(delta)
         content = delta.get("content") or delta.get("refusal")
         if isinstance(content, str):
-            self._write(content)
+            self._text.write(content)
         else:
             self._parts(content)
         for call in _dicts(delta.get("tool_calls")):
-            self._tool_call(call)
+            self._calls.feed(call)
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and (finish or self._finish is None):
             self._finish = finish
         if choice.get("error"):
             raise from_error_object(choice["error"], self._where)
-
-    def _write(self, text: str) -> None:
-        if not text:
-            return
-        content = self._content
-        index = len(content)
-        content.append(text)
-        self._push(text_delta(ContentDeltaEvent, text, index, self._step))
-
-    def _thought(self, text: str) -> None:
-        if not text:
-            return
-        index = len(self._reasoning)
-        self._reasoning.append(text)
-        self._push(text_delta(ThoughtDeltaEvent, text, index, self._step))
 
     def _think(self, delta: dict[str, Any]) -> None:
         """The reasoning of a delta, which some vendors send in two fields at once: the first that has any counts."""
@@ -267,10 +230,10 @@ class ChatAccumulator:
             self._keep(detail)
         for name in ("reasoning_content", "reasoning"):
             if text := _text(delta.get(name)):
-                self._thought(text)
+                self._text.think(text)
                 return
         for detail in details:
-            self._thought(_text(detail.get("text") or detail.get("summary")))
+            self._text.think(_text(detail.get("text") or detail.get("summary")))
 
     def _keep(self, detail: dict[str, Any]) -> None:
         """Keep opaque reasoning for the next request; pieces of one block are joined again."""
@@ -295,58 +258,9 @@ class ChatAccumulator:
                 inner = part.get("thinking")
                 texts = [inner] if isinstance(inner, str) else [each.get("text") for each in _dicts(inner)]
                 for text in texts:
-                    self._thought(_text(text))
+                    self._text.think(_text(text))
             else:
-                self._write(_text(part.get("text")))
-
-    def _tool_call(self, piece: dict[str, Any]) -> None:
-        function = _dict(piece.get("function"))
-        call_id, name, arguments = _text(piece.get("id")), _text(function.get("name")), function.get("arguments")
-        call = self._find_call(piece.get("index"), call_id, name)
-        first = not call.name
-        call.id = call.id or call_id
-        call.name = call.name or name
-        if isinstance(arguments, dict):
-            arguments = orjson.dumps(arguments).decode()
-        fragment = _text(arguments)
-        if fragment:
-            call.pieces.append(fragment)
-        if not call.name or not (fragment or first):
-            return
-        call.id = call.id or self._made_up(call)
-        self._push(
-            ToolCallDeltaEvent(
-                index=call.index,
-                tool_call_id=call.id,
-                name=call.name,
-                fragment="".join(call.pieces) if first else fragment,
-                hidden=call.name in self._hidden,
-                step=self._step,
-            )
-        )
-
-    def _find_call(self, index: Any, call_id: str, name: str) -> _Call:
-        """The call that a piece belongs to: by its index, else by its id; else a name begins a new one."""
-        if isinstance(index, int):
-            call = self._by_index.get(index)
-            if call is not None and call_id and name and call.id and call_id != call.id:
-                # Another call under the same number: the vendor does not count.
-                call = None
-        elif call_id:
-            call = next((call for call in self._calls if call.id == call_id), None)
-        else:
-            call = None if name else self._last_call
-        if call is None:
-            taken = {call.index for call in self._calls}
-            free = max(taken, default=-1) + 1
-            call = _Call(index if isinstance(index, int) and index not in taken else free)
-            self._calls.append(call)
-            self._by_index[index if isinstance(index, int) else free] = call
-        self._last_call = call
-        return call
-
-    def _made_up(self, call: _Call) -> str:
-        return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
+                self._text.write(_text(part.get("text")))
 
     def _usage_event(self, usage: dict[str, Any]) -> UsageEvent:
         read = _dict(usage.get("prompt_tokens_details"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Sequence
+from mimetypes import guess_extension
 from typing import Any, cast
 
 import orjson
 
+from rxloop.history import History
 from rxloop.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from rxloop.providers.presets import Preset
 from rxloop.requests import ModelRequest, ToolDefinition
@@ -41,8 +44,8 @@ class RequestEncoder:
         parts = [dumps(fields)[:-1]]
         if "messages" not in extra:
             parts.append(b',"messages":[')
-            encoded = [self._message(m) for group in (request.system, request.messages, request.tail) for m in group]
-            parts += (b",".join(encoded), b"]")
+            groups = (request.system, request.messages, request.tail)
+            parts += (b",".join([encoded for group in groups if (encoded := self._messages(group))]), b"]")
         if request.tools and "tools" not in extra:
             parts += (b',"tools":', self._tool_list(request.tools))
         parts.append(b"}")
@@ -68,6 +71,11 @@ class RequestEncoder:
             if settings.parallel_tool_calls is not None and preset.parallel_tool_calls:
                 fields["parallel_tool_calls"] = settings.parallel_tool_calls
         return fields
+
+    def _messages(self, messages: Sequence[Message]) -> bytes:
+        if isinstance(messages, History):
+            return messages.joined(self._key, self._message)
+        return b",".join(map(self._message, messages))
 
     def _message(self, message: Message) -> bytes:
         kept: tuple[_WireKey, bytes] | None = getattr(message, "_wire", None)
@@ -161,7 +169,8 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 def _file(part: FilePart, url: str) -> dict[str, Any]:
-    file = {"file_data": url}
-    if part.filename is not None:
-        file["filename"] = part.filename
-    return file
+    name = part.filename
+    if name is None and part.data is not None:
+        # OpenAI takes no bytes without a name.
+        name = "file" + (guess_extension(part.media_type or "") or "")
+    return {"file_data": url} if name is None else {"filename": name, "file_data": url}

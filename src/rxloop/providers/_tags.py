@@ -18,6 +18,9 @@ THOUGHT_TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "reflec
 LONGEST_TAG = 4096
 """Characters of the longest tag, attributes and all; what is longer is text."""
 
+LONGEST_ID = 200
+"""Characters of the longest id of a thought."""
+
 
 @dataclass(frozen=True, slots=True)
 class ThoughtText:
@@ -87,6 +90,9 @@ class TagSplitter:
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are sure after this much more text."""
+        if "<" not in text and self._open is None and not self._held:
+            self.passed(text)
+            return [text] if text else []
         return self._read(self._held + text, end=False)
 
     def finish(self) -> list[Piece]:
@@ -131,7 +137,7 @@ class TagSplitter:
         if tag is None:
             self._held = text[stop:]
             return len(text)
-        if tag["alone"]:
+        if tag[3]:
             pieces.append(self._thought(tag, ""))
         else:
             self._open, self._depth = tag, 1
@@ -140,7 +146,7 @@ class TagSplitter:
     def _read_thought(self, text: str, start: int, end: bool, pieces: list[Piece]) -> int:
         """Read up to the end of the open thought."""
         assert self._open is not None
-        own = _own_tags(self._open["name"].lower())
+        own = _own_tags(self._open[1].lower())
         at = start
         tag: re.Match[str] | None = None
         stop: int | None = None
@@ -154,7 +160,7 @@ class TagSplitter:
                     break
                 at += 1
                 continue
-            self._depth += -1 if found[1] else not tag["alone"]
+            self._depth += -1 if found[1] else not tag[3]
             if not self._depth:
                 stop = at
                 break
@@ -174,94 +180,65 @@ class TagSplitter:
 
     def _thought(self, tag: re.Match[str], closing: str, *, incomplete: bool = False) -> Thought:
         attributes: dict[str, str] = {}
-        for name, *values in _ATTRIBUTE.findall(tag["attributes"]):
-            attributes.setdefault(name, html.unescape("".join(values)))
+        if tag[2]:
+            for name, *values in _ATTRIBUTE.findall(tag[2]):
+                attributes.setdefault(name, html.unescape("".join(values)))
         content = "".join(self._body)
         self._body = []
-        if tag["alone"]:
+        if tag[3]:
             known = {_plain(name): value for name, value in attributes.items()}
             content = next((known[name] for name in _TEXT if name in known), "")
-        return Thought(tag["name"].lower(), content, attributes, tag[0], closing, incomplete)
+        return Thought(tag[1].lower(), content, attributes, tag[0], closing, incomplete)
 
 
 class _Fences:
-    """Knows whether the text so far ends inside a fenced code block.
+    """Knows whether the text so far ends inside code.
 
     It reads only when it is asked, since most texts have no tag at all. A fence is a run of three or more backticks or
-    tildes that begins a line, behind blanks and the marks of a quotation; it is closed by a run as long, with nothing
-    behind it on its line. Backticks that come again on the line were code inside a line.
+    tildes that begins a line, behind blanks and the marks of a quotation; the block ends with a run as long that has
+    nothing behind it on its line. Backticks that come again on a line were code inside that line.
     """
 
     def __init__(self) -> None:
         self.unread: list[str] = []
-        self._last = ""
         self._fence = ""
-        """What opened the block that is open."""
-        self._run = ""
-        """The run at the start of this line, as far as it has come."""
-        self._line = "start"
-        """What of this line has been read: its `start`, the `run`, what is `behind` a run that counts, or `other`."""
+        """The run that opened the block."""
+        self._line = ""
+        """What stands for the line that has not ended: as much of it as matters for what it will be."""
+        self._last = ""
 
     def in_code(self) -> bool:
         """Whether a tag that came now would be in code."""
-        if self.unread:
-            text = "".join(self.unread)
-            self.unread = []
-            if text:
-                self._last = text[-1]
-                self._scan(text)
-        opening = self._line == "behind" or (self._line == "run" and len(self._run) > 2)
-        return bool(self._fence) or opening or self._last == "`"
+        if text := "".join(self.unread):
+            self._scan(f"\n{self._line}{text}")
+            self._last = text[-1]
+        self.unread = []
+        return bool(self._fence) or self._line.startswith(("```", "~~~")) or self._last == "`"
 
     def _scan(self, text: str) -> None:
         at = 0
-        while at < len(text):
-            if self._line == "start":
-                at = _MARGIN.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
-                if at < len(text):
-                    self._line, self._run = ("run", "") if text[at] in "`~" else ("other", "")
-            elif self._line == "run":
-                at = self._scan_run(text, at)
-            elif self._line == "behind":
-                at = self._scan_behind(text, at)
-            else:
-                at = self._next_line(text, at)
-
-    def _scan_run(self, text: str, at: int) -> int:
-        mark = self._run[:1] or text[at]
-        end = at
-        while end < len(text) and text[end] == mark:
-            end += 1
-        self._run += text[at:end]
-        if end < len(text):
-            counts = self._run.startswith(self._fence) if self._fence else len(self._run) > 2
-            self._line = "behind" if counts else "other"
-        return end
-
-    def _scan_behind(self, text: str, at: int) -> int:
-        """Read on to the end of the line: there it is known whether the run opened or closed a block."""
-        end = text.find("\n", at)
-        rest = text[at:] if end < 0 else text[at:end]
-        if (rest.strip() if self._fence else self._run[0] == "`" and "`" in rest):
-            self._line = "other"
-            return at
-        if end < 0:
-            return len(text)
-        self._fence = "" if self._fence else self._run
-        self._line = "start"
-        return end + 1
-
-    def _next_line(self, text: str, at: int) -> int:
-        """Skip to the next line that could begin with a run."""
-        found = _LINE.search(text, at)
-        if found is None:
-            return len(text)
-        self._line = "start"
-        return found.start() + 1
+        while found := (_CLOSING if self._fence else _OPENING).search(text, at):
+            at = found.end()
+            run = found[1] or found[2]
+            if not self._fence:
+                self._fence = run
+            elif run.startswith(self._fence):
+                self._fence = ""
+        line = text[text.rfind("\n") + 1 :]
+        begin = _RUN.match(line)
+        run = "" if begin is None else begin[1]
+        behind = "" if begin is None else line[begin.end() :]
+        if not behind:
+            self._line = run
+        elif len(run) < 3 or (behind.strip(" \t\r") if self._fence else run[0] == "`" and "`" in behind):
+            self._line = "x"
+        else:
+            self._line = run + " "
 
 
-_MARGIN = re.compile(r"[ \t>]*")
-_LINE = re.compile(r"\n(?=[ \t>]*+(?:[`~]|\Z))")
+_OPENING = re.compile(r"\n[ \t>]*+(?:(`{3,}+)[^`\n]*+|(~{3,}+)[^\n]*+)(?=\n)")
+_CLOSING = re.compile(r"\n[ \t>]*+(`{3,}+|~{3,}+)()[ \t\r]*+(?=\n)")
+_RUN = re.compile(r"[ \t>]*+(`++|~*+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,22 +260,18 @@ class _Patterns:
 _VALUE = r"""(?:"[^"]*+"|'[^']*+'|(?:[^\s"'=<>`/]|/(?!>))++)"""
 _HALF_VALUE = r"""(?:"[^"]*+|'[^']*+)?"""
 _KEY = r"[A-Za-z_][\w.:-]{0,39}+"
-_ATTRIBUTES = rf"(?P<attributes>(?:\s++{_KEY}\s*+=\s*+{_VALUE})*+)"
-_ATTRIBUTE = re.compile(
-    rf"""\s({_KEY})\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|((?:[^\s"'=<>`/]|/(?!>))++))""", re.ASCII
-)
+_ATTRIBUTES = rf"((?:\s++{_KEY}\s*+=\s*+{_VALUE})*+)"
+_ATTRIBUTE = re.compile(rf"""\s({_KEY})\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|((?:[^\s"'=<>`/]|/(?!>))++))""", re.ASCII)
 _FLAGS = re.IGNORECASE | re.ASCII
 
 
 def _made(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _Patterns:
     either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    name = f"(?P<name>{either})"
+    name = f"({either})"
     return _Patterns(
         start=re.compile(f"<{start}(?:{either})(?=[\\s/>])", _FLAGS),
-        opening=re.compile(rf"<{name}{_ATTRIBUTES}\s*+(?P<alone>/?)>", _FLAGS),
-        half_opening=re.compile(
-            rf"<{name}{_ATTRIBUTES}(?:\s*+/?|\s++{_KEY}\s*+(?:=\s*+{_HALF_VALUE})?)\Z", _FLAGS
-        ),
+        opening=re.compile(rf"<{name}{_ATTRIBUTES}\s*+(/?)>", _FLAGS),
+        half_opening=re.compile(rf"<{name}{_ATTRIBUTES}(?:\s*+/?|\s++{_KEY}\s*+(?:=\s*+{_HALF_VALUE})?)\Z", _FLAGS),
         closing=re.compile(rf"</{name}\s*+>", _FLAGS),
         half_closing=re.compile(rf"</{name}\s*+\Z", _FLAGS),
         names=begins,
@@ -383,4 +356,4 @@ def _checked(target: str, value: str) -> Any:
         except ValueError:
             return None
         return number if 0 <= number <= 1 else None
-    return value or None
+    return value if 0 < len(value) <= LONGEST_ID else None

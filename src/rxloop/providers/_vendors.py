@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from rxloop.errors import ConfigurationError
+from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers.presets import Preset
 
 _KNOWN = (
@@ -99,6 +100,7 @@ _KNOWN = (
         default_model="openrouter/auto",
         effort="reasoning",
         reasoning_details=True,
+        strip=TEMPLATE_TOKENS,
     ),
     Preset(
         name="groq",
@@ -106,6 +108,7 @@ _KNOWN = (
         key_env="GROQ_API_KEY",
         default_model="openai/gpt-oss-120b",
         strict=False,
+        strip=TEMPLATE_TOKENS,
     ),
     Preset(
         name="together",
@@ -114,6 +117,7 @@ _KNOWN = (
         default_model="openai/gpt-oss-120b",
         parallel_tool_calls=False,
         strict=False,
+        strip=TEMPLATE_TOKENS,
     ),
     Preset(
         name="cerebras",
@@ -123,6 +127,7 @@ _KNOWN = (
         max_tokens_field="max_completion_tokens",
         parallel_tool_calls=False,
         strict=False,
+        strip=TEMPLATE_TOKENS,
     ),
     Preset(
         name="huggingface",
@@ -131,6 +136,7 @@ _KNOWN = (
         default_model="openai/gpt-oss-120b",
         parallel_tool_calls=False,
         strict=False,
+        strip=TEMPLATE_TOKENS,
     ),
     Preset(
         name="vercel",
@@ -141,6 +147,7 @@ _KNOWN = (
         reasoning_details=True,
         parallel_tool_calls=False,
         strict=False,
+        strip=TEMPLATE_TOKENS,
     ),
     # servers on one's own machine
     Preset(
@@ -150,6 +157,7 @@ _KNOWN = (
         default_model="qwen3",
         parallel_tool_calls=False,
         strict=False,
+        strip=TEMPLATE_TOKENS,
         hint="Is Ollama running? Start it with `ollama serve`.",
     ),
     Preset(
@@ -163,6 +171,7 @@ _KNOWN = (
         reasoning_field="reasoning_content",
         parallel_tool_calls=False,
         strict=False,
+        strip=TEMPLATE_TOKENS,
         hint="Is it running? Start it with `llama-server --jinja -m model.gguf`.",
     ),
     Preset(
@@ -172,6 +181,7 @@ _KNOWN = (
         key_env="VLLM_API_KEY",
         key_optional=True,
         strict=False,
+        strip=TEMPLATE_TOKENS,
         hint="Is it running? Start it with `vllm serve MODEL`.",
     ),
     Preset(
@@ -182,6 +192,7 @@ _KNOWN = (
         key_optional=True,
         parallel_tool_calls=False,
         strict=False,
+        strip=TEMPLATE_TOKENS,
         hint="Is its server running? Start it with `lms server start`.",
     ),
 )
@@ -189,7 +200,9 @@ _KNOWN = (
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _KNOWN})
 """The presets by name."""
 
-CUSTOM = Preset(name="custom", base_url=None, key_env="RXLOOP_API_KEY", key_optional=True)
+CUSTOM = Preset(
+    name="custom", base_url=None, key_env="RXLOOP_API_KEY", key_optional=True, strip=TEMPLATE_TOKENS
+)
 """Any other endpoint that speaks the protocol, by its address."""
 
 

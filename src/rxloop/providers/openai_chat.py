@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,21 +10,25 @@ import anyio
 import httpx
 from reactivex import Observable
 
-from rxloop.errors import ConfigurationError, ProviderConnectionError, ProviderError
+from rxloop.errors import ConfigurationError, ProviderConnectionError
 from rxloop.events import Event
 from rxloop.providers import _errors
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._encode import RequestEncoder
 from rxloop.providers._pool import ClientPool
+from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers._sse import SSEDecoder
+from rxloop.providers._tags import THOUGHT_TAGS
+from rxloop.providers._text import TextRules
 from rxloop.providers._vendors import CUSTOM, find_preset
 from rxloop.providers.presets import Preset, checked_url
-from rxloop.providers.retry import Retry
+from rxloop.providers.retry import Retry, retrying, within
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import from_task
 
 DRAIN_SECONDS = 1.0
-log = logging.getLogger("rxloop")
+ERROR_SECONDS = 2.0
+ERROR_BYTES = 65_536
 Push = Callable[[Event], None]
 
 
@@ -61,6 +64,7 @@ class OpenAIChat:
         retry: Retry,
         stream: bool,
         headers: Mapping[str, str],
+        rules: TextRules,
     ) -> None:
         self.model = model
         self.preset = preset
@@ -69,6 +73,7 @@ class OpenAIChat:
         self._timeout = timeout
         self._retry = retry
         self._stream = stream
+        self._rules = rules
         self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
         self._encoder = RequestEncoder(model, preset, stream)
         self._pool = ClientPool(http_client)
@@ -93,45 +98,22 @@ class OpenAIChat:
         """
 
         async def work(push: Push) -> None:
-            total = self._timeout.total
-            with anyio.move_on_after(total) as limit:
-                await self._with_retries(request, push)
-            if total is not None and limit.cancelled_caught:
-                raise _errors.out_of_time(self._endpoint(), total)
+            await self._send_once(request, push)
 
-        return from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=True)
+        answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=True)
+        answer = retrying(self._retry)(answer)
+        total = self._timeout.total
+        return answer if total is None else within(total, lambda: _errors.out_of_time(self._endpoint(), total))(answer)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; an `http_client` of the user's stays open."""
         await self._pool.aclose()
 
-    async def _with_retries(self, request: ModelRequest, push: Push) -> None:
+    async def _send_once(self, request: ModelRequest, push: Push) -> None:
         where = self._endpoint()
         headers = self._request_headers(request, where)
         body = self._encoder.encode(request)
-        hidden = frozenset(tool.name for tool in request.tools if tool.hidden)
-        sent = 0
-        while True:
-            sent += 1
-            answer = ChatAccumulator(push, request.step, where, hidden)
-            try:
-                await self._attempt(request, where, headers, body, answer)
-                return
-            except ProviderError as error:
-                wait = None if answer.started else self._retry.wait(error, sent)
-                if wait is None:
-                    raise
-                log.info("%s; sent again in %.1f s", error, wait)
-            await anyio.sleep(wait)
-
-    async def _attempt(
-        self,
-        request: ModelRequest,
-        where: _errors.Endpoint,
-        headers: dict[str, str],
-        body: bytes,
-        answer: ChatAccumulator,
-    ) -> None:
+        answer = ChatAccumulator(push, request.step, where, request.tools, self._rules)
         with self._pool.lease() as client:
             response = await self._send(client, where, headers, body)
             try:
@@ -161,9 +143,7 @@ class OpenAIChat:
         if response.is_success:
             return response
         try:
-            found = await _read_whole(response, where)
-        except ProviderError:
-            found = b""
+            found = await _read_error(response)
         finally:
             await response.aclose()
         raise _errors.from_response(response.status_code, response.headers, found, where)
@@ -206,6 +186,9 @@ def openai_chat(
     retry: Retry | None = None,
     stream: bool = True,
     headers: Mapping[str, str] | None = None,
+    thought_tags: bool | Sequence[str] | None = None,
+    keep_thoughts: bool = False,
+    sanitize: bool | None = None,
 ) -> OpenAIChat:
     """A model behind an OpenAI-compatible endpoint.
 
@@ -225,6 +208,11 @@ def openai_chat(
         retry: When a request that failed is sent again.
         stream: Whether the answer is streamed.
         headers: Headers that go with every request.
+        thought_tags: Whether thoughts that the model writes between tags, such as `<think>`, are taken out of its text
+            and put on the stream as thoughts; or the names of the tags. None goes by the preset.
+        keep_thoughts: Leave the tags and what is in them in the text as well.
+        sanitize: Whether control tokens of chat templates, such as `<|im_end|>`, are taken off the end of a message and
+            out of the names of tools. None goes by the preset.
 
     Raises:
         ConfigurationError: The preset is unknown, there is no model, or the address is none.
@@ -246,13 +234,30 @@ def openai_chat(
         retry=retry or Retry(),
         stream=stream,
         headers=headers or {},
+        rules=_text_rules(preset, thought_tags, keep_thoughts, sanitize),
     )
+
+
+def _text_rules(
+    preset: Preset, thought_tags: bool | Sequence[str] | None, keep_thoughts: bool, sanitize: bool | None
+) -> TextRules:
+    if thought_tags is None:
+        names = preset.thought_tags
+    elif isinstance(thought_tags, bool):
+        names = (preset.thought_tags or THOUGHT_TAGS) if thought_tags else ()
+    else:
+        names = (thought_tags,) if isinstance(thought_tags, str) else tuple(thought_tags)
+    if sanitize is None:
+        strip = preset.strip
+    else:
+        strip = (preset.strip or TEMPLATE_TOKENS) if sanitize else ()
+    return TextRules(thought_tags=names, keep_thoughts=keep_thoughts, strip=strip)
 
 
 def _is_stream(response: httpx.Response, asked: bool) -> bool:
     """What came, whatever was asked for: some endpoints send the other."""
     kind = response.headers.get("content-type", "")
-    return "event-stream" in kind or (asked and "json" not in kind)
+    return "event-stream" in kind or (asked and "json" not in kind and "html" not in kind)
 
 
 def _bytes(response: httpx.Response) -> AsyncIterator[bytes]:
@@ -295,6 +300,19 @@ async def _drain(source: AsyncIterator[bytes], seconds: float) -> None:
     with anyio.move_on_after(seconds), suppress(httpx.HTTPError):
         async for _ in source:
             pass
+
+
+async def _read_error(response: httpx.Response) -> bytes:
+    """What a vendor says about a failure; not all of it, if it does not come to an end."""
+    found = bytearray()
+    source = _bytes(response)
+    with anyio.move_on_after(ERROR_SECONDS), suppress(httpx.HTTPError):
+        async for data in source:
+            found += data
+            if len(found) > ERROR_BYTES:
+                break
+    await _drain(source, 0)
+    return bytes(found)
 
 
 async def _read_whole(response: httpx.Response, where: _errors.Endpoint) -> bytes:

@@ -10,6 +10,7 @@ from typing import Literal
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from rxloop.errors import ConfigurationError
+from rxloop.providers._tags import THOUGHT_TAGS
 
 Effort = Literal["reasoning_effort", "reasoning", "thinking"]
 
@@ -67,6 +68,10 @@ class Preset:
     """It takes `parallel_tool_calls`."""
     strict: bool = True
     """It takes `strict` in the definition of a tool."""
+    thought_tags: tuple[str, ...] = THOUGHT_TAGS
+    """The names of the tags in which its models write thoughts into the text; none where that is left alone."""
+    strip: tuple[str, ...] = ()
+    """The control tokens of chat templates that come off the end of a message, and out of the names of tools."""
     hint: str = ""
     """What to do when nobody answers at the address."""
 

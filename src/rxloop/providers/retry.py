@@ -1,11 +1,22 @@
-"""When a model call that failed is sent again."""
+"""Model calls that are sent again, as an operator around the call."""
 
 from __future__ import annotations
 
+import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, SerialDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ProviderError, ProviderTimeout
+from rxloop.events import Event
+from rxloop.providers._answers import begins_answer, failed
+from rxloop.stream.scheduler import timers
+
+log = logging.getLogger("rxloop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +24,8 @@ class Retry:
     """How often, and after what wait, a request is sent again that failed before the first event of its answer.
 
     Only failures that may pass by themselves count: too many requests, a vendor in trouble, a connection that was not
-    made or broke. A timeout does not: the caller has waited long enough. Once anything of the answer has been shown,
-    nothing is sent again.
+    made or broke. A timeout of our own does not: the caller has waited long enough. Once anything of the answer has
+    been shown, nothing is sent again.
     """
 
     attempts: int = 3
@@ -36,9 +47,106 @@ class Retry:
         Returns:
             None if the request is not to be sent again.
         """
-        if attempt >= self.attempts or not error.retryable or isinstance(error, ProviderTimeout):
+        if attempt >= self.attempts or not error.retryable:
+            return None
+        if isinstance(error, ProviderTimeout) and error.status is None:
             return None
         if error.retry_after is not None:
             return error.retry_after if error.retry_after <= self.longest else None
-        wait = min(self.longest, self.first * 2 ** (attempt - 1))
+        # Beyond the thirtieth doubling any wait is the longest, and a float would overflow in the end.
+        wait = min(self.longest, self.first * 2 ** min(attempt - 1, 30))
         return wait * (1 - self.jitter * random.random())
+
+
+def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
+    """Subscribe a model call again when it fails before anything of its answer was delivered.
+
+    Each failure that is tried again is an internal `llm-failed` event, which says what happened and how long the wait
+    is. The wait goes by the scheduler of the subscription, and disposing ends it.
+
+    ::
+
+        1st          --X
+        2nd                 --d-d-C|
+        retrying()   --E------d-d-C|      E llm-failed, d deltas, C content-complete
+
+    Example:
+        >>> retrying(Retry(attempts=5))(provider.call(request))
+
+    Args:
+        policy: What is tried again, how often and when.
+    """
+
+    def operator(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            current = SerialDisposable()
+            sent = 0
+            begun = False
+
+            def send(_scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
+                nonlocal sent
+                sent += 1
+                # In its place before it is subscribed: a call may fail inside subscribe.
+                slot = SingleAssignmentDisposable()
+                current.disposable = slot
+                slot.disposable = source.subscribe(on_next, on_error, observer.on_completed, scheduler=scheduler)
+
+            def on_next(event: Event) -> None:
+                nonlocal begun
+                if not begun:
+                    begun = begins_answer(event)
+                observer.on_next(event)
+
+            def on_error(error: Exception) -> None:
+                wait = None if begun or not isinstance(error, ProviderError) else policy.wait(error, sent)
+                if wait is None:
+                    observer.on_error(error)
+                    return
+                log.info("%s; sent again in %.1f s", error, wait)
+                observer.on_next(failed(error, wait))
+                if current.is_disposed:
+                    return
+                slot = SingleAssignmentDisposable()
+                current.disposable = slot
+                slot.disposable = timers(scheduler).schedule_relative(wait, send)
+
+            send()
+            return current
+
+        return Observable(subscribe)
+
+    return operator
+
+
+def within(seconds: float, error: Callable[[], Exception]) -> Callable[[Observable[Event]], Observable[Event]]:
+    """Fail when a model call has not ended after that time, whatever it has delivered.
+
+    ::
+
+        source       --d-d-d-d-d-
+        within(5)    --d-dX
+
+    Args:
+        seconds: The time, by the scheduler of the subscription.
+        error: Makes the error.
+    """
+
+    def operator(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            answer = SingleAssignmentDisposable()
+
+            def late(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
+                answer.dispose()
+                observer.on_error(error())
+
+            timer = timers(scheduler).schedule_relative(seconds, late)
+            answer.disposable = source.subscribe(observer, scheduler=scheduler)
+            return CompositeDisposable(answer, timer)
+
+        return Observable(subscribe)
+
+    return operator

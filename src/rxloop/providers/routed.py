@@ -8,6 +8,7 @@ from reactivex import Observable
 
 from rxloop.events import Event
 from rxloop.protocols import Provider
+from rxloop.providers._answers import close_all, counting
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 
@@ -47,13 +48,12 @@ class Routed:
         if not isinstance(chosen, str):
             if not any(chosen is known for known in self._given):
                 self._given.append(chosen)
-            return chosen.call(request)
+            return counting(chosen.call(request), chosen)
         provider = self._made.get(chosen)
         if provider is None:
             provider = self._made[chosen] = resolve_model(chosen)
-        return provider.call(request)
+        return counting(provider.call(request), provider)
 
     async def aclose(self) -> None:
         """Close every model that has been chosen."""
-        for provider in (*self._made.values(), *self._given):
-            await provider.aclose()
+        await close_all(*self._made.values(), *self._given)

@@ -32,3 +32,15 @@ class RunScheduler(AsyncIOScheduler):
     def schedule(self, action: abc.ScheduledAction[S], state: S | None = None) -> abc.DisposableBase:
         """Run the action now, or behind what is running now."""
         return CurrentThreadScheduler.singleton().schedule(action, state)
+
+
+def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
+    """The scheduler of a subscription, or the running event loop where none was given.
+
+    Stock operators fall back on a timer of another thread instead, where a run must not be touched. And the stock
+    scheduler of asyncio, which `await` on an Observable brings along, tells the time by the clock on the wall while its
+    timers go by the loop: after a change of the one, what compares the two would be wrong.
+    """
+    if scheduler is None or type(scheduler) is AsyncIOScheduler:
+        return RunScheduler(asyncio.get_running_loop())
+    return scheduler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 
@@ -42,6 +42,10 @@ class Gate:
             await self._opened.wait()
 
 
+_AROUND: ContextVar[tuple[Scope, ...]] = ContextVar("rxloop_around", default=())
+"""The scopes that the running task belongs to, or was made in: more than one for a run inside a run."""
+
+
 class Scope:
     """Owns the leaves of one run: their tasks, the context variables they see, and the gate that holds them back."""
 
@@ -49,6 +53,7 @@ class Scope:
         self.gate = Gate()
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = copy_context()
+        self._context.run(_AROUND.set, (*_AROUND.get(), self))
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start a task that belongs to the run."""
@@ -60,6 +65,10 @@ class Scope:
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a task is one of the run's."""
         return task in self._tasks
+
+    def surrounds(self) -> bool:
+        """Whether the caller is one of the run's tasks, or was started by one."""
+        return self in _AROUND.get()
 
     async def join(self, grace: float) -> list[str]:
         """Wait until the tasks have ended.

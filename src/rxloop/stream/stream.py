@@ -127,19 +127,21 @@ class _Reader(AsyncIterator[T], Generic[T]):
     """One iteration over a Stream. Dropping it, or `aclose`, ends its subscription."""
 
     def __init__(self, source: Observable[T], lease: Lease, overflow: Overflow, size: int) -> None:
-        self._source = source
-        self._lease = lease
+        self._origin: tuple[Observable[T], Lease] | None = (source, lease)
         self._buffer = ReadBuffer(overflow, size, lease.gate)
 
     async def __anext__(self) -> T:
         buffer = self._buffer
-        if buffer.subscription is None:
-            scheduler = self._lease.scheduler()
-            buffer.attach(self._source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
+        if buffer.subscription is None and self._origin is not None:
+            source, lease = self._origin
+            scheduler = lease.scheduler()
+            buffer.attach(source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
         return await buffer.get()
 
     async def aclose(self) -> None:
-        """End the subscription."""
+        """End the subscription, and let go of the run."""
+        # At once, and not with the last reference: that of a task which was cancelled often waits for the collector.
+        self._origin = None
         self._buffer.close()
 
     def __del__(self) -> None:

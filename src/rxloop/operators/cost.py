@@ -1,0 +1,60 @@
+"""The view of what a run costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from reactivex import Observable, abc
+
+from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, UsageEvent
+from rxloop.operators._types import View
+from rxloop.providers.prices import PRICES, Price
+
+
+def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
+    """The cost of the run so far, in US dollars, at each usage whose model has a price.
+
+    A model without a price adds nothing and shows nothing: there is no guess. Of a `fallback` or a `hedge` it counts
+    the models that were asked, each by its own price.
+
+    ::
+
+        source      --l--d--U--c--l--d--U--c--|      l llm-call, U usage
+        cost()      --------$-----------$-----|
+
+    Example:
+        >>> async for dollars in run.pipe(op.cost({"mine:m": Price(input=0.5, output=1.5)})):
+
+    Args:
+        prices: The price of each model, by the name that it has on the stream; None takes the small table `PRICES`.
+
+    Returns:
+        A view of sums, each at least as large as the one before.
+    """
+    table = PRICES if prices is None else prices
+
+    def operator(source: Observable[Event]) -> Observable[float]:
+        def subscribe(
+            observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            models: dict[tuple[str, str | None], str] = {}
+            total = 0.0
+
+            def on_next(event: Event) -> None:
+                nonlocal total
+                call = (event.task_id, event.step)
+                if isinstance(event, LLMCallEvent):
+                    models[call] = event.model
+                elif isinstance(event, ContentCompleteEvent):
+                    models.pop(call, None)
+                elif isinstance(event, UsageEvent):
+                    price = table.get(event.metadata.get("model") or models.get(call, ""))
+                    if price is not None:
+                        total += price.of(event.usage)
+                        observer.on_next(total)
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    return operator

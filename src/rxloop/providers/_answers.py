@@ -1,0 +1,79 @@
+"""What the providers that are made of providers have in common."""
+
+from __future__ import annotations
+
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable
+
+from rxloop.errors import BadRequest, ContentFiltered, ContextLengthExceeded, ProviderError
+from rxloop.events import Event, LLMFailedEvent, UsageEvent
+from rxloop.messages import ErrorInfo
+from rxloop.protocols import Provider
+from rxloop.requests import ModelRequest
+
+
+def begins_answer(event: Event) -> bool:
+    """Whether an event is of the answer itself, and not the news of a failed try or the count of its tokens."""
+    return not isinstance(event, LLMFailedEvent | UsageEvent)
+
+
+def failed(error: Exception, wait: float) -> LLMFailedEvent:
+    """The news that a try failed, and that the next one begins after `wait` seconds."""
+    code = error.code if isinstance(error, ProviderError) else "error"
+    return LLMFailedEvent(error=ErrorInfo(code=code, message=str(error)), retryable=True, retry_in=wait)
+
+
+def another_may_help(error: Exception) -> bool:
+    """Whether another vendor may answer what this one did not.
+
+    A request that is wrong is wrong everywhere. All else is this vendor's own: its keys, its models, its room, and also
+    its filter and its context window.
+    """
+    if isinstance(error, ContextLengthExceeded | ContentFiltered):
+        return True
+    return isinstance(error, ProviderError) and not isinstance(error, BadRequest)
+
+
+def ask(provider: Provider, request: ModelRequest) -> Observable[Event]:
+    """The answer of a provider; what `call` raises is the error of the answer."""
+
+    def subscribe(observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        try:
+            source = provider.call(request)
+        except Exception as error:
+            observer.on_error(error)
+            return Disposable()
+        return source.subscribe(observer, scheduler=scheduler)
+
+    return Observable(subscribe)
+
+
+def counted(event: UsageEvent, provider: Provider) -> UsageEvent:
+    """The usage with the model that it is of: what the call is named for is a combination of several."""
+    if "model" in event.metadata:
+        return event
+    return event.model_copy(update={"metadata": {**event.metadata, "model": provider.name}})
+
+
+def counting(source: Observable[Event], provider: Provider) -> Observable[Event]:
+    """An answer whose usage says which model it is of."""
+
+    def subscribe(observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        def on_next(event: Event) -> None:
+            observer.on_next(counted(event, provider) if type(event) is UsageEvent else event)
+
+        return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+    return Observable(subscribe)
+
+
+async def close_all(*providers: Provider) -> None:
+    """Close all providers, also when one of them fails to."""
+    errors: list[Exception] = []
+    for provider in providers:
+        try:
+            await provider.aclose()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

@@ -1,0 +1,111 @@
+"""Control tokens of chat templates, which servers let slip into what a model says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+TEMPLATE_TOKENS = (
+    # ChatML
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|im_sep|>",
+    "<|endoftext|>",
+    # Llama
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|python_tag|>",
+    "</s>",
+    "[/INST]",
+    "[INST]",
+    "<</SYS>>",
+    # Harmony
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|call|>",
+    "<|return|>",
+    "<|end|>",
+    # GLM, Phi, Command, Gemma, DeepSeek
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<end_of_turn>",
+    "<start_of_turn>",
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001
+)
+"""The tokens that local servers and gateways let slip."""
+
+_ILLEGAL = re.compile("[^A-Za-z0-9_-]")
+
+
+class TailStripper:
+    """Takes the control tokens off the very end of a text that comes in pieces.
+
+    Only what may yet be such an end is held back: whole tokens, and the start of one more. Anything behind them, even a
+    line break, shows that they were part of the text.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = tuple(sorted(set(tokens), key=len, reverse=True))
+        self._halves = frozenset(token[:size] for token in self._tokens for size in range(1, len(token)))
+        self._reach = max(map(len, self._tokens), default=1) - 1
+        self._held = ""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held back."""
+        return not self._held
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The characters that tokens begin with: a piece without any passes an idle stripper as it is."""
+        return frozenset(token[0] for token in self._tokens)
+
+    def feed(self, text: str) -> str:
+        """What is sure to belong to the text after this much more of it."""
+        text = self._held + text
+        end = len(text)
+        for at in range(max(0, end - self._reach), end):
+            if text[at:] in self._halves:
+                end = at
+                break
+        end = self._without_tokens(text, end)
+        self._held = text[end:]
+        return text[:end]
+
+    def finish(self) -> str:
+        """What is left at the end, without the tokens."""
+        text, self._held = self._held, ""
+        return text[: self._without_tokens(text, len(text))]
+
+    def _without_tokens(self, text: str, end: int) -> int:
+        while text.endswith(self._tokens, 0, end):
+            end -= next(len(token) for token in self._tokens if text.endswith(token, 0, end))
+        return end
+
+
+def clean_name(name: str, known: Collection[str], tokens: Iterable[str]) -> str:
+    """The name of a tool without the control tokens in it, and without an illegal tail.
+
+    Args:
+        name: What the model wrote.
+        known: The tools that it was offered: the tail is cut off only where one of them is left.
+        tokens: The control tokens.
+    """
+    if name in known:
+        return name
+    cut = _ILLEGAL.split(name, maxsplit=1)[0]
+    if cut in known:
+        return cut
+    for token in tokens:
+        name = name.replace(token, "")
+    cut = _ILLEGAL.split(name, maxsplit=1)[0]
+    return cut if cut in known else name

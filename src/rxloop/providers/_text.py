@@ -1,0 +1,137 @@
+"""The text of one answer on its way to the stream: control tokens come off its end, thoughts come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent, text_delta
+from rxloop.providers._sanitize import TailStripper
+from rxloop.providers._tags import TagSplitter, Thought, ThoughtText, thought_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """What is done to the text of an answer; by default nothing."""
+
+    thought_tags: tuple[str, ...] = ()
+    """The names of the tags that thoughts stand in."""
+    keep_thoughts: bool = False
+    """The thoughts stay in the text as well, tags and all."""
+    strip: tuple[str, ...] = ()
+    """The control tokens that come off the end of a message, and out of the names of tools."""
+
+    def __post_init__(self) -> None:
+        if self.thought_tags:
+            # Here a name that is none is seen where it was given.
+            TagSplitter(self.thought_tags)
+
+
+class AnswerText:
+    """Pushes the text of one answer as deltas, and the thoughts that it takes out as events of their own."""
+
+    def __init__(self, push: Callable[[Event], None], step: str, rules: TextRules) -> None:
+        self._push = push
+        self._step = step
+        self._keep = rules.keep_thoughts
+        self._splitter = TagSplitter(rules.thought_tags) if rules.thought_tags else None
+        self._stripper = TailStripper(rules.strip) if rules.strip else None
+        marks = {"<"} if rules.thought_tags else set[str]()
+        self._marks = tuple(marks if self._stripper is None else marks | self._stripper.marks)
+        self._idle = True
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._thoughts = 0
+        self._thought_deltas = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether any event has been pushed."""
+        return bool(self._content or self._thought_deltas or self._thoughts)
+
+    @property
+    def content(self) -> str:
+        """The text of the message so far: the deltas, joined."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """What the vendor itself gave as reasoning."""
+        return "".join(self._reasoning)
+
+    def write(self, text: str) -> None:
+        """Take a piece of the text."""
+        if not text:
+            return
+        # Nearly every piece of nearly every text is plain: this is all that it costs.
+        if self._idle:
+            for mark in self._marks:
+                if mark in text:
+                    break
+            else:
+                if self._splitter is not None:
+                    self._splitter.passed(text)
+                content = self._content
+                content.append(text)
+                self._push(text_delta(ContentDeltaEvent, text, len(content) - 1, self._step))
+                return
+        self._strip(text)
+
+    def think(self, text: str) -> None:
+        """Take a piece of the vendor's own reasoning."""
+        if text:
+            self._reasoning.append(text)
+            self._thought_delta(text)
+
+    def finish(self) -> None:
+        """Push what was held back: there is no more text."""
+        if self._stripper is not None and (rest := self._stripper.finish()):
+            self._split(rest)
+        if self._splitter is not None:
+            self._emit(self._splitter.finish())
+
+    def _strip(self, text: str) -> None:
+        stripper, splitter = self._stripper, self._splitter
+        if stripper is not None:
+            text = stripper.feed(text)
+        if text:
+            self._split(text)
+        self._idle = (stripper is None or stripper.idle) and (splitter is None or splitter.idle)
+
+    def _split(self, text: str) -> None:
+        if self._splitter is None or self._keep:
+            self._delta(text)
+        if self._splitter is not None:
+            self._emit(self._splitter.feed(text))
+
+    def _emit(self, pieces: list[str | ThoughtText | Thought]) -> None:
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                self._thought(piece)
+            elif isinstance(piece, ThoughtText):
+                self._thought_delta(piece.text)
+            elif not self._keep:
+                self._delta(piece)
+
+    def _delta(self, text: str) -> None:
+        self._content.append(text)
+        self._push(text_delta(ContentDeltaEvent, text, len(self._content) - 1, self._step))
+
+    def _thought_delta(self, text: str) -> None:
+        self._thought_deltas += 1
+        self._push(text_delta(ThoughtDeltaEvent, text, self._thought_deltas - 1, self._step))
+
+    def _thought(self, thought: Thought) -> None:
+        if not thought.content.strip():
+            # Models that have been told not to think leave an empty pair of tags.
+            return
+        self._thoughts += 1
+        event = {
+            "thought_id": f"{self._step}.t{self._thoughts}",
+            "content": thought.content,
+            "source": "tag",
+            "incomplete": thought.incomplete,
+            "step": self._step,
+            **thought_fields(thought),
+        }
+        self._push(ThoughtStreamEvent.model_validate(event))

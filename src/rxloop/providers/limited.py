@@ -1,0 +1,230 @@
+"""A provider whose calls wait for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import datetime, timedelta
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable, SerialDisposable, SingleAssignmentDisposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.events import Event
+from rxloop.protocols import Provider
+from rxloop.providers._answers import ask
+from rxloop.providers.models import resolve_model
+from rxloop.requests import ModelRequest
+from rxloop.stream.scheduler import timers
+
+MINUTE = timedelta(minutes=1)
+
+
+def limited(model: Provider | str, *, concurrent: int | None = None, per_minute: int | None = None) -> Limited:
+    """A provider whose calls wait for their turn, over all runs that use it.
+
+    The limits belong to the object: give the same one to every agent that is to share them. Calls begin in the order in
+    which they came, each as soon as both limits allow it. A call that is disposed while it waits leaves the line. One
+    event loop keeps one line; loops in other threads have lines of their own.
+
+    ::
+
+        calls                          a-b--c-----
+        limited(m, concurrent=2)  a    --d-d-C|
+                                  b      ----d-C|
+                                  c          ---d-C|     begins at the end of a
+
+    Example:
+        >>> zai = limited("zai:glm-4.7", concurrent=5, per_minute=60)
+        >>> writer, critic = Agent(zai, name="writer"), Agent(zai, name="critic")
+
+    Args:
+        model: A provider or a model string. Its own retries count as one call.
+        concurrent: Calls that are under way at once, at most.
+        per_minute: Calls that begin within any sixty seconds, at most.
+
+    Raises:
+        ConfigurationError: A limit is below 1, or the model string names no model.
+    """
+    for name, limit in (("concurrent", concurrent), ("per_minute", per_minute)):
+        if limit is not None and limit < 1:
+            raise ConfigurationError(f"limited() needs {name} of 1 or more, not {limit}")
+    return Limited(resolve_model(model), concurrent, per_minute)
+
+
+class Limited:
+    """A provider whose calls wait for their turn; made by `limited`."""
+
+    def __init__(self, provider: Provider, concurrent: int | None, per_minute: int | None) -> None:
+        self.provider = provider
+        self.concurrent = concurrent
+        self.per_minute = per_minute
+        self._lines: dict[asyncio.AbstractEventLoop | None, _Line] = {}
+
+    @property
+    def name(self) -> str:
+        """What it is called on the stream: as the model itself."""
+        return self.provider.name
+
+    @property
+    def running(self) -> int:
+        """The calls of this event loop that are under way."""
+        line = self._lines.get(_loop())
+        return 0 if line is None else line.running
+
+    @property
+    def waiting(self) -> int:
+        """The calls of this event loop that wait for their turn."""
+        line = self._lines.get(_loop())
+        return 0 if line is None else len(line.waiting)
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        """The answer of the model, when it is its turn."""
+
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            line = self._line(scheduler)
+            turn = _Turn(line, ask(self.provider, request), observer, scheduler)
+            line.enter(turn)
+            return Disposable(turn.leave)
+
+        return Observable(subscribe)
+
+    async def aclose(self) -> None:
+        """Close the model."""
+        await self.provider.aclose()
+
+    def _line(self, scheduler: abc.SchedulerBase | None) -> _Line:
+        loop = _loop()
+        line = self._lines.get(loop)
+        if line is None:
+            for closed in [other for other in self._lines if other is not None and other.is_closed()]:
+                del self._lines[closed]
+            line = self._lines[loop] = _Line(self.concurrent, self.per_minute, scheduler)
+        return line
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    """The running event loop, or None in a test whose scheduler is the only clock."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class _Line:
+    """The calls of one event loop: those under way, those that wait, and when the last ones began."""
+
+    def __init__(self, concurrent: int | None, per_minute: int | None, scheduler: abc.SchedulerBase | None) -> None:
+        self.running = 0
+        self.waiting: dict[_Turn, None] = {}
+        """In the order in which they came; a dict, from which any one can leave at once."""
+        self._concurrent = concurrent
+        self._per_minute = per_minute
+        # One clock for all, so that their times can be compared.
+        self._clock = timers(scheduler) if per_minute is not None else None
+        self._began: deque[datetime] = deque(maxlen=per_minute or 0)
+        self._timer = SerialDisposable()
+        self._advancing = False
+
+    def enter(self, turn: _Turn) -> None:
+        """Stand in line."""
+        self.waiting[turn] = None
+        self.advance()
+
+    def leave(self, turn: _Turn) -> bool:
+        """Whether a call stood in line, and does no more."""
+        if turn not in self.waiting:
+            return False
+        del self.waiting[turn]
+        if not self.waiting:
+            self._timer.disposable = Disposable()
+        return True
+
+    def ended(self) -> None:
+        """A call that was under way is over."""
+        self.running -= 1
+        self.advance()
+
+    def advance(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
+        """Begin those whose turn it is."""
+        # A loop and not a recursion, for calls that end while they begin.
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self.waiting and (self._concurrent is None or self.running < self._concurrent) and self._in_time():
+                turn = next(iter(self.waiting))
+                del self.waiting[turn]
+                self.running += 1
+                turn.begin()
+        finally:
+            self._advancing = False
+
+    def _in_time(self) -> bool:
+        """Whether a call may begin now; if not, a timer looks again."""
+        clock = self._clock
+        if clock is None:
+            return True
+        now = clock.now
+        if len(self._began) == self._began.maxlen and (rest := self._began[0] + MINUTE - now) > timedelta(0):
+            slot = SingleAssignmentDisposable()
+            self._timer.disposable = slot
+            slot.disposable = clock.schedule_relative(rest, self.advance)
+            return False
+        self._began.append(now)
+        return True
+
+
+class _Turn:
+    """One call in line."""
+
+    def __init__(
+        self,
+        line: _Line,
+        source: Observable[Event],
+        observer: abc.ObserverBase[Event],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
+        self._line = line
+        self._source = source
+        self._observer = observer
+        self._scheduler = scheduler
+        self._answer = SingleAssignmentDisposable()
+        self._over = False
+
+    def begin(self) -> None:
+        """Send the call."""
+        try:
+            self._answer.disposable = self._source.subscribe(
+                self._observer.on_next, self._on_error, self._on_completed, scheduler=self._scheduler
+            )
+        except Exception as error:
+            # Where it is raised, another call is ending, which has nothing to do with it.
+            self._on_error(error)
+
+    def leave(self) -> None:
+        """End the call, or leave the line."""
+        if self._over:
+            return
+        if self._line.leave(self):
+            self._over = True
+            return
+        self._answer.dispose()
+        self._end()
+
+    def _on_error(self, error: Exception) -> None:
+        if not self._over:
+            self._end()
+            self._observer.on_error(error)
+
+    def _on_completed(self) -> None:
+        self._end()
+        self._observer.on_completed()
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._line.ended()

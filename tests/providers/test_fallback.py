@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from reactivex.testing import TestScheduler
+
+from cold import Cold, fails, on_error, on_next, says, short
+from rxloop import Agent, errors
+from rxloop.errors import ConfigurationError
+from rxloop.events import ContentDeltaEvent, LLMFailedEvent, UsageEvent
+from rxloop.protocols import Provider
+from rxloop.providers import Retry, fallback, openai_chat
+from servers import REQUEST, Reply, Server, chat, collect, say, serving, text
+
+
+def seen(*answers: list[Any], disposed: int = 1000) -> tuple[list[tuple[int, str]], list[Cold]]:
+    scheduler = TestScheduler()
+    models = [Cold(scheduler, answer, name=f"m{number}") for number, answer in enumerate(answers)]
+    result = scheduler.start(lambda: fallback(*models).call(REQUEST), disposed=disposed)
+    return short(result.messages), models
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.AuthenticationError("key"),
+        errors.PermissionDenied("quota"),
+        errors.UnknownModel("what"),
+        errors.ContextLengthExceeded("long"),
+        errors.ContentFiltered("no"),
+        errors.RateLimited("busy"),
+        errors.Overloaded("full"),
+        errors.ServerError("oops"),
+        errors.ProviderTimeout("late"),
+        errors.ProviderConnectionError("broke"),
+        errors.ProviderProtocolError("what"),
+    ],
+)
+def test_the_next_model_is_asked_when_it_may_do_better(error: errors.ProviderError) -> None:
+    messages, models = seen(fails(error), says("hi"))
+    assert messages == [(210, f"failed {error.code} 0"), (220, "hi"), (225, "complete"), (225, "|")]
+    assert [model.times for model in models] == [[(200, 210)], [(210, 225)]]
+
+
+@pytest.mark.parametrize("error", [errors.BadRequest("wrong"), ConfigurationError("wrong"), ValueError("a bug")])
+def test_a_request_that_is_wrong_is_wrong_everywhere(error: Exception) -> None:
+    messages, models = seen(fails(error), says("hi"))
+    assert messages == [(210, "# wrong" if "wrong" in str(error) else "# a bug")]
+    assert models[1].calls == []
+
+
+def test_the_error_of_the_last_model_is_the_error_of_the_call() -> None:
+    one, two, three = errors.RateLimited("one"), errors.ServerError("two"), errors.RateLimited("three")
+    messages, _ = seen(fails(one), fails(two), fails(three))
+    assert messages == [(210, "failed rate_limited 0"), (220, "failed server 0"), (230, "# three")]
+
+
+def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+    broken = [on_next(10, ContentDeltaEvent(delta="h")), on_error(20, errors.ServerError("cut"))]
+    messages, models = seen(broken, says("hi"))
+    assert messages == [(210, "h"), (220, "# cut")]
+    assert models[1].calls == []
+
+
+def test_tokens_are_counted_for_the_model_that_spent_them() -> None:
+    first = [on_next(5, UsageEvent(output_tokens=1)), on_error(10, errors.ServerError("oops"))]
+    messages, _ = seen(first, says("hi", usage=UsageEvent(output_tokens=2)))
+    assert [word for _, word in messages if word.startswith("usage")] == ["usage 1 m0", "usage 2 m1"]
+
+
+def test_disposing_leaves_the_model_that_is_being_asked() -> None:
+    messages, models = seen(fails(errors.ServerError("oops")), says("hi", at=100), disposed=250)
+    assert messages == [(210, "failed server 0")]
+    assert models[1].times == [(210, 250)]
+
+
+async def test_models_are_named_by_strings_and_all_of_them_are_closed() -> None:
+    both = fallback("zai:glm-4.7", "openai:gpt-5")
+    assert both.name == "fallback(zai:glm-4.7, openai:gpt-5)"
+    checked: Provider = both
+    assert isinstance(checked, Provider)
+    scheduler = TestScheduler()
+    models = [Cold(scheduler, []), Cold(scheduler, [])]
+    await fallback(*models).aclose()
+    assert [model.closed for model in models] == [1, 1]
+    with pytest.raises(ConfigurationError, match="at least one"):
+        fallback()
+
+
+async def test_all_models_are_closed_though_one_cannot_be() -> None:
+    class Stuck(Cold):
+        async def aclose(self) -> None:
+            raise OSError("stuck")
+
+    scheduler = TestScheduler()
+    last = Cold(scheduler, [])
+    with pytest.raises(OSError, match="stuck"):
+        await fallback(Stuck(scheduler, []), last).aclose()
+    assert last.closed == 1
+
+
+async def test_a_call_that_cannot_even_be_made_is_a_failure_like_any_other() -> None:
+    class Raising(Cold):
+        def call(self, request: Any) -> Any:
+            raise errors.ServerError("oops")
+
+    scheduler = TestScheduler()
+    model = fallback(Raising(scheduler, []), Raising(scheduler, []))
+    answer = await collect(model.call(REQUEST))
+    assert isinstance(answer.error, errors.ServerError)
+    assert len(answer.events) == 1
+
+
+async def test_a_run_goes_on_with_the_other_vendor(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    # L67
+    monkeypatch.delenv("ZAI_API_KEY", raising=False)
+    server.answer(Reply([b"{}"], 500, content_type="application/json"))
+    async with serving() as other:
+        other.answer(say("from", " the other"))
+        at_once = Retry(attempts=1)
+        models = fallback(openai_chat(preset="zai"), chat(server, retry=at_once), chat(other, retry=at_once))
+        run = Agent(models).run("Hi")
+        result = await run
+        failures = [event.error.code async for event in run if isinstance(event, LLMFailedEvent)]
+        await models.aclose()
+    assert result.output == "from the other"
+    assert failures == ["authentication", "server"]
+
+
+async def test_a_dropped_answer_is_not_mended_by_the_other_vendor(server: Server) -> None:
+    server.answer(say("Hel", end="drop", finished=False))
+    scheduler = TestScheduler()
+    other = Cold(scheduler, [])
+    model = fallback(chat(server), other)
+    answer = await collect(model.call(REQUEST))
+    assert text(answer) == "Hel"
+    assert isinstance(answer.error, errors.ProviderConnectionError)
+    assert other.calls == []
+    await model.aclose()

@@ -1,0 +1,366 @@
+"""Servers that do what no server should, over real sockets: the right error or the right answer, in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import socket
+import struct
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from rxloop.errors import (
+    Overloaded,
+    ProviderConnectionError,
+    ProviderError,
+    ProviderProtocolError,
+    ProviderTimeout,
+    RateLimited,
+    ServerError,
+)
+from rxloop.events import LLMFailedEvent
+from rxloop.providers import Retry, Timeouts, openai_chat
+from servers import REQUEST, Answer, Reply, Server, active, chat, collect, delta, say, sse, text
+
+Script = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+HELLO = b"".join(sse(delta(content="Hel"), delta(content="lo"), delta("stop")))
+HALF = b"".join(sse(delta(content="Hel"), done=False))
+WHOLE = b'{"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}'
+IDLE = Timeouts(idle=0.05)
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def writes(*pieces: bytes) -> Script:
+    async def script(writer: asyncio.StreamWriter) -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+
+    return script
+
+
+def then_silence(*pieces: bytes) -> Script:
+    async def script(writer: asyncio.StreamWriter) -> None:
+        await writes(*pieces)(writer)
+        await asyncio.get_running_loop().create_future()
+
+    return script
+
+
+def then_reset(*pieces: bytes) -> Script:
+    async def script(writer: asyncio.StreamWriter) -> None:
+        await writes(*pieces)(writer)
+        # Lets what was sent arrive: a reset throws away what the other side has not read yet.
+        await asyncio.sleep(0.02)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    return script
+
+
+@contextlib.asynccontextmanager
+async def raw(*scripts: Script) -> AsyncGenerator[str]:
+    """A server that reads each request and then does as told, one script a connection; the address of it."""
+    connections = 0
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        connections += 1
+        script = scripts[min(connections, len(scripts)) - 1]
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            await reader.readexactly(int(length.partition(b":")[2]))
+            await script(writer)
+        writer.close()
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+
+
+async def asked(*scripts: Script, **options: Any) -> Answer:
+    """What a provider makes of such a server; it leaves no connection behind."""
+    options.setdefault("retry", Retry(attempts=1))
+    async with raw(*scripts) as base_url, asyncio.timeout(5):
+        provider = openai_chat("m", base_url=base_url, **options)
+        answer = await collect(provider.call(REQUEST))
+        async with asyncio.timeout(1):
+            while active(provider):
+                # What ends by the total time is told at once, and closed right after.
+                await asyncio.sleep(0)
+        await provider.aclose()
+    return answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", HEAD, CHUNKED, CHUNKED + b"5\r\nda"])
+async def test_silence_before_the_first_event_is_a_timeout(sent: bytes) -> None:
+    # L68
+    answer = await asked(then_silence(sent), timeout=IDLE, retry=Retry(first=0))
+    assert isinstance(answer.error, ProviderTimeout)
+    assert answer.error.retryable
+    assert "idle timeout" in str(answer.error)
+    assert answer.events == []
+
+
+async def test_silence_in_the_middle_is_a_timeout_that_keeps_the_text() -> None:
+    # L68
+    answer = await asked(then_silence(CHUNKED, chunk(HALF)), timeout=IDLE)
+    assert isinstance(answer.error, ProviderTimeout)
+    assert text(answer) == "Hel"
+
+
+async def test_headers_that_never_end_are_cut_off_by_the_total_time() -> None:
+    async def trickle(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        while True:
+            writer.write(b"x-more: 1\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    answer = await asked(trickle, timeout=Timeouts(idle=1, total=0.1))
+    assert isinstance(answer.error, ProviderTimeout)
+    assert "0.1 s" in str(answer.error)
+
+
+async def test_comments_without_end_are_cut_off_by_the_total_time_that_retries_share() -> None:
+    async def comments(writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED)
+        while True:
+            writer.write(chunk(b": PROCESSING\n\n"))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    answer = await asked(then_reset(), comments, timeout=Timeouts(total=0.1), retry=Retry(first=0))
+    assert [type(event) for event in answer.events] == [LLMFailedEvent]
+    assert isinstance(answer.error, ProviderTimeout)
+
+
+async def test_nobody_who_takes_the_connection_is_a_timeout_of_its_own() -> None:
+    # A socket that listens and accepts nobody: once its queue is full, no further connection comes about.
+    with socket.socket() as deaf, contextlib.ExitStack() as stack:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(deaf.getsockname())
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
+        provider = openai_chat("m", base_url=url, timeout=Timeouts(connect=0.05))
+        answer = await collect(provider.call(REQUEST))
+        await provider.aclose()
+    assert isinstance(answer.error, ProviderTimeout)
+    assert "connect timeout" in str(answer.error)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        CHUNKED + chunk(HALF) + b"20\r\ndata: {",
+        CHUNKED + chunk(HALF + b"data: {"),
+        CHUNKED + chunk(HALF),
+        HEAD + b"content-length: 9999\r\n\r\n" + HALF,
+        HEAD + b"connection: close\r\n\r\n" + HALF,
+        CHUNKED + chunk(HALF + b"data: {") + chunk(b"") + b"\r\n",
+    ],
+    ids=["half a chunk", "half an event", "no last chunk", "too short", "neither end", "half an event, ended well"],
+)
+async def test_an_answer_that_stops_in_the_middle_is_an_error_that_keeps_the_text(sent: bytes) -> None:
+    # L66
+    answer = await asked(writes(sent), retry=Retry(first=0))
+    assert isinstance(answer.error, ProviderConnectionError)
+    assert text(answer) == "Hel"
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [(b"", ""), (HEAD, ""), (CHUNKED, ""), (CHUNKED + chunk(HALF), "Hel")]
+)
+async def test_a_reset_is_a_broken_connection(sent: bytes, kept: str) -> None:
+    answer = await asked(then_reset(sent))
+    assert isinstance(answer.error, ProviderConnectionError)
+    assert answer.error.retryable
+    assert text(answer) == kept
+
+
+async def test_a_connection_that_is_reset_twice_and_then_well_gives_the_answer() -> None:
+    # L67
+    well = writes(CHUNKED, chunk(HELLO), chunk(b""))
+    answer = await asked(then_reset(), then_reset(CHUNKED), well, retry=Retry(first=0))
+    assert answer.error is None
+    assert text(answer) == "Hello"
+    assert [event.error.code for event in answer.events if isinstance(event, LLMFailedEvent)] == ["connection"] * 2
+
+
+async def test_what_is_no_http_is_an_error() -> None:
+    answer = await asked(writes(b"SSH-2.0-OpenSSH_9.6\r\n"))
+    assert isinstance(answer.error, ProviderError)
+
+
+@pytest.mark.parametrize("kind", ["text/html", "text/html; charset=utf-8", "application/json", "application/xhtml+xml"])
+async def test_a_page_instead_of_an_answer_is_no_protocol(server: Server, kind: str) -> None:
+    server.answer(Reply([b"<html><h1>Sign in</h1></html>"], content_type=kind))
+    provider = chat(server, retry=Retry(first=0))
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderProtocolError)
+    assert "<h1>Sign in</h1>" in str(answer.error)
+    assert len(server.requests) == 1
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "", "TEXT/EVENT-STREAM", "nonsense"])
+async def test_a_stream_under_a_wrong_name_is_understood(server: Server, kind: str) -> None:
+    server.answer(Reply([HELLO], content_type=kind))
+    provider = chat(server)
+    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_body_with_nothing_in_it_is_no_answer(server: Server, stream: bool) -> None:
+    server.answer(Reply([], content_type="text/event-stream" if stream else "application/json"))
+    provider = chat(server, stream=stream)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderConnectionError if stream else ProviderProtocolError)
+    await provider.aclose()
+
+
+BUSY = b'{"error": {"message": "busy"}}'
+
+
+@pytest.mark.parametrize("headers", [{"retry-after": "0"}, {"retry-after-ms": "10"}, {}, {"retry-after": "soon"}])
+async def test_too_many_requests_pass_after_the_wait(server: Server, headers: dict[str, str]) -> None:
+    # L67
+    server.answer(Reply([BUSY], 429, headers, "application/json"), say("Hello"))
+    provider = chat(server, retry=Retry(first=0.01, jitter=0))
+    answer = await collect(provider.call(REQUEST))
+    assert text(answer) == "Hello"
+    failure = answer.events[0]
+    assert isinstance(failure, LLMFailedEvent)
+    assert failure.retry_in == (0 if headers.get("retry-after") == "0" else 0.01)
+    await provider.aclose()
+
+
+async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server) -> None:
+    # L67
+    server.answer(Reply([BUSY], 429, {"retry-after": "3600"}, "application/json"))
+    provider = chat(server, retry=Retry())
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, RateLimited)
+    assert answer.error.retry_after == 3600
+    assert len(server.requests) == 1
+    await provider.aclose()
+
+
+async def test_a_server_that_fails_three_times_and_is_then_well_gives_the_answer(server: Server) -> None:
+    # L67
+    bad = [Reply([b"oops"], status, content_type="text/plain") for status in (500, 502, 503)]
+    server.answer(*bad, say("Hello"))
+    provider = chat(server, retry=Retry(attempts=4, first=0))
+    answer = await collect(provider.call(REQUEST))
+    assert text(answer) == "Hello"
+    codes = [event.error.code for event in answer.events if isinstance(event, LLMFailedEvent)]
+    assert codes == ["server", "server", "overloaded"]
+    assert server.connections == 1
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(("status", "kind"), [(500, ServerError), (503, Overloaded), (529, Overloaded)])
+async def test_an_error_whose_body_never_ends_is_that_error(status: int, kind: type[Exception]) -> None:
+    head = b"HTTP/1.1 %d Oops\r\ntransfer-encoding: chunked\r\n\r\n" % status
+    answer = await asked(then_silence(head, chunk(b"so far")), timeout=IDLE)
+    assert type(answer.error) is kind
+    assert "so far" in str(answer.error)
+
+
+async def test_an_error_whose_body_goes_on_and_on_is_not_read_to_the_end() -> None:
+    sent = 0
+
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 500 Oops\r\ntransfer-encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(chunk(b"x" * 10_000))
+            await writer.drain()
+            sent += 10_000
+
+    answer = await asked(flood)
+    assert isinstance(answer.error, ServerError)
+    assert sent < 50_000_000
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_is_not_followed_with_the_key_and_says_where_to(server: Server, status: int) -> None:
+    server.answer(Reply([], status, {"location": "https://elsewhere.example/v1"}))
+    provider = chat(server, api_key="secret", retry=Retry(first=0))
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderProtocolError)
+    assert "https://elsewhere.example/v1" in str(answer.error)
+    assert "secret" not in str(answer.error)
+    assert len(server.requests) == 1
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_an_answer_that_comes_compressed_without_being_asked_to_is_read(server: Server, size: int) -> None:
+    for body, kind in ((HELLO, "text/event-stream"), (WHOLE, "application/json")):
+        packed = gzip.compress(body)
+        pieces = [packed[i : i + size] for i in range(0, len(packed), size)]
+        server.answer(Reply(pieces, headers={"content-encoding": "gzip"}, content_type=kind))
+        provider = chat(server)
+        assert text(await collect(provider.call(REQUEST))) == "Hello"
+        await provider.aclose()
+
+
+async def test_an_answer_that_says_it_is_compressed_and_is_not_is_no_protocol(server: Server) -> None:
+    server.answer(Reply([HELLO], headers={"content-encoding": "gzip"}))
+    provider = chat(server)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderProtocolError)
+    await provider.aclose()
+
+
+async def test_an_error_that_comes_compressed_is_read(server: Server) -> None:
+    server.answer(Reply([gzip.compress(BUSY)], 429, {"content-encoding": "gzip"}, "application/json"))
+    provider = chat(server)
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, RateLimited)
+    assert "busy" in str(answer.error)
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(("body", "kind"), [(HELLO, b"text/event-stream"), (WHOLE, b"application/json")])
+async def test_an_old_server_that_ends_its_answer_by_leaving_is_understood(body: bytes, kind: bytes) -> None:
+    answer = await asked(writes(b"HTTP/1.0 200 OK\r\ncontent-type: " + kind + b"\r\n\r\n" + body))
+    assert answer.error is None
+    assert text(answer) == "Hello"
+
+
+async def test_an_old_server_that_leaves_in_the_middle_is_not_taken_for_done() -> None:
+    # L66
+    answer = await asked(writes(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + HALF))
+    assert isinstance(answer.error, ProviderConnectionError)
+    assert text(answer) == "Hel"
+
+
+async def test_news_ahead_of_the_answer_are_passed_over() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
+    answer = await asked(writes(early + CHUNKED + chunk(HELLO) + chunk(b"")))
+    assert text(answer) == "Hello"

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rxloop.errors import ConfigurationError
+from rxloop.messages import Message, ToolCall
+from rxloop.providers import PRESETS, OpenAIChat, Preset, openai_chat, resolve_model
+from rxloop.requests import ModelRequest, ToolDefinition
+from rxloop.settings import ModelSettings
+from servers import REQUEST, Server, collect, say
+
+ALL = sorted(PRESETS)
+# The addresses that the vendors document, and that the recordings were made at where there are any.
+ADDRESSES = {
+    "zai": "https://api.z.ai/api/paas/v4/chat/completions",
+    "openai": "https://api.openai.com/v1/chat/completions",
+    "deepseek": "https://api.deepseek.com/chat/completions",
+    "mistral": "https://api.mistral.ai/v1/chat/completions",
+    "xai": "https://api.x.ai/v1/chat/completions",
+    "moonshot": "https://api.moonshot.ai/v1/chat/completions",
+    "google": "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions",
+    "openrouter": "https://openrouter.ai/api/v1/chat/completions",
+    "groq": "https://api.groq.com/openai/v1/chat/completions",
+    "together": "https://api.together.xyz/v1/chat/completions",
+    "cerebras": "https://api.cerebras.ai/v1/chat/completions",
+    "huggingface": "https://router.huggingface.co/v1/chat/completions",
+    "vercel": "https://ai-gateway.vercel.sh/v1/chat/completions",
+    "ollama": "http://localhost:11434/v1/chat/completions",
+    "llama_cpp": "http://localhost:8080/v1/chat/completions",
+    "vllm": "http://localhost:8000/v1/chat/completions",
+    "lm_studio": "http://localhost:1234/v1/chat/completions",
+}
+AZURE = PRESETS["azure"]
+LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}}, strict=True)
+EVERYTHING = ModelRequest(
+    messages=[
+        Message.user("hi"),
+        Message(
+            role="assistant",
+            reasoning="hmm",
+            tool_calls=(ToolCall(id="a", name="look"),),
+            provider_state={"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]},
+        ),
+        Message.tool("a", "a cat"),
+    ],
+    tools=(LOOK,),
+    settings=ModelSettings(max_tokens=9, seed=7, parallel_tool_calls=False, reasoning_effort="low"),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of the machine says nothing about vendors."""
+    for preset in PRESETS.values():
+        for name in (preset.url_env, preset.version_env, preset.key_env):
+            if name is not None:
+                monkeypatch.delenv(name, raising=False)
+
+
+async def received(preset: Preset, server: Server, request: ModelRequest = REQUEST) -> dict[str, Any]:
+    """The body that a server gets."""
+    server.answer(say("ok"))
+    provider = openai_chat("m", preset=preset, base_url=server.base_url, api_key="k")
+    assert (await collect(provider.call(request))).error is None
+    await provider.aclose()
+    return server.requests[-1].body
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_preset_stands_at_its_address(name: str) -> None:
+    preset = PRESETS[name]
+    assert preset.name == name
+    if name != "azure":
+        assert preset.chat_url(preset.url(), "m") == ADDRESSES[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_model_string_with_the_name_of_a_preset_makes_a_provider(name: str) -> None:
+    assert resolve_model(f"{name}:org/model:tag").name == f"{name}:org/model:tag"
+    default = PRESETS[name].default_model
+    if default is not None:
+        assert resolve_model(name).name == f"{name}:{default}"
+    else:
+        with pytest.raises(ConfigurationError, match="no default model"):
+            resolve_model(name)
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_what_an_endpoint_cannot_do_is_not_asked_of_it(name: str, server: Server) -> None:
+    preset = PRESETS[name]
+    body = await received(preset, server, EVERYTHING)
+    assert ("stream_options" in body) == preset.stream_options
+    assert ("parallel_tool_calls" in body) == preset.parallel_tool_calls
+    assert ("strict" in body["tools"][0]["function"]) == preset.strict
+    assert (body[preset.max_tokens_field], body[preset.seed_field]) == (9, 7)
+    assert len({"max_tokens", "max_completion_tokens"} & body.keys()) == 1
+    assert len({"seed", "random_seed"} & body.keys()) == 1
+    assert [field for field in ("reasoning_effort", "reasoning", "thinking") if field in body] == [preset.effort]
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_reasoning_goes_back_only_where_it_is_wanted(name: str, server: Server) -> None:
+    # L65
+    preset = PRESETS[name]
+    message = (await received(preset, server, EVERYTHING))["messages"][1]
+    back = {field for field in message if "reasoning" in field}
+    wanted = {preset.reasoning_field} - {None} | ({"reasoning_details"} if preset.reasoning_details else set())
+    assert back == wanted
+
+
+def test_the_vendors_that_refuse_a_history_without_its_reasoning_get_it() -> None:
+    assert {name for name in ALL if PRESETS[name].reasoning_field} == {"zai", "deepseek", "moonshot", "llama_cpp"}
+    assert {name for name in ALL if PRESETS[name].reasoning_details} == {"openrouter", "vercel"}
+
+
+async def test_a_preset_of_ones_own_is_one_line(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE_KEY", "secret")
+    server.answer(say("ok"))
+    provider = openai_chat("m", preset=Preset(name="mine", base_url=server.base_url, key_env="MINE_KEY"))
+    assert isinstance(provider, OpenAIChat)
+    assert provider.name == "mine:m"
+    assert (await collect(provider.call(REQUEST))).error is None
+    assert server.requests[0].headers["authorization"] == "Bearer secret"
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("base", "url"),
+    [
+        ("https://r.openai.azure.com", "/openai/deployments/my%20gpt/chat/completions?api-version=2024-10-21"),
+        ("https://r.openai.azure.com/", "/openai/deployments/my%20gpt/chat/completions?api-version=2024-10-21"),
+        (
+            "https://r.openai.azure.com/openai/deployments/other",
+            "/openai/deployments/other/chat/completions?api-version=2024-10-21",
+        ),
+        (
+            "https://r.openai.azure.com?api-version=2025-01-01",
+            "/openai/deployments/my%20gpt/chat/completions?api-version=2025-01-01",
+        ),
+        ("https://r.openai.azure.com/openai/v1/", "/openai/v1/chat/completions"),
+    ],
+)
+def test_azure_has_a_deployment_and_a_version_in_the_address(base: str, url: str) -> None:
+    assert AZURE.chat_url(base, "my gpt") == "https://r.openai.azure.com" + url
+
+
+async def test_azure_takes_all_of_it_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.base_url.removesuffix("/v1"))
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("OPENAI_API_VERSION", "2025-03-01-preview")
+    server.answer(say("ok"))
+    provider = resolve_model("azure:gpt")
+    assert (await collect(provider.call(REQUEST))).error is None
+    got = server.requests[0]
+    assert got.path == "/openai/deployments/gpt/chat/completions?api-version=2025-03-01-preview"
+    assert got.headers["api-key"] == "secret"
+    assert "authorization" not in got.headers
+    await provider.aclose()
+
+
+async def test_azure_takes_a_token_in_place_of_a_key(server: Server) -> None:
+    server.answer(say("ok"))
+    provider = openai_chat("m", preset="azure", base_url=server.base_url, headers={"Authorization": "Bearer token"})
+    assert (await collect(provider.call(REQUEST))).error is None
+    assert server.requests[0].headers["authorization"] == "Bearer token"
+    assert "api-key" not in server.requests[0].headers
+    await provider.aclose()
+
+
+async def test_azure_without_an_address_says_which_variable_has_it() -> None:
+    answer = await collect(openai_chat("m", preset="azure").call(REQUEST))
+    assert isinstance(answer.error, ConfigurationError)
+    assert "AZURE_OPENAI_ENDPOINT" in str(answer.error)
+
+
+async def test_an_address_keeps_its_query(server: Server) -> None:
+    server.answer(say("ok"))
+    provider = openai_chat("m", base_url=server.base_url + "?tenant=a")
+    await collect(provider.call(REQUEST))
+    assert server.requests[0].path == "/v1/chat/completions?tenant=a"
+    await provider.aclose()

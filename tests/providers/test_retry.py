@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from reactivex import Observable
+from reactivex.testing import TestScheduler
+
+from cold import Cold, fails, on_completed, on_error, on_next, says, short
+from rxloop import Agent, RunError
+from rxloop.errors import BadRequest, ContextLengthExceeded, Overloaded, ProviderTimeout, RateLimited, ServerError
+from rxloop.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    ErrorInfo,
+    Event,
+    LLMCallEvent,
+    LLMFailedEvent,
+    UsageEvent,
+)
+from rxloop.providers import Retry, retrying
+from rxloop.providers.retry import within
+from rxloop.requests import ModelRequest
+from rxloop.stream.bridges import emit
+from rxloop.testing import virtual_time
+from runs import letters, outcome
+from servers import REQUEST, Reply, Server, chat, collect, say, text
+
+POLICY = Retry(attempts=3, first=20, longest=100, jitter=0)
+
+
+def seen(*answers: list[Any], policy: Retry = POLICY, disposed: int = 1000) -> tuple[list[tuple[int, str]], Cold]:
+    scheduler = TestScheduler()
+    model = Cold(scheduler, *answers)
+    source: Observable[Event] = Observable(
+        lambda observer, given=None: model.call(REQUEST).subscribe(observer, scheduler=given)
+    )
+    result = scheduler.start(lambda: retrying(policy)(source), disposed=disposed)
+    return short(result.messages), model
+
+
+def test_a_failure_is_news_on_the_stream_and_the_call_is_sent_again_after_the_wait() -> None:
+    # L67
+    messages, model = seen(fails(RateLimited("busy")), fails(ServerError("oops")), says("hi"))
+    assert messages == [
+        (210, "failed rate_limited 20"),
+        (240, "failed server 40"),
+        (290, "hi"),
+        (295, "complete"),
+        (295, "|"),
+    ]
+    assert model.times == [(200, 210), (230, 240), (280, 295)]
+
+
+def test_the_wait_is_the_one_that_the_vendor_asks_for() -> None:
+    # L67
+    messages, model = seen(fails(RateLimited("busy", retry_after=77)), says("hi"))
+    assert messages[0] == (210, "failed rate_limited 77")
+    assert model.times[1][0] == 287
+
+
+@pytest.mark.parametrize(
+    "error", [BadRequest("no"), ProviderTimeout("late"), RateLimited("busy", retry_after=101), ValueError("a bug")]
+)
+def test_what_will_not_pass_is_the_error_at_once(error: Exception) -> None:
+    messages, model = seen(fails(error), says("hi"))
+    assert messages == [(210, f"# {error}")]
+    assert model.times == [(200, 210)]
+
+
+def test_a_timeout_at_the_vendors_passes_and_ours_does_not() -> None:
+    assert POLICY.wait(ProviderTimeout("408", status=408), 1) == 20
+    assert POLICY.wait(ProviderTimeout("no bytes"), 1) is None
+
+
+def test_the_last_failure_is_the_error_of_the_call() -> None:
+    messages, model = seen(fails(Overloaded("one")), fails(Overloaded("two")), fails(Overloaded("three")))
+    assert messages == [(210, "failed overloaded 20"), (240, "failed overloaded 40"), (290, "# three")]
+    assert len(model.times) == 3
+
+
+def test_nothing_is_sent_again_once_anything_of_the_answer_was_delivered() -> None:
+    # L67
+    broken = [on_next(10, ContentDeltaEvent(delta="h")), on_error(20, ServerError("cut"))]
+    messages, model = seen(broken, says("hi"))
+    assert messages == [(210, "h"), (220, "# cut")]
+    assert len(model.times) == 1
+
+
+def test_news_from_further_in_and_counts_of_tokens_are_not_the_answer() -> None:
+    inner = LLMFailedEvent(error=ErrorInfo(code="server", message="502"), retryable=True, retry_in=1)
+    first = [on_next(3, inner), on_next(4, UsageEvent(output_tokens=2)), on_error(5, ServerError("oops"))]
+    messages, model = seen(first, says("hi"))
+    assert [word for _, word in messages] == [
+        "failed server 1",
+        "usage 2 None",
+        "failed server 20",
+        "hi",
+        "complete",
+        "|",
+    ]
+    assert len(model.times) == 2
+
+
+@pytest.mark.parametrize(("disposed", "times"), [(205, [(200, 205)]), (220, [(200, 210)]), (235, [(200, 210)])])
+def test_disposing_ends_the_call_or_the_wait(disposed: int, times: list[tuple[int, int]]) -> None:
+    # L67
+    messages, model = seen(fails(ServerError("oops")), says("hi", at=50), policy=Retry(first=30), disposed=disposed)
+    assert model.times[:1] == times
+    assert len(model.times) == 1
+    assert len(messages) == (disposed > 210)
+
+
+def test_any_number_of_failures_inside_subscribe_keeps_a_flat_stack() -> None:
+    class Failing:
+        calls = 0
+
+    def subscribe(observer: Any, scheduler: Any = None) -> Any:
+        Failing.calls += 1
+        observer.on_error(ServerError("oops"))
+
+    with virtual_time() as time:
+
+        async def all_of_it() -> int:
+            answer = await collect(retrying(Retry(attempts=3000, first=0))(Observable(subscribe)))
+            return len(answer.events)
+
+        assert time.run(all_of_it()) == 2999
+    assert Failing.calls == 3000
+
+
+def test_a_call_may_take_so_much_time_and_no_more() -> None:
+    scheduler = TestScheduler()
+    delta = ContentDeltaEvent(delta="h")
+    model = Cold(scheduler, [on_next(10, delta), on_next(90, delta), on_completed(95)])
+    late = within(50, lambda: ProviderTimeout("late"))(model.call(REQUEST))
+    assert short(scheduler.start(lambda: late).messages) == [(210, "h"), (250, "# late")]
+    assert model.times == [(200, 250)]
+
+
+def test_a_call_that_ends_in_time_leaves_no_timer() -> None:
+    scheduler = TestScheduler()
+    model = Cold(scheduler, says("hi"))
+    in_time = within(50, lambda: ProviderTimeout("late"))(model.call(REQUEST))
+    assert [word for _, word in short(scheduler.start(lambda: in_time).messages)] == ["hi", "complete", "|"]
+
+
+class Flaky:
+    """Fails so often, then answers; through the operator, as a provider would."""
+
+    name = "flaky"
+
+    def __init__(self, *errors: Exception, policy: Retry) -> None:
+        self.errors = list(errors)
+        self.policy = policy
+        self.requests: list[ModelRequest] = []
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        def subscribe(observer: Any, scheduler: Any = None) -> Any:
+            self.requests.append(request)
+            if self.errors:
+                observer.on_error(self.errors.pop(0))
+                return None
+            return emit(ContentDeltaEvent(delta="hi"), ContentCompleteEvent(content="hi")).subscribe(observer)
+
+        return retrying(self.policy)(Observable(subscribe))
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+def test_a_run_waits_by_its_own_time_and_shows_what_happened() -> None:
+    # L67
+    model = Flaky(RateLimited("busy", retry_after=30), policy=Retry(attempts=2))
+    with virtual_time() as time:
+        run = Agent(model).run("Hi")
+        result = time.run(run)
+        assert time.now == 30
+        events = time.run(collect_all(run))
+    assert result.output == "hi"
+    assert letters(events) == "twleckF"
+    failure = next(event for event in events if isinstance(event, LLMFailedEvent))
+    assert (failure.step, failure.retry_in, failure.retryable, failure.public) == ("1", 30, True, False)
+
+
+async def collect_all(run: Any) -> list[Event]:
+    return [event async for event in run]
+
+
+def test_a_run_whose_model_stays_busy_fails_with_the_last_error() -> None:
+    model = Flaky(*[RateLimited("busy")] * 3, policy=Retry(attempts=3, first=1, jitter=0))
+    with virtual_time() as time:
+        run = Agent(model).run("Hi")
+        with pytest.raises(RunError) as caught:
+            time.run(run)
+        assert time.now == 3
+        events = time.run(collect_all(run))
+    assert caught.value.code == "rate_limited"
+    assert letters(events) == "twleecF"
+
+
+def test_a_run_that_is_cancelled_while_it_waits_ends_at_once_and_closes_its_message() -> None:
+    model = Flaky(RateLimited("busy"), policy=Retry(attempts=2, first=50, jitter=0))
+    with virtual_time() as time:
+        run = Agent(model).run("Hi")
+        time.at(10, run.cancel)
+        result = time.run(outcome(run))
+        assert time.now == 10
+        events = time.run(collect_all(run))
+    assert result.state == "canceled"
+    assert letters(events) == "twlecF"
+    assert len(model.requests) == 1
+
+
+def test_a_request_that_is_too_long_is_sent_again_under_pressure_also_behind_other_failures() -> None:
+    model = Flaky(ServerError("oops"), ContextLengthExceeded("too long"), policy=Retry(first=1, jitter=0))
+    with virtual_time() as time:
+        run = Agent(model).run("Hi")
+        result = time.run(run)
+        events = time.run(collect_all(run))
+    assert result.output == "hi"
+    assert letters(events) == "twleelckF"
+    assert [request.pressure for request in model.requests] == [0, 0, 1]
+    assert {event.step for event in events if isinstance(event, LLMCallEvent)} == {"1"}
+
+
+async def test_a_provider_that_reports_a_failure_and_then_nothing_is_an_error_of_the_pipeline() -> None:
+    class Silent(Flaky):
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            self.requests.append(request)
+            return emit(LLMFailedEvent(error=ErrorInfo(code="server", message="502"), retryable=True))
+
+    model = Silent(policy=POLICY)
+    with pytest.raises(RunError, match="content-complete"):
+        await Agent(model).run("Hi")
+    assert len(model.requests) == 1
+
+
+async def test_the_failures_of_a_real_endpoint_are_on_the_stream(server: Server) -> None:
+    # L67
+    busy = Reply([b'{"error": {"message": "busy"}}'], 429, {"retry-after": "0"}, "application/json")
+    server.answer(busy, Reply([b"<html>"], 503, content_type="text/html"), say("third", " time"))
+    provider = chat(server, retry=Retry(first=0))
+    answer = await collect(provider.call(REQUEST))
+    assert answer.error is None
+    assert text(answer) == "third time"
+    codes = [event.error.code for event in answer.events if isinstance(event, LLMFailedEvent)]
+    assert codes == ["rate_limited", "overloaded"]
+    await provider.aclose()

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from run_checks import Recorder, events_of
+from rxloop import Agent, RunContext, ToolError, tool
+from rxloop.eventlog import MemoryEventLog
+from rxloop.events import (
+    CustomEvent,
+    Event,
+    GapEvent,
+)
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+async def progressing(ctx: RunContext, steps: int) -> str:
+    """Report some progress."""
+    for step in range(steps):
+        ctx.progress(f"step {step}")
+        await asyncio.sleep(0.01)
+    return "done"
+
+
+@tool
+async def broken() -> str:
+    """Always fail."""
+    raise ToolError("it broke")
+
+
+def two_steps() -> ScriptedModel:
+    return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")
+
+
+async def test_a_reader_that_comes_back_gets_what_it_has_not() -> None:  # L132
+    run = Agent(two_steps(), tools=[add]).run("Add.")
+    live = await events_of(run)
+    kept = [event for event in live if event.durable]
+    for place, event in enumerate(kept):
+        assert [later async for later in run.stream(after=event.cursor)] == kept[place + 1 :]
+
+
+def test_a_reader_that_comes_back_in_the_middle_misses_nothing_and_gets_nothing_twice() -> None:  # L132
+    with virtual_time() as time:
+        run = Agent(ScriptedModel(frames("-a-b-c-d-|"))).run("Go.")
+        live = Recorder()
+        back: list[tuple[int, Recorder]] = []
+
+        def leave_and_come_back(event: Event) -> None:
+            live.events.append(event)
+            back.append((len(live.events), Recorder(run.stream(after=event.cursor))))
+
+        async def main() -> None:
+            run.events.subscribe(leave_and_come_back)
+            await run
+
+        time.run(main())
+        for place, recorder in back:
+            assert recorder.events == live.events[place:]
+
+
+async def test_a_reader_that_had_all_of_an_earlier_attempt_goes_on_without_a_gap() -> None:  # L132
+    @tool
+    async def asks(ctx: RunContext) -> str:
+        """Ask."""
+        return "yes" if await ctx.ask("Sure?") else "no"
+
+    agent = Agent(ScriptedModel(call("asks"), "ok"), tools=[asks], log=MemoryEventLog())
+    paused = agent.run("Go.")
+    before = await events_of(paused)
+    [question] = (await paused).pending
+    resumed = agent.resume(paused.task_id, inputs={question.input_id: True})
+    live = await events_of(resumed)
+    assert live[0].seq == before[-1].seq + 1
+    assert [event async for event in resumed.stream(after=before[-1].cursor)] == [e for e in live if e.durable]
+    gap, *rest = [event async for event in resumed.stream(after=before[-2].cursor)]
+    assert isinstance(gap, GapEvent)
+    assert gap.reason == "trimmed"
+    assert rest == [event for event in live if event.durable]
+
+
+async def test_the_cursor_of_another_run_is_answered_by_a_gap_and_everything() -> None:  # L133
+    run = Agent(ScriptedModel("Hi.")).run("Go.")
+    await run
+    gap, *rest = [event async for event in run.stream(after="another/1.2.0")]
+    assert isinstance(gap, GapEvent)
+    assert gap.reason == "unknown-cursor"
+    assert rest == await events_of(run)
+
+
+async def test_a_cursor_that_is_older_than_the_memory_is_answered_by_a_gap() -> None:  # L133, L134
+    @tool
+    async def chatter(ctx: RunContext) -> str:
+        """Emit."""
+        for _ in range(10_100):
+            ctx.emit(CustomEvent(name="x"))
+        return ""
+
+    run = Agent(ScriptedModel(call("chatter"), "ok"), tools=[chatter]).run("Go.")
+    await run
+    gap, *rest = [event async for event in run.stream(after=f"{run.task_id}/1.5.0", buffer=20_000)]
+    assert isinstance(gap, GapEvent)
+    assert gap.reason == "trimmed"
+    assert len(rest) == 10_000
+    assert gap.seq == rest[0].seq - 1
+    last = rest[4_999]
+    assert [event async for event in run.stream(after=last.cursor, buffer=20_000)] == rest[5_000:]
+    assert [event async for event in run.stream(after=gap.cursor, buffer=20_000)] == rest
+
+
+def _fields(frame: bytes) -> dict[str, str]:
+    lines = (line.partition(": ") for line in frame.decode().split("\n") if line)
+    return {name: value for name, _, value in lines}
+
+
+async def frames_of(stream: AsyncIterator[bytes]) -> list[tuple[str, Event]]:
+    found: list[tuple[str, Event]] = []
+    async for data in stream:
+        lines = _fields(data)
+        found.append((lines.get("id", ""), Event.from_json(lines["data"], strict=True)))
+    return found
+
+
+async def test_the_server_sent_events_of_a_run_are_its_public_events() -> None:  # L136, L139
+    run = Agent(two_steps(), tools=[add]).run("Line one\nline two: data: x\n\n")
+    live = Recorder(run.events)
+    got = await frames_of(run.sse())
+    assert [event for _, event in got] == [event for event in live.events if event.public]
+    assert [cursor for cursor, _ in got] == [event.cursor for event in live.events if event.public]
+
+
+async def test_server_sent_events_go_on_behind_the_last_id() -> None:  # L132
+    run = Agent(two_steps(), tools=[add]).run("Add.")
+    got = await frames_of(run.sse())
+    kept = [(cursor, event) for cursor, event in got if event.durable]
+    for place, (cursor, _) in enumerate(kept):
+        assert await frames_of(run.sse(after=cursor)) == kept[place + 1 :]
+
+
+async def test_an_id_that_is_none_is_answered_by_a_gap_and_everything() -> None:  # L133
+    run = Agent(ScriptedModel("Hi.")).run("Go.")
+    await run
+    everything = await frames_of(run.sse())
+    for nonsense in ("nonsense", "a/b/c", "x/1.2", "a/1.1.1.1"):
+        [(cursor, gap), *rest] = await frames_of(run.sse(after=nonsense))
+        assert isinstance(gap, GapEvent), nonsense
+        assert cursor == "", "a gap is no place to come back to"
+        assert gap.reason == "unknown-cursor"
+        assert rest == everything
