@@ -163,7 +163,7 @@ def _cell(values: dict[str, float], digits: int, factor: float = 1) -> str:
 def main() -> None:
     """Measure, print a table and, if asked, write the figures."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works; figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
     parser.add_argument("--rounds", type=int, help="how often each measure is taken (7; 1 with --quick)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and what was counted, to FILE")
     options = parser.parse_args()

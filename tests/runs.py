@@ -77,7 +77,8 @@ class FakeHost:
 
 def context(host: Any = None, **fields: Any) -> RunContext[Any]:
     """A context of a run that is not there."""
-    return RunContext(run=host if host is not None else FakeHost(), **fields)
+    run: Any = host if host is not None else FakeHost()
+    return RunContext(run=run, **fields)
 
 
 def called(name: str = "f", id: str = "0", **arguments: Any) -> ToolCall:

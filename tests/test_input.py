@@ -49,7 +49,8 @@ class Payments:
         self.log = MemoryEventLog()
 
     def agent(self, *turns: Any, **fields: Any) -> Agent:
-        return Agent(ScriptedModel(*turns), **{"tools": self.tools, "log": self.log, **fields})
+        options: dict[str, Any] = {"tools": self.tools, "log": self.log, **fields}
+        return Agent(ScriptedModel(*turns), **options)
 
 
 @pytest.fixture

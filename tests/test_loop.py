@@ -129,7 +129,7 @@ async def test_an_event_that_is_emitted_twice_is_two_events() -> None:
 
 
 async def test_the_events_of_a_nested_run_pass_and_count_for_nothing() -> None:  # L10
-    nested = {"parent_task_id": "p", "task_id": "child", "agent_path": ("child",), "step": "1"}
+    nested: dict[str, Any] = {"parent_task_id": "p", "task_id": "child", "agent_path": ("child",), "step": "1"}
 
     @tool
     async def delegates(ctx: RunContext[None]) -> str:

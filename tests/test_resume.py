@@ -1,6 +1,7 @@
 """Resume: a run goes on where its log ends, wherever that is."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -365,12 +366,13 @@ async def test_the_calls_of_a_nested_run_are_not_taken_for_those_of_the_run() ->
     log = MemoryEventLog()
 
     def nested(ctx: RunContext[Any]) -> None:
-        theirs = {"parent_task_id": ctx.task_id, "task_id": "child", "step": "1"}
+        theirs: dict[str, Any] = {"parent_task_id": ctx.task_id, "task_id": "child", "step": "1"}
         made = ctx.call
         assert made is not None
         ctx.emit(ToolStartEvent(call=made, idempotency_key="child", **theirs))
         ctx.emit(ToolCompleteEvent(call=made, success=True, content="of the child", **theirs))
-        ctx.emit(ContentCompleteEvent(content="of the child", **{**theirs, "step": "2"}))
+        theirs["step"] = "2"
+        ctx.emit(ContentCompleteEvent(content="of the child", **theirs))
 
     @tool(idempotent=True)
     async def delegates(ctx: RunContext[Any]) -> str:
@@ -394,7 +396,7 @@ async def test_an_event_of_another_run_is_published_in_a_later_attempt_too() -> 
     foreign = CustomEvent(name="foreign", task_id="another", attempt=1, seq=7)
 
     @op.on(ModelRequest)
-    async def emits(request: ModelRequest, ctx: RunContext[Any]) -> Any:
+    async def emits(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield foreign
         yield request
 
@@ -473,3 +475,16 @@ async def test_a_strategy_resumes_by_running_again_and_asks_for_nothing_twice(he
     assert len(world.effects) == 2 - answered
     assert [event.seq for event in events if event.durable] == list(range(held + 1, events[-1].seq + 1))
     assert letters(events).endswith("F")
+
+
+async def test_an_answer_that_nobody_has_looked_at_yet_is_looked_at() -> None:
+    log = MemoryEventLog()
+    whole = await Agent(ScriptedModel("seven", "7"), output_type=int, log=log).run("How many?")
+    events = await log.read(whole.task_id)
+    first = next(event.seq for event in events if isinstance(event, ContentCompleteEvent))
+
+    for held in (first, first + 1):
+        cut = await first_events(log, whole.task_id, held)
+        result = await Agent(ScriptedModel("7"), output_type=int, log=cut).resume(whole.task_id)
+        assert result.output == 7
+        assert shape(result.messages)[1] == "assistant: seven"

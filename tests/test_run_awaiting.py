@@ -143,6 +143,34 @@ async def test_an_anyio_scope_around_async_with_waits_for_the_end_of_the_run() -
     assert_ended(seen, "canceled", "canceled")
 
 
+async def test_a_scope_that_cancels_at_every_await_does_not_keep_the_loop_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = 0
+    real = asyncio.wait
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return await real(*args, **options)
+
+    @tool
+    async def slow_to_stop() -> str:
+        """Stop slowly."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+        return ""
+
+    monkeypatch.setattr(asyncio, "wait", counted)
+    run, seen = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    with anyio.move_on_after(0.02):
+        await run
+    assert_ended(seen, "canceled", "canceled")
+    assert waits < 10
+
+
 async def test_a_task_group_that_fails_cancels_the_runs_in_it() -> None:
     async def fails() -> None:
         await asyncio.sleep(0.005)

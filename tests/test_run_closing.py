@@ -17,6 +17,7 @@ from run_checks import (
     kinds,
     nothing_left,
     other_tasks,
+    settled,
     until,
 )
 from rxloop import Agent, RunContext, op, tool
@@ -152,6 +153,35 @@ def test_a_run_that_the_closing_loop_ended_can_be_resumed() -> None:
     [record] = asyncio.run(log.runs())
     assert record.state == "canceled"
     assert asyncio.run(agent.resume(run.task_id).result()).output == "Hi."
+
+
+@pytest.mark.parametrize("log", [None, MemoryEventLog()])
+async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(log: MemoryEventLog | None) -> None:
+    stopping: list[int] = []
+
+    @tool
+    async def slow_to_stop() -> str:
+        """Stop slowly."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopping.append(1)
+            await settled(20)
+            stopping.append(2)
+        return ""
+
+    run = Agent(ScriptedModel(call("slow_to_stop"), "never"), tools=[slow_to_stop], log=log).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: "tool-start" in kinds(recorder.events))
+    run.cancel()
+    await until(lambda: stopping)
+    driver = run.share.driver
+    assert driver is not None
+    for _ in range(3):
+        driver.cancel()
+        await settled(3)
+    await cancelled(run, recorder)
+    assert stopping == [1, 2]
 
 
 async def test_a_slow_reader_that_blocks_holds_the_socket_of_the_model_back() -> None:  # L13

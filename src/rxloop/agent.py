@@ -10,7 +10,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Self, TypedDict, overload
 from weakref import WeakSet
 
-import uuid6
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.core import Core, Instructions, OnInput, RunSpec
@@ -161,8 +160,8 @@ class Agent(Generic[D, O]):
         if not messages:
             raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
         spec = self._spec(
-            str(uuid6.uuid7()),
-            context_id if context_id is not None else str(uuid6.uuid7()),
+            _new_id(),
+            context_id if context_id is not None else _new_id(),
             deps,
             options,
             messages=messages,
@@ -303,3 +302,10 @@ class Agent(Generic[D, O]):
             response_schema=self._output.schema,
             **fields,
         )
+
+
+def _new_id() -> str:
+    # Imported here: uuid6 brings importlib.metadata, a good part of the time that importing rxloop takes.
+    import uuid6
+
+    return str(uuid6.uuid7())

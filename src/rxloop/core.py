@@ -227,7 +227,7 @@ class Core:
         if event.attempt:
             # Published before, here or in another run: its numbers are those of that time.
             event = event.model_copy()
-        fields = event.__dict__
+        fields = vars(event)
         fields["attempt"] = self.attempt
         if not fields["task_id"]:
             fields["task_id"] = self.spec.task_id

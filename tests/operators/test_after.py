@@ -21,7 +21,7 @@ def event(seq: int, sub: int = 0, attempt: int = 1, task_id: str = "run") -> Eve
 def seen(cursor: str, *events: Event) -> list[str]:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(*(on_next(210 + n, each) for n, each in enumerate(events)))
-    messages = scheduler.start(lambda: source.pipe(after(cursor))).messages
+    messages: list[Any] = [*scheduler.start(lambda: source.pipe(after(cursor))).messages]
     assert source.subscriptions == [ReactiveTest.subscribe(200, 1000)]
     values: list[Event] = [message.value.value for message in messages]
     return [

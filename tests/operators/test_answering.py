@@ -167,9 +167,11 @@ def test_nothing_is_subscribed_before_it_is_subscribed_and_each_subscription_cou
 
 def test_ten_thousand_answers_that_come_at_once_need_no_deep_stack() -> None:
     seen: list[Any] = []
-    operator: Any = answering(Ask, lambda request: emit(request.name), concurrency=1)
+    on_the_spot: Any = lambda request: emit(request.name)  # noqa: E731
+    operator: Any = answering(Ask, on_the_spot, concurrency=1)
     gate: rx.Subject[Any] = rx.Subject()
-    first: Any = answering(Ask, lambda request: gate if request.name == "0" else emit(request.name), concurrency=1)
+    behind: Any = lambda request: gate if request.name == "0" else emit(request.name)  # noqa: E731
+    first: Any = answering(Ask, behind, concurrency=1)
 
     operator(emit(*(Ask(str(n)) for n in range(10_000)))).subscribe(seen.append)
     assert len(seen) == 10_000

@@ -83,7 +83,8 @@ def test_a_function_that_raises_is_an_error_of_the_stream() -> None:
 
 
 def test_each_subscription_holds_its_own_end() -> None:
-    operator: Any = at_end(lambda end: emit(end.iteration))
+    number: Any = lambda end: emit(end.iteration)  # noqa: E731
+    operator: Any = at_end(number)
     out = operator(emit(END))
 
     for _ in range(2):

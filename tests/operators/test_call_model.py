@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from reactivex import Observable
@@ -137,7 +137,7 @@ def test_the_events_of_a_branch_carry_it() -> None:
         [on_next(10, ContentCompleteEvent(tool_calls=[called()])), on_completed(20)], step="tot/1/1", branch="tot/1"
     )
 
-    call, _, complete, asked, _ = [getattr(message.value, "value", None) for message in messages]
+    call, _, complete, asked, _ = [cast("Any", getattr(message.value, "value", None)) for message in messages]
     assert (call.step, call.branch) == (complete.step, complete.branch) == ("tot/1/1", "tot/1")
     assert asked.ctx.branch == "tot/1"
 

@@ -30,8 +30,16 @@ def calls(model: str, step: str = "1", task_id: str = "t") -> LLMCallEvent:
     )
 
 
-def used(step: str = "1", task_id: str = "t", model: str | None = None, **tokens: int) -> UsageEvent:
-    return UsageEvent(step=step, task_id=task_id, metadata={} if model is None else {"model": model}, **tokens)
+def used(
+    step: str = "1", task_id: str = "t", model: str | None = None, *, input_tokens: int = 0, output_tokens: int = 0
+) -> UsageEvent:
+    return UsageEvent(
+        step=step,
+        task_id=task_id,
+        metadata={} if model is None else {"model": model},
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+    )
 
 
 def seen(*events: Event) -> list[float]:

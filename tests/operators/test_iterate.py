@@ -433,7 +433,8 @@ def test_ten_thousand_iterations_keep_a_flat_stack() -> None:
         return "done" if n is None else call("deep", n=n)
 
     model = ScriptedModel(*repeated(turn, 10_001))
-    agent = Agent(model, tools=[deep], limits=Limits(iterations=None))
+    loop = [op.call_model(), op.run_tools()]
+    agent = Agent(model, tools=[deep], loop=loop, thoughts=False, limits=Limits(iterations=None))
     with virtual_time() as time:
         result = time.run(agent.run("Go"))
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from reactivex import operators as ops
 from reactivex.testing import TestScheduler
 
 from cold import Cold, fails, on_error, on_next, says, short
@@ -73,6 +74,14 @@ def test_disposing_leaves_the_model_that_is_being_asked() -> None:
     messages, models = seen(fails(errors.ServerError("oops")), says("hi", at=100), disposed=250)
     assert messages == [(210, "failed server 0")]
     assert models[1].times == [(210, 250)]
+
+
+def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
+    scheduler = TestScheduler()
+    models = [Cold(scheduler, fails(errors.ServerError("oops"))), Cold(scheduler, says("hi"))]
+    call = fallback(*models).call(REQUEST).pipe(ops.take(1))
+    assert short(scheduler.start(lambda: call).messages) == [(210, "failed server 0"), (210, "|")]
+    assert models[1].calls == []
 
 
 async def test_models_are_named_by_strings_and_all_of_them_are_closed() -> None:

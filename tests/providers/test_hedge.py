@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from reactivex import operators as ops
 from reactivex.testing import TestScheduler
 
 from cold import Cold, fails, on_completed, on_error, on_next, says, short
@@ -109,6 +110,14 @@ def test_disposing_leaves_both(disposed: int, b_times: list[tuple[int, int]]) ->
     assert messages == []
     assert a.times == [(200, disposed)]
     assert b.times == b_times
+
+
+def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
+    scheduler = TestScheduler()
+    a, b = Cold(scheduler, fails(errors.ServerError("oops"))), Cold(scheduler, says("b"))
+    call = hedge(a, b, after=30).call(REQUEST).pipe(ops.take(1))
+    assert short(scheduler.start(lambda: call).messages) == [(210, "failed server 0"), (210, "|")]
+    assert b.calls == []
 
 
 def test_with_no_wait_both_are_asked_at_once() -> None:

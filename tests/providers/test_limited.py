@@ -12,6 +12,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.providers import limited
 from rxloop.providers.scripted import ScriptedModel, frames
 from rxloop.testing import virtual_time
+from rxloop.testing.loop import NothingLeft
 from servers import REQUEST, Server, chat, collect, say
 
 
@@ -100,6 +101,44 @@ def test_a_line_that_everybody_has_left_keeps_no_timer() -> None:
     calls.at(11, leave=12)
     calls.at(75)
     assert [start for start, _ in calls.run()] == [10, 75]
+
+
+def test_a_line_that_everybody_has_left_leaves_nothing_to_wait_for() -> None:
+    model = limited(ScriptedModel("hi", "never"), per_minute=1)
+
+    async def leave() -> None:
+        await collect(model.call(REQUEST))
+        model.call(REQUEST).subscribe().dispose()
+        await asyncio.get_running_loop().create_future()
+
+    with virtual_time() as time:
+        with pytest.raises(NothingLeft):
+            time.run(leave())
+        assert time.now == 0
+
+
+@pytest.mark.parametrize("moment", ["in the answer", "at its end"])
+def test_a_subscriber_that_fails_hurts_nobody_else_in_line(moment: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    model = limited(ScriptedModel(frames("--a|"), "b", "c"), concurrent=1)
+    told: list[Exception] = []
+
+    async def three() -> list[Any]:
+        first = asyncio.ensure_future(collect(model.call(REQUEST)))
+        await asyncio.sleep(0)
+        if moment == "in the answer":
+            model.call(REQUEST).subscribe(fail, told.append)
+        else:
+            model.call(REQUEST).subscribe(lambda _: None, told.append, fail)
+        third = await collect(model.call(REQUEST))
+        return [(await first).error, third.error, model.running]
+
+    with virtual_time() as time:
+        assert time.run(three()) == [None, None, 0]
+    assert [str(error) for error in told] == (["a bug"] if moment == "in the answer" else [])
+    assert ("a bug" in caplog.text) == (moment == "at its end")
 
 
 def test_calls_that_end_while_they_begin_keep_a_flat_stack() -> None:

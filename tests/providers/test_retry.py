@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 from reactivex import Observable
+from reactivex import operators as ops
+from reactivex.disposable import Disposable
 from reactivex.testing import TestScheduler
 
 from cold import Cold, fails, on_completed, on_error, on_next, says, short
+from runs import letters, outcome
 from rxloop import Agent, RunError
 from rxloop.errors import BadRequest, ContextLengthExceeded, Overloaded, ProviderTimeout, RateLimited, ServerError
 from rxloop.events import (
@@ -23,7 +26,6 @@ from rxloop.providers.retry import within
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import emit
 from rxloop.testing import virtual_time
-from runs import letters, outcome
 from servers import REQUEST, Reply, Server, chat, collect, say, text
 
 POLICY = Retry(attempts=3, first=20, longest=100, jitter=0)
@@ -105,19 +107,36 @@ def test_news_from_further_in_and_counts_of_tokens_are_not_the_answer() -> None:
 @pytest.mark.parametrize(("disposed", "times"), [(205, [(200, 205)]), (220, [(200, 210)]), (235, [(200, 210)])])
 def test_disposing_ends_the_call_or_the_wait(disposed: int, times: list[tuple[int, int]]) -> None:
     # L67
-    messages, model = seen(fails(ServerError("oops")), says("hi", at=50), policy=Retry(first=30), disposed=disposed)
+    patient = Retry(first=30, jitter=0)
+    messages, model = seen(fails(ServerError("oops")), says("hi", at=50), policy=patient, disposed=disposed)
     assert model.times[:1] == times
     assert len(model.times) == 1
     assert len(messages) == (disposed > 210)
 
 
-def test_any_number_of_failures_inside_subscribe_keeps_a_flat_stack() -> None:
-    class Failing:
-        calls = 0
+async def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
+    calls: list[Any] = []
 
-    def subscribe(observer: Any, scheduler: Any = None) -> Any:
-        Failing.calls += 1
+    def subscribe(observer: Any, scheduler: Any = None) -> Disposable:
+        calls.append(observer)
         observer.on_error(ServerError("oops"))
+        return Disposable()
+
+    answer = await collect(retrying(Retry(first=0))(Observable(subscribe)).pipe(ops.take(1)))
+    assert len(answer.events) == len(calls) == 1
+
+
+def test_a_wait_never_grows_beyond_the_longest() -> None:
+    assert 45 <= (Retry(attempts=5000).wait(RateLimited("busy"), 4000) or 0) <= 60
+
+
+def test_any_number_of_failures_inside_subscribe_keeps_a_flat_stack() -> None:
+    calls: list[Any] = []
+
+    def subscribe(observer: Any, scheduler: Any = None) -> Disposable:
+        calls.append(observer)
+        observer.on_error(ServerError("oops"))
+        return Disposable()
 
     with virtual_time() as time:
 
@@ -126,7 +145,7 @@ def test_any_number_of_failures_inside_subscribe_keeps_a_flat_stack() -> None:
             return len(answer.events)
 
         assert time.run(all_of_it()) == 2999
-    assert Failing.calls == 3000
+    assert len(calls) == 3000
 
 
 def test_a_call_may_take_so_much_time_and_no_more() -> None:
@@ -141,8 +160,15 @@ def test_a_call_may_take_so_much_time_and_no_more() -> None:
 def test_a_call_that_ends_in_time_leaves_no_timer() -> None:
     scheduler = TestScheduler()
     model = Cold(scheduler, says("hi"))
-    in_time = within(50, lambda: ProviderTimeout("late"))(model.call(REQUEST))
+    made: list[ProviderTimeout] = []
+
+    def late() -> ProviderTimeout:
+        made.append(ProviderTimeout("late"))
+        return made[0]
+
+    in_time = within(50, late)(model.call(REQUEST))
     assert [word for _, word in short(scheduler.start(lambda: in_time).messages)] == ["hi", "complete", "|"]
+    assert made == []
 
 
 class Flaky:

@@ -45,7 +45,8 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
             return from_async_iter(lambda: handler(request, request.ctx), request.ctx, name=f"rxloop-{name}")
 
         name = getattr(handler, "__name__", "handler")
-        operator = at_end(answer) if request_type is IterationEnd else answering(request_type, answer)
+        answers: Any = answer
+        operator = at_end(answers) if request_type is IterationEnd else answering(request_type, answers)
         operator.__qualname__ = name
         operator.__doc__ = handler.__doc__
         return operator

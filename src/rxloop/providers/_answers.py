@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from reactivex import Observable, abc
-from reactivex.disposable import Disposable
 
 from rxloop.errors import BadRequest, ContentFiltered, ContextLengthExceeded, ProviderError
 from rxloop.events import Event, LLMFailedEvent, UsageEvent
@@ -35,15 +34,10 @@ def another_may_help(error: Exception) -> bool:
 
 
 def ask(provider: Provider, request: ModelRequest) -> Observable[Event]:
-    """The answer of a provider; what `call` raises is the error of the answer."""
+    """The answer of a provider that is called upon subscription: what `call` raises is the error of the answer."""
 
     def subscribe(observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        try:
-            source = provider.call(request)
-        except Exception as error:
-            observer.on_error(error)
-            return Disposable()
-        return source.subscribe(observer, scheduler=scheduler)
+        return provider.call(request).subscribe(observer, scheduler=scheduler)
 
     return Observable(subscribe)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -51,8 +51,8 @@ class CallAssembler:
 
     def feed(self, piece: dict[str, Any]) -> None:
         """Read one entry of `tool_calls`."""
-        function = piece.get("function")
-        function = function if isinstance(function, dict) else {}
+        found = piece.get("function")
+        function = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
         call_id, name, arguments = _text(piece.get("id")), _text(function.get("name")), function.get("arguments")
         call = self._find(piece.get("index"), call_id, name)
         first = not call.name

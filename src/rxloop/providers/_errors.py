@@ -10,7 +10,6 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, cast
 
-import httpx
 import orjson
 
 from rxloop.errors import (
@@ -194,6 +193,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 def from_httpx(error: Exception, where: Endpoint) -> RxloopError:
     """The error of a request that got no answer, or only a part of one."""
+    import httpx
+
     detail = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectTimeout):
         return ProviderTimeout(f"no connection to {where} within the connect timeout. {where.hint}".rstrip())

@@ -7,10 +7,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from ssl import SSLContext
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-import httpx
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    import httpx
 
 STREAMS_PER_CLIENT = 16
 """httpcore looks at every connection of a pool for every request: many small pools cost far less than one large one."""
@@ -18,6 +21,8 @@ STREAMS_PER_CLIENT = 16
 
 @cache
 def _ssl_context() -> SSLContext:
+    import httpx
+
     # Reading the certificates takes longer than all else in making a client.
     return httpx.create_ssl_context()
 
@@ -59,6 +64,8 @@ class ClientPool:
             await slot.client.aclose()
 
     def _slot(self) -> _Slot:
+        import httpx
+
         loop = asyncio.get_running_loop()
         slots = self._slots.get(loop)
         if slots is None:

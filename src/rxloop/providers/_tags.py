@@ -76,6 +76,8 @@ class TagSplitter:
         self._fences = _Fences()
         self._held = ""
         self._open: re.Match[str] | None = None
+        self._own = self._tags
+        """The tags that count inside the thought that is open."""
         self._depth = 0
         self._body: list[str] = []
 
@@ -108,14 +110,26 @@ class TagSplitter:
         pieces: list[Piece] = []
         at = 0
         while at < len(text):
-            at = (self._read_text if self._open is None else self._read_thought)(text, at, end, pieces)
+            stop, tag = (self._find_opening if self._open is None else self._find_closing)(text, at, end)
+            if at < stop:
+                pieces.append(self._taken(text[at:stop]))
+            if tag is None:
+                self._held = text[stop:]
+                break
+            at = tag.end()
+            if self._open is not None:
+                pieces.append(self._thought(self._open, tag[0]))
+                self._open = None
+            elif tag[3]:
+                pieces.append(self._thought(tag, ""))
+            else:
+                self._open, self._own, self._depth = tag, _own_tags(tag[1].lower()), 1
         return pieces
 
-    def _read_text(self, text: str, start: int, end: bool, pieces: list[Piece]) -> int:
-        """Read up to the next thought; where reading goes on, at the end of the text if there is none."""
+    def _find_opening(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:
+        """How far the text is sure to be text, and the tag that opens a thought there, once it is whole."""
         tags, fences = self._tags, self._fences
         noted = at = start
-        stop: int | None = None
         while found := tags.start.search(text, at):
             at = found.start()
             tag = tags.opening.match(text, at, at + LONGEST_TAG)
@@ -123,60 +137,35 @@ class TagSplitter:
                 fences.unread.append(text[noted:at])
                 noted = at
                 if not fences.in_code():
-                    stop = at
-                    break
+                    return at, tag
             at += 1
-        else:
-            tag = None
-        if stop is None:
-            stop = len(text) if end else _half_name(text, at, tags.names, tags.reach)
-        if noted < stop:
-            fences.unread.append(text[noted:stop])
-        if start < stop:
-            pieces.append(text[start:stop])
-        if tag is None:
-            self._held = text[stop:]
-            return len(text)
-        if tag[3]:
-            pieces.append(self._thought(tag, ""))
-        else:
-            self._open, self._depth = tag, 1
-        return tag.end()
+        stop = len(text) if end else _half_name(text, at, tags)
+        fences.unread.append(text[noted:stop])
+        return stop, None
 
-    def _read_thought(self, text: str, start: int, end: bool, pieces: list[Piece]) -> int:
-        """Read up to the end of the open thought."""
-        assert self._open is not None
-        own = _own_tags(self._open[1].lower())
-        at = start
-        tag: re.Match[str] | None = None
-        stop: int | None = None
+    def _find_closing(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:
+        """How far the text is sure to be the thought's, and the tag that closes it there, once it is whole."""
+        own, at = self._own, start
         while found := own.start.search(text, at):
             at = found.start()
             pattern, half = (own.closing, own.half_closing) if found[1] else (own.opening, own.half_opening)
             tag = pattern.match(text, at, at + LONGEST_TAG)
-            if tag is None:
-                if not end and _may_become(half, text, at):
-                    stop = at
-                    break
+            if tag is not None:
+                self._depth += -1 if found[1] else not tag[3]
+                if not self._depth:
+                    return at, tag
+                at = tag.end()
+            elif not end and _may_become(half, text, at):
+                return at, None
+            else:
                 at += 1
-                continue
-            self._depth += -1 if found[1] else not tag[3]
-            if not self._depth:
-                stop = at
-                break
-            at = tag.end()
-            tag = None
-        if stop is None:
-            stop = len(text) if end else _half_name(text, at, own.names, own.reach)
-        if start < stop:
-            self._body.append(text[start:stop])
-            pieces.append(ThoughtText(text[start:stop]))
-        if tag is None:
-            self._held = text[stop:]
-            return len(text)
-        pieces.append(self._thought(self._open, tag[0]))
-        self._open = None
-        return tag.end()
+        return len(text) if end else _half_name(text, at, own), None
+
+    def _taken(self, text: str) -> Piece:
+        if self._open is None:
+            return text
+        self._body.append(text)
+        return ThoughtText(text)
 
     def _thought(self, tag: re.Match[str], closing: str, *, incomplete: bool = False) -> Thought:
         attributes: dict[str, str] = {}
@@ -298,13 +287,13 @@ def _may_become(half: re.Pattern[str], text: str, at: int) -> bool:
     return len(text) - at < LONGEST_TAG and half.match(text, at) is not None
 
 
-def _half_name(text: str, start: int, begins: tuple[str, ...], reach: int) -> int:
+def _half_name(text: str, start: int, tags: _Patterns) -> int:
     """Where the text ends in what may be the start of a tag; its length if it does not."""
-    at = text.rfind("<", max(start, len(text) - reach))
+    at = text.rfind("<", max(start, len(text) - tags.reach))
     if at < 0:
         return len(text)
     tail = text[at:].lower()
-    return at if any(begin.startswith(tail) for begin in begins) else len(text)
+    return at if any(name.startswith(tail) for name in tags.names) else len(text)
 
 
 _TEXT = ("content", "text", "thought")

@@ -200,9 +200,7 @@ _KNOWN = (
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _KNOWN})
 """The presets by name."""
 
-CUSTOM = Preset(
-    name="custom", base_url=None, key_env="RXLOOP_API_KEY", key_optional=True, strip=TEMPLATE_TOKENS
-)
+CUSTOM = Preset(name="custom", base_url=None, key_env="RXLOOP_API_KEY", key_optional=True, strip=TEMPLATE_TOKENS)
 """Any other endpoint that speaks the protocol, by its address."""
 
 

@@ -124,19 +124,14 @@ class _Race:
         def on_error(error: Exception) -> None:
             self._fail(slot, error)
 
-        def on_completed() -> None:
-            self._win(slot)
-            self._observer.on_completed()
-
         slot.disposable = ask(provider, self._request).subscribe(
-            on_next, on_error, on_completed, scheduler=self._scheduler
+            on_next, on_error, self._observer.on_completed, scheduler=self._scheduler
         )
 
     def _win(self, slot: SingleAssignmentDisposable) -> None:
         if self._winner is not None:
             return
         self._winner = slot
-        self._timer.dispose()
         for other in self._running:
             if other is not slot:
                 self.disposable.remove(other)
@@ -149,5 +144,4 @@ class _Race:
             self._observer.on_error(error)
             return
         self._observer.on_next(failed(error, 0.0))
-        self._timer.dispose()
         self._ask()

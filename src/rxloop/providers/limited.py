@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from rxloop.requests import ModelRequest
 from rxloop.stream.scheduler import timers
 
 MINUTE = timedelta(minutes=1)
+log = logging.getLogger("rxloop")
 
 
 def limited(model: Provider | str, *, concurrent: int | None = None, per_minute: int | None = None) -> Limited:
@@ -201,9 +203,9 @@ class _Turn:
             self._answer.disposable = self._source.subscribe(
                 self._observer.on_next, self._on_error, self._on_completed, scheduler=self._scheduler
             )
-        except Exception as error:
-            # Where it is raised, another call is ending, which has nothing to do with it.
-            self._on_error(error)
+        except Exception:
+            # By a subscriber, at the end of its call. Where it comes out another call may be ending.
+            log.exception("a subscriber failed at the end of a model call")
 
     def leave(self) -> None:
         """End the call, or leave the line."""

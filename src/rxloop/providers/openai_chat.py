@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import anyio
-import httpx
 from reactivex import Observable
 
-from rxloop.errors import ConfigurationError, ProviderConnectionError
+from rxloop.errors import ConfigurationError
 from rxloop.events import Event
 from rxloop.providers import _errors
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._encode import RequestEncoder
 from rxloop.providers._pool import ClientPool
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
-from rxloop.providers._sse import SSEDecoder
 from rxloop.providers._tags import THOUGHT_TAGS
 from rxloop.providers._text import TextRules
 from rxloop.providers._vendors import CUSTOM, find_preset
@@ -26,9 +23,9 @@ from rxloop.providers.retry import Retry, retrying, within
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import from_task
 
-DRAIN_SECONDS = 1.0
-ERROR_SECONDS = 2.0
-ERROR_BYTES = 65_536
+if TYPE_CHECKING:
+    import httpx
+
 Push = Callable[[Event], None]
 
 
@@ -77,9 +74,7 @@ class OpenAIChat:
         self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
         self._encoder = RequestEncoder(model, preset, stream)
         self._pool = ClientPool(http_client)
-        idle = timeout.idle if stream else timeout.answer
         self._where: tuple[str, _errors.Endpoint] | None = None
-        self._httpx_timeout = httpx.Timeout(connect=timeout.connect, read=idle, write=idle, pool=timeout.connect)
 
     def __repr__(self) -> str:
         return f"<OpenAIChat {self.name}>"
@@ -114,39 +109,12 @@ class OpenAIChat:
         headers = self._request_headers(request, where)
         body = self._encoder.encode(request)
         answer = ChatAccumulator(push, request.step, where, request.tools, self._rules)
-        with self._pool.lease() as client:
-            response = await self._send(client, where, headers, body)
-            try:
-                if _is_stream(response, self._stream):
-                    await _read_stream(response, answer, where, request)
-                else:
-                    answer.whole(await _read_whole(response, where))
-                    answer.complete()
-            finally:
-                await response.aclose()
+        # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
+        from rxloop.providers._exchange import exchange
 
-    async def _send(
-        self, client: httpx.AsyncClient, where: _errors.Endpoint, headers: dict[str, str], body: bytes
-    ) -> httpx.Response:
-        """Send the request; the response of a success, its body not yet read."""
-        try:
-            request = client.build_request(
-                "POST", where.url, content=body, headers=headers, timeout=self._httpx_timeout
-            )
-            response = await client.send(request, stream=True)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _errors.from_httpx(error, where) from error
-        except RuntimeError as error:
-            if client.is_closed:
-                raise ProviderConnectionError(f"the HTTP client for {where} is closed") from error
-            raise
-        if response.is_success:
-            return response
-        try:
-            found = await _read_error(response)
-        finally:
-            await response.aclose()
-        raise _errors.from_response(response.status_code, response.headers, found, where)
+        gate = request.ctx.scope.gate if request.ctx.run is not None else None
+        with self._pool.lease() as client:
+            await exchange(client, where, headers, body, answer, gate, self._timeout, self._stream)
 
     def _endpoint(self) -> _errors.Endpoint:
         base = self._base_url or self.preset.url()
@@ -252,71 +220,3 @@ def _text_rules(
     else:
         strip = (preset.strip or TEMPLATE_TOKENS) if sanitize else ()
     return TextRules(thought_tags=names, keep_thoughts=keep_thoughts, strip=strip)
-
-
-def _is_stream(response: httpx.Response, asked: bool) -> bool:
-    """What came, whatever was asked for: some endpoints send the other."""
-    kind = response.headers.get("content-type", "")
-    return "event-stream" in kind or (asked and "json" not in kind and "html" not in kind)
-
-
-def _bytes(response: httpx.Response) -> AsyncIterator[bytes]:
-    return response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
-
-
-async def _read_stream(
-    response: httpx.Response, answer: ChatAccumulator, where: _errors.Endpoint, request: ModelRequest
-) -> None:
-    gate = request.ctx.scope.gate if request.ctx.run is not None else None
-    decoder = SSEDecoder()
-    source = _bytes(response)
-    try:
-        async for data in source:
-            answer.feed(decoder.feed(data))
-            if answer.done:
-                break
-            if gate is not None and gate.closed:
-                await gate.wait()
-        else:
-            answer.last(decoder.flush())
-        answer.complete()
-    except httpx.HTTPError as error:
-        if not answer.ended:
-            raise _errors.from_httpx(error, where) from error
-        answer.complete()
-    except BaseException:
-        await _drain(source, 0)
-        raise
-    else:
-        await _drain(source, DRAIN_SECONDS)
-
-
-async def _drain(source: AsyncIterator[bytes], seconds: float) -> None:
-    """Read on to the end, so that the connection can be used again.
-
-    The reading also ends the generators of httpx inside this task. Left suspended, each would be closed some day by a
-    task of the event loop's own.
-    """
-    with anyio.move_on_after(seconds), suppress(httpx.HTTPError):
-        async for _ in source:
-            pass
-
-
-async def _read_error(response: httpx.Response) -> bytes:
-    """What a vendor says about a failure; not all of it, if it does not come to an end."""
-    found = bytearray()
-    source = _bytes(response)
-    with anyio.move_on_after(ERROR_SECONDS), suppress(httpx.HTTPError):
-        async for data in source:
-            found += data
-            if len(found) > ERROR_BYTES:
-                break
-    await _drain(source, 0)
-    return bytes(found)
-
-
-async def _read_whole(response: httpx.Response, where: _errors.Endpoint) -> bytes:
-    try:
-        return await response.aread()
-    except httpx.HTTPError as error:
-        raise _errors.from_httpx(error, where) from error

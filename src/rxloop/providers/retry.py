@@ -140,7 +140,6 @@ def within(seconds: float, error: Callable[[], Exception]) -> Callable[[Observab
             answer = SingleAssignmentDisposable()
 
             def late(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
-                answer.dispose()
                 observer.on_error(error())
 
             timer = timers(scheduler).schedule_relative(seconds, late)

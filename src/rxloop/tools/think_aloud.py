@@ -65,7 +65,7 @@ class Thoughts:
 
 class _Arguments(BaseModel):
     # Numbers are taken for ids: some models count their thoughts. So is null for an argument that is left out.
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, defer_build=True)
 
     thought: str
     thought_type: ThoughtType

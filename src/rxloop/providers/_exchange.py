@@ -1,0 +1,150 @@
+"""One request to a model and its answer, over httpx. Nothing imports this file before a model is called."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import httpx
+
+from rxloop.errors import ProviderConnectionError
+from rxloop.providers import _errors
+from rxloop.providers._chunks import ChatAccumulator
+from rxloop.providers._sse import SSEDecoder
+from rxloop.stream.scope import Gate
+
+if TYPE_CHECKING:
+    from rxloop.providers.openai_chat import Timeouts
+
+DRAIN_SECONDS = 1.0
+ERROR_SECONDS = 2.0
+ERROR_BYTES = 65_536
+
+
+async def exchange(
+    client: httpx.AsyncClient,
+    where: _errors.Endpoint,
+    headers: dict[str, str],
+    body: bytes,
+    answer: ChatAccumulator,
+    gate: Gate | None,
+    timeouts: Timeouts,
+    streamed: bool,
+) -> None:
+    """Send one request and read its answer to the end.
+
+    Args:
+        client: The client to use.
+        where: Whom the request goes to.
+        headers: Those of the request.
+        body: That of the request.
+        answer: Takes what comes.
+        gate: Holds the reading back while it is closed.
+        timeouts: How long it may take.
+        streamed: Whether a stream was asked for.
+
+    Raises:
+        ProviderError: There is no answer, or only a part of one.
+    """
+    idle = timeouts.idle if streamed else timeouts.answer
+    limits = httpx.Timeout(connect=timeouts.connect, read=idle, write=idle, pool=timeouts.connect)
+    response = await _send(client, where, headers, body, limits)
+    try:
+        if _is_stream(response, streamed):
+            await _read_stream(response, answer, where, gate)
+        else:
+            answer.whole(await _read_whole(response, where))
+            answer.complete()
+    finally:
+        await response.aclose()
+
+
+async def _send(
+    client: httpx.AsyncClient, where: _errors.Endpoint, headers: dict[str, str], body: bytes, limits: httpx.Timeout
+) -> httpx.Response:
+    """Send the request; the response of a success, its body not yet read."""
+    try:
+        request = client.build_request("POST", where.url, content=body, headers=headers, timeout=limits)
+        response = await client.send(request, stream=True)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise _errors.from_httpx(error, where) from error
+    except RuntimeError as error:
+        if client.is_closed:
+            raise ProviderConnectionError(f"the HTTP client for {where} is closed") from error
+        raise
+    if response.is_success:
+        return response
+    try:
+        found = await _read_error(response)
+    finally:
+        await response.aclose()
+    raise _errors.from_response(response.status_code, response.headers, found, where)
+
+
+def _is_stream(response: httpx.Response, asked: bool) -> bool:
+    """What came, whatever was asked for: some endpoints send the other."""
+    kind = response.headers.get("content-type", "")
+    return "event-stream" in kind or (asked and "json" not in kind and "html" not in kind)
+
+
+def _bytes(response: httpx.Response) -> AsyncIterator[bytes]:
+    return response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+
+
+async def _read_stream(
+    response: httpx.Response, answer: ChatAccumulator, where: _errors.Endpoint, gate: Gate | None
+) -> None:
+    decoder = SSEDecoder()
+    source = _bytes(response)
+    try:
+        async for data in source:
+            answer.feed(decoder.feed(data))
+            if answer.done:
+                break
+            if gate is not None and gate.closed:
+                await gate.wait()
+        else:
+            answer.last(decoder.flush())
+        answer.complete()
+    except httpx.HTTPError as error:
+        if not answer.ended:
+            raise _errors.from_httpx(error, where) from error
+        answer.complete()
+    except BaseException:
+        await _drain(source, 0)
+        raise
+    else:
+        await _drain(source, DRAIN_SECONDS)
+
+
+async def _drain(source: AsyncIterator[bytes], seconds: float) -> None:
+    """Read on to the end, so that the connection can be used again.
+
+    The reading also ends the generators of httpx inside this task. Left suspended, each would be closed some day by a
+    task of the event loop's own.
+    """
+    with anyio.move_on_after(seconds), suppress(httpx.HTTPError):
+        async for _ in source:
+            pass
+
+
+async def _read_error(response: httpx.Response) -> bytes:
+    """What a vendor says about a failure; not all of it, if it does not come to an end."""
+    found = bytearray()
+    source = _bytes(response)
+    with anyio.move_on_after(ERROR_SECONDS), suppress(httpx.HTTPError):
+        async for data in source:
+            found += data
+            if len(found) > ERROR_BYTES:
+                break
+    await _drain(source, 0)
+    return bytes(found)
+
+
+async def _read_whole(response: httpx.Response, where: _errors.Endpoint) -> bytes:
+    try:
+        return await response.aread()
+    except httpx.HTTPError as error:
+        raise _errors.from_httpx(error, where) from error
