@@ -481,3 +481,18 @@ async def test_a_tool_that_swallows_its_cancellation_does_not_hold_the_run_for_e
     assert well_formed(result.messages)
     stop.set()
     await asyncio.sleep(0)
+
+
+def test_an_error_text_that_is_no_unicode_reaches_the_model_in_a_readable_form() -> None:
+    # L74
+    @tool
+    def broken() -> str:
+        """Fails with the name of a file that is no UTF-8."""
+        raise ToolError("no such file: \udcff")
+
+    model = ScriptedModel(call("broken"), "done")
+    with virtual_time() as time:
+        events = time.run(collect(Agent(model, tools=[broken]).run("Go")))
+    answer = next(event for event in events if isinstance(event, ToolCompleteEvent))
+    assert answer.content == "no such file: \ufffd"
+    assert answer.to_json()

@@ -14,7 +14,7 @@ from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest
 from rxloop.stream.bridges import Push, emit, from_task
-from rxloop.tools import encode_result
+from rxloop.tools import encode_result, readable
 
 log = logging.getLogger("rxloop")
 
@@ -153,6 +153,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
 
 
 def _failure(text: str) -> dict[str, Any]:
+    text = readable(text)
     return {"success": False, "error": text, "content": text}
 
 

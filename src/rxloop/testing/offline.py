@@ -22,6 +22,7 @@ import orjson
 from rxloop.errors import RxloopError
 from rxloop.protocols import Provider
 from rxloop.providers.openai_chat import openai_chat
+from rxloop.providers.presets import Preset
 from rxloop.testing.conversation import Conversation, Reply, Rule
 from rxloop.testing.http import Connection, HTTPRequest, HTTPResponse
 from rxloop.testing.rules import BUILT_IN
@@ -66,7 +67,7 @@ class OfflineModel:
 
     def provider(self) -> Provider:
         """A provider that talks to this server over HTTP."""
-        return openai_chat(MODEL, base_url=self.base_url, api_key=MODEL)
+        return openai_chat("demo", preset=Preset(name=MODEL, base_url=self.base_url), api_key=MODEL)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port)

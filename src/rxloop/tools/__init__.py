@@ -1,6 +1,6 @@
 """Tools: functions that a model can call, the sets that an agent offers, and the tool by which a model thinks aloud."""
 
-from rxloop.tools._result import encode_result
+from rxloop.tools._result import encode_result, readable
 from rxloop.tools.function import FunctionTool, as_tool, tool
 from rxloop.tools.think_aloud import ThinkAloud, Thoughts, think_aloud
 from rxloop.tools.toolset import AnyTool, Toolset
@@ -13,6 +13,7 @@ __all__ = [
     "Toolset",
     "as_tool",
     "encode_result",
+    "readable",
     "think_aloud",
     "tool",
 ]
