@@ -155,13 +155,14 @@ def test_a_run_that_the_closing_loop_ended_can_be_resumed() -> None:
     assert asyncio.run(agent.resume(run.task_id).result()).output == "Hi."
 
 
-@pytest.mark.parametrize("log", [None, MemoryEventLog()])
-async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(log: MemoryEventLog | None) -> None:
+@pytest.mark.parametrize("logged", [False, True])
+async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(logged: bool) -> None:
     stopping: list[int] = []
 
     @tool
     async def slow_to_stop() -> str:
         """Stop slowly."""
+        stopping.append(0)
         try:
             await asyncio.Event().wait()
         finally:
@@ -170,18 +171,19 @@ async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(log: MemoryE
             stopping.append(2)
         return ""
 
+    log = MemoryEventLog() if logged else None
     run = Agent(ScriptedModel(call("slow_to_stop"), "never"), tools=[slow_to_stop], log=log).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: "tool-start" in kinds(recorder.events))
-    run.cancel()
     await until(lambda: stopping)
+    run.cancel()
+    await until(lambda: 1 in stopping)
     driver = run.share.driver
     assert driver is not None
     for _ in range(3):
         driver.cancel()
         await settled(3)
     await cancelled(run, recorder)
-    assert stopping == [1, 2]
+    assert stopping == [0, 1, 2]
 
 
 async def test_a_slow_reader_that_blocks_holds_the_socket_of_the_model_back() -> None:  # L13

@@ -237,6 +237,12 @@ async def test_control_tokens_come_off_a_thought_that_the_answer_ends_in(server:
     assert (thoughts(answer)[0].content, content(answer)) == ("so", "")
 
 
+async def test_half_a_control_token_at_the_end_stays_where_it_stands(server: Server) -> None:
+    # L62
+    answer = await ask(server, "<think>so<|im_", "end")
+    assert (thoughts(answer)[0].content, content(answer)) == ("so<|im_end", "")
+
+
 @pytest.mark.parametrize(
     ("written", "name"),
     [("search<|channel|>commentary", "search"), ("search<|im_end|>", "search"), ("find.it", "find.it")],

@@ -44,11 +44,6 @@ class CallAssembler:
         self._by_index: dict[int, _Call] = {}
         self._last: _Call | None = None
 
-    @property
-    def started(self) -> bool:
-        """Whether there is any piece of a call."""
-        return bool(self._calls)
-
     def feed(self, piece: dict[str, Any]) -> None:
         """Read one entry of `tool_calls`."""
         found = piece.get("function")

@@ -60,11 +60,6 @@ class ChatAccumulator:
         self._usage: dict[str, Any] | None = None
 
     @property
-    def started(self) -> bool:
-        """Whether any event has been pushed."""
-        return self._text.started or self._calls.started
-
-    @property
     def ended(self) -> bool:
         """Whether what has been read is a whole answer."""
         return self.done or bool(self._finish)

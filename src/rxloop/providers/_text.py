@@ -45,11 +45,6 @@ class AnswerText:
         self._thought_deltas = 0
 
     @property
-    def started(self) -> bool:
-        """Whether any event has been pushed."""
-        return bool(self._content or self._thought_deltas or self._thoughts)
-
-    @property
     def content(self) -> str:
         """The text of the message so far: the deltas, joined."""
         return "".join(self._content)
