@@ -24,8 +24,9 @@ from rxloop.protocols import EventLog, Provider
 from rxloop.providers import resolve_model
 from rxloop.requests import D, Operator, RunContext, Strategy
 from rxloop.result import Result
-from rxloop.run import Run, Share
+from rxloop.run import Run
 from rxloop.settings import Limits, ModelSettings
+from rxloop.share import Share
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
 
 O = TypeVar("O", default=str)  # noqa: E741

@@ -37,8 +37,10 @@ def numbered(*pieces: str) -> list[Event]:
     return events
 
 
-def filled(overflow: Overflow, size: int, items: list[Any], gate: Gate | None = None) -> ReadBuffer:
-    buffer = ReadBuffer(overflow, size, gate)
+def filled(
+    overflow: Overflow, size: int, items: list[Any], gate: Gate | None = None, joins: bool = False
+) -> ReadBuffer:
+    buffer = ReadBuffer(overflow, size, gate, joins)
     for item in items:
         buffer.push(item)
     return buffer
@@ -77,7 +79,8 @@ async def test_coalesce_never_drops_what_it_cannot_merge() -> None:  # L13
 
 
 async def test_coalesce_joins_text_but_no_other_values() -> None:  # L13
-    assert await drained(filled("coalesce", 2, ["a", "b", "c"])) == ["a", "bc"]
+    assert await drained(filled("coalesce", 2, ["a", "b", "c"], joins=True)) == ["a", "bc"]
+    assert await drained(filled("coalesce", 2, ["llm-call", "usage", "task"])) == ["llm-call", "usage", "task"]
     assert await drained(filled("coalesce", 2, [1, 2, 3, 4])) == [1, 2, 3, 4]
     assert await drained(filled("coalesce", 2, [b"a", b"b", b"c"])) == [b"a", b"b", b"c"]
 

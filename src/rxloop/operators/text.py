@@ -6,6 +6,7 @@ from reactivex import Observable, abc
 
 from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, Event
 from rxloop.operators._types import View
+from rxloop.stream.stream import JOINS
 
 
 def text() -> View[Event, str]:
@@ -47,4 +48,5 @@ def text() -> View[Event, str]:
 
         return Observable(subscribe)
 
+    setattr(operator, JOINS, True)
     return operator

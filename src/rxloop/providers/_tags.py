@@ -199,7 +199,8 @@ class _Fences:
     def in_code(self) -> bool:
         """Whether a tag that came now would be in code."""
         if text := "".join(self.unread):
-            self._scan(f"\n{self._line}{text}")
+            if self._line != _ORDINARY or "\n" in text:
+                self._scan(f"\n{self._line}{text}")
             self._last = text[-1]
         self.unread = []
         return bool(self._fence) or self._line.startswith(("```", "~~~")) or self._last == "`"
@@ -220,11 +221,12 @@ class _Fences:
         if not behind:
             self._line = run
         elif len(run) < 3 or (behind.strip(" \t\r") if self._fence else run[0] == "`" and "`" in behind):
-            self._line = "x"
+            self._line = _ORDINARY
         else:
             self._line = run + " "
 
 
+_ORDINARY = "x"
 _OPENING = re.compile(r"\n[ \t>]*+(?:(`{3,}+)[^`\n]*+|(~{3,}+)[^\n]*+)(?=\n)")
 _CLOSING = re.compile(r"\n[ \t>]*+(`{3,}+|~{3,}+)()[ \t\r]*+(?=\n)")
 _RUN = re.compile(r"[ \t>]*+(`++|~*+)")

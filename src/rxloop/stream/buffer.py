@@ -49,11 +49,12 @@ class _Dropped:
 class ReadBuffer:
     """Holds what a reader has not read yet. Only transient events, and text, are ever merged or dropped."""
 
-    def __init__(self, overflow: Overflow, size: int, gate: Gate | None) -> None:
+    def __init__(self, overflow: Overflow, size: int, gate: Gate | None, joins: bool = False) -> None:
         self.subscription: abc.DisposableBase | None = None
         self._overflow = overflow
         self._size = size
         self._gate = gate
+        self._joins = joins
         self._holding = False
         self._items: deque[Any] = deque()
         self._ended = False
@@ -140,7 +141,7 @@ class ReadBuffer:
         newest = tail.newest if type(tail) is _Text else tail
         if isinstance(item, str):
             text: str | None = item
-            fits = isinstance(newest, str)
+            fits = self._joins and isinstance(newest, str)
         else:
             text = delta_text(item)
             fits = text is not None and isinstance(newest, Event) and same_run_of_deltas(newest, item)

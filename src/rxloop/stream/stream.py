@@ -24,6 +24,9 @@ G = TypeVar("G")
 V = Callable[[Observable[A]], Observable[B]]
 """A view."""
 
+JOINS = "rxloop_joins"
+"""An attribute of the views whose items are pieces of one text."""
+
 
 class Lease(Protocol):
     """A share in a run: while one is held somewhere, the run goes on."""
@@ -45,18 +48,35 @@ class Lease(Protocol):
 class Stream(Observable[T], Generic[T]):
     """An Observable with the scheduler of its run, that can be iterated with `async for` and awaited for its last item.
 
-    Subscribing or iterating starts the run. Each subscriber and each iterator gets everything from the beginning. A
+    Subscribing or iterating starts the run. Each subscriber and each iterator gets everything from the beginning,
+    but for the deltas of messages that are complete. A
     subscription keeps the run going until it is disposed; an iterator, until it is dropped.
     """
 
     def __init__(
-        self, source: Observable[T], lease: Lease, *, overflow: Overflow = "coalesce", buffer: int = 1024
+        self,
+        source: Observable[T],
+        lease: Lease,
+        *,
+        overflow: Overflow = "coalesce",
+        buffer: int = 1024,
+        joins: bool = False,
     ) -> None:
+        """Make a stream.
+
+        Args:
+            source: Where the items come from.
+            lease: The share in the run.
+            overflow: What to do when a reader has not read `buffer` items; see `Run.stream`.
+            buffer: The number of items.
+            joins: The items are pieces of one text, which may be joined.
+        """
         super().__init__()
         self._source = source
         self._lease = lease
         self._overflow: Overflow = overflow
         self._buffer = buffer
+        self._joins = joins
 
     def _subscribe_core(
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
@@ -95,7 +115,13 @@ class Stream(Observable[T], Generic[T]):
             result = operator(result)
         if not isinstance(result, Observable):
             return result
-        return Stream(cast("Observable[Any]", result), self._lease, overflow=self._overflow, buffer=self._buffer)
+        return Stream(
+            cast("Observable[Any]", result),
+            self._lease,
+            overflow=self._overflow,
+            buffer=self._buffer,
+            joins=getattr(operators[-1], JOINS, False) if operators else self._joins,
+        )
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the last item."""
@@ -104,7 +130,8 @@ class Stream(Observable[T], Generic[T]):
         return to_future(self).__await__()
 
     def __aiter__(self) -> AsyncIterator[T]:
-        return _Reader(self._source, self._lease, self._overflow, self._buffer)
+        buffer = ReadBuffer(self._overflow, self._buffer, self._lease.gate, self._joins)
+        return _Reader(self._source, self._lease, buffer)
 
 
 class _Begun(Observable[T], Generic[T]):
@@ -126,9 +153,9 @@ class _Begun(Observable[T], Generic[T]):
 class _Reader(AsyncIterator[T], Generic[T]):
     """One iteration over a Stream. Dropping it, or `aclose`, ends its subscription."""
 
-    def __init__(self, source: Observable[T], lease: Lease, overflow: Overflow, size: int) -> None:
+    def __init__(self, source: Observable[T], lease: Lease, buffer: ReadBuffer) -> None:
         self._origin: tuple[Observable[T], Lease] | None = (source, lease)
-        self._buffer = ReadBuffer(overflow, size, lease.gate)
+        self._buffer = buffer
 
     async def __anext__(self) -> T:
         buffer = self._buffer
