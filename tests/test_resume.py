@@ -470,7 +470,7 @@ async def test_a_strategy_resumes_by_running_again_and_asks_for_nothing_twice(he
 
     assert result.output == whole.output == "b1 says 7 and b2 says 7"
     assert shape(result.messages) == ["user: Go", "assistant: b1 says 7 and b2 says 7"]
-    steps = [event.step for event in await cut.read(whole.task_id) if isinstance(event, ContentCompleteEvent)]
+    steps = [event.step or "" for event in await cut.read(whole.task_id) if isinstance(event, ContentCompleteEvent)]
     assert sorted(steps) == ["b1/1", "b1/2", "b2/1", "b2/2", "both"]
     known = {event.step for event in before if isinstance(event, ContentCompleteEvent)}
     assert not known & {request.step for request in model.requests}

@@ -101,8 +101,9 @@ class Agent(Generic[D, O]):
             tools: Functions, tools and families of tools.
             deps_type: The type of what `run(deps=...)` takes; for the type checker alone.
             output_type: The type of the answer: text, or anything that pydantic can validate.
-            output_mode: How an answer of that type is asked for: by the provider's own means (`native`), in the system
-                prompt (`prompted`), or both.
+            output_mode: How an answer of that type is asked for: by the provider's own means (`native`), by a tool that
+                takes it (`tool`), or in the system prompt (`prompted`). `auto` leaves it to the provider where that is
+                known to keep to a schema in every request, and otherwise says it in the system prompt too.
             output_retries: How often an answer that does not fit is sent back.
             loop: The operators of one iteration; `op.standard()` by default.
             strategy: What makes a run of the loop; `op.iterate` by default.
@@ -118,11 +119,11 @@ class Agent(Generic[D, O]):
         self._thoughts = thoughts if isinstance(thoughts, Thoughts) else Thoughts()
         self._own_tools = tuple(tools)
         self._thinks = thoughts is not False
-        self._tools = self._toolset(self._own_tools)
         self._output = output_of(output_type, output_mode)
+        self._tools = self._toolset(self._own_tools)
         operators = list(loop) if loop is not None else standard()
         if output_type is not str:
-            operators.append(typed_output(self._output.parse, output_retries))
+            operators.append(typed_output(self._output.parse, output_retries, by_tool=self._output.tool is not None))
         self._pipeline = compose(*operators)
         self._strategy: Strategy = strategy or iterate
         self.limits = limits or Limits()
@@ -269,7 +270,8 @@ class Agent(Generic[D, O]):
         await self.aclose()
 
     def _toolset(self, tools: Sequence[AnyTool]) -> Toolset:
-        return Toolset([*tools, think_aloud(self._thoughts)] if self._thinks else tools)
+        own = [tool for tool in (self._output.tool, think_aloud(self._thoughts) if self._thinks else None) if tool]
+        return Toolset([*tools, *own])
 
     def _start(self, spec: RunSpec) -> Run[O]:
         if self._live.closed:
@@ -283,11 +285,12 @@ class Agent(Generic[D, O]):
         model = options.get("model")
         settings = options.get("settings")
         strategy = options.get("strategy") or self._strategy
+        chosen = self._live.provider(model) if model is not None else overrides.get("model", self._provider)
         return RunSpec(
             task_id=task_id,
             context_id=context_id,
             agent_name=self.name,
-            model=self._live.provider(model) if model is not None else overrides.get("model", self._provider),
+            model=chosen,
             loop=strategy(self._pipeline),
             tools=overrides.get("tools", self._tools),
             instructions=self._instructions,
@@ -299,7 +302,7 @@ class Agent(Generic[D, O]):
             metadata=dict(options.get("metadata") or {}),
             on_input=options.get("on_input"),
             parse=self._output.parse,
-            output_prompt=self._output.prompt,
+            output_prompt=self._output.prompt(chosen),
             response_schema=self._output.schema,
             **fields,
         )

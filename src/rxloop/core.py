@@ -187,7 +187,7 @@ class Core:
         """Whether the log has it from an earlier attempt: answered from there, or made once more by a strategy."""
         if event.attempt and event.attempt < self.attempt:
             return event.task_id == self.task_id
-        if event.parent_task_id is not None:
+        if not event.durable or event.parent_task_id is not None:
             return False
         if isinstance(event, ContentCompleteEvent):
             return event.step in self.messages_recorded

@@ -220,6 +220,8 @@ class ToolCompleteEvent(_ToolEvent):
     """The text that the model reads."""
     duration: float = 0.0
     """Seconds from the start of the call."""
+    answer: bool = Field(default=False, exclude_if=absent)
+    """The call gave the answer of the run, as `content`; or was to give it, and failed."""
 
 
 class UsageEvent(Event):

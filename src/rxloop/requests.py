@@ -109,6 +109,8 @@ class RunContext(Generic[D]):
         index: The place of the call in its message.
         step: The model call that this context belongs to.
         branch: The line of a strategy that it belongs to; None on the main line.
+        hidden: The call is not for clients.
+        answer: The call gives the answer of the run.
     """
 
     deps: D = field(default=None)  # pyright: ignore[reportAssignmentType]
@@ -118,6 +120,7 @@ class RunContext(Generic[D]):
     step: str | None = None
     branch: str | None = None
     hidden: bool = False
+    answer: bool = False
     out: Callable[[Event], None] | None = field(default=None, repr=False)
     """Where `emit` puts events: the pipeline, for a tool; otherwise straight onto the stream."""
 
@@ -247,6 +250,8 @@ class ToolDefinition:
     strict: bool = False
     hidden: bool = False
     """Calls of it are not for clients."""
+    answer: bool = False
+    """A call of it gives the answer of the run."""
     size: int = field(init=False, compare=False, repr=False)
     """Characters that it takes in a request, for estimates."""
 
@@ -329,7 +334,13 @@ class ToolRequest(Request):
     def _complete(self, **fields: Any) -> ToolCompleteEvent:
         ctx = self.ctx
         return ToolCompleteEvent(
-            call=self.call, index=ctx.index, hidden=ctx.hidden, step=ctx.step, branch=ctx.branch, **fields
+            call=self.call,
+            index=ctx.index,
+            hidden=ctx.hidden,
+            answer=ctx.answer,
+            step=ctx.step,
+            branch=ctx.branch,
+            **fields,
         )
 
 

@@ -109,6 +109,8 @@ class RunState:
     """Answers that were sent back to the model with what was wrong with them."""
     thought_streak: int = 0
     """Consecutive iterations that only thought aloud."""
+    answered: bool = False
+    """The newest message of the model gave the answer by a tool call."""
 
     @property
     def thought_only(self) -> bool:
@@ -117,11 +119,13 @@ class RunState:
 
     @property
     def done(self) -> bool:
-        """Whether the model has answered: its message is the last, and calls no tool."""
+        """Whether the model has answered: its message is the last, and calls no tool but the one for the answer."""
         if self.last is None or self.batch is not None or self.open_step is not None or not self.messages:
             return False
         newest = self.messages[-1]
-        return newest.role == "assistant" and not newest.tool_calls
+        if newest.role == "assistant":
+            return not newest.tool_calls
+        return self.answered and newest.role == "tool"
 
     @property
     def finished(self) -> bool:
@@ -130,7 +134,7 @@ class RunState:
 
     def branched(self) -> RunState:
         """The start of a branch: the same history, and a count of its own."""
-        return replace(self, iteration=0, last=None, batch=None, open_step=None, held=(), failures=0)
+        return replace(self, iteration=0, last=None, batch=None, open_step=None, held=(), failures=0, answered=False)
 
 
 class LimitHit(RxloopError):
@@ -229,7 +233,8 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
         tool_calls=tuple(event.tool_calls),
         provider_state=event.provider_state,
     )
-    changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "content": event.content}
+    changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "answered": False}
+    changes["content"] = event.content
     if not event.tool_calls:
         changes.update(messages=state.messages.append(message, *state.held), held=(), failures=0, thought_streak=0)
         return changes
@@ -254,6 +259,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
         return {"batch": batch, "pending": pending}
     all_failed = not any(answer.success for answer in batch.answers.values())
     return {
+        **_answer(state, batch),
         "batch": None,
         "pending": pending,
         "held": (),
@@ -261,6 +267,15 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
         "failures": state.failures + 1 if all_failed else 0,
         "thought_streak": state.thought_streak + 1 if batch.thought_only else 0,
     }
+
+
+def _answer(state: RunState, batch: Batch) -> dict[str, Any]:
+    """What a whole batch says of the answer: its first good one stands, and without one a bad one is a retry."""
+    given = [batch.answers[index] for index in range(len(batch.calls)) if batch.answers[index].answer]
+    good = [each for each in given if each.success]
+    if good:
+        return {"answered": True, "content": good[0].content}
+    return {"retries": state.retries + 1} if given else {}
 
 
 def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from rxloop.errors import ContextLengthExceeded, PipelineError
 from rxloop.operators.iterate import MOST_PRESSURE, iterate
 from rxloop.requests import IterationEnd, ModelRequest, Operator, RunRequest, Signal, ToolRequest
 from rxloop.stream.bridges import emit
-from rxloop.testing import ScriptedModel, call, virtual_time
+from rxloop.testing import ScriptedModel, call, turn, virtual_time
 
 
 @tool(idempotent=True)
@@ -458,3 +458,16 @@ def test_iterations_that_wait_for_nothing_keep_a_flat_stack() -> None:
         time.run(Agent(model, tools=[step], loop=loop, limits=Limits(iterations=None)).run("Go"))
 
     assert len(depths) == 1
+
+
+async def test_a_message_that_calls_tools_without_a_usable_call_is_asked_for_again_once() -> None:
+    # L57
+    lost = turn(text="I look it up.", finish_reason="tool_calls")
+    model = ScriptedModel(lost, "It is 7.")
+    result = await Agent(model).run("Weather?")
+    assert result.output == "It is 7."
+    assert "no usable call" in model.requests[1].messages[-1].text
+
+    error = await refused(op.call_model(), op.run_tools(), turns=[lost, lost, "never asked"])
+    assert error.code == "protocol"
+    assert error.result.content == "I look it up."

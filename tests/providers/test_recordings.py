@@ -1,104 +1,185 @@
-"""What real vendors sent, over HTTP, against what the openai SDK makes of it.
+"""What real vendors sent, over HTTP and in awkward pieces, against what the openai SDK makes of it.
 
-The recordings are no part of this repository: they are looked for in a folder `shared` beside it.
+Each exchange is asked for once, in pieces and under changes that its name draws. With RXLOOP_RECORDINGS=all it is asked
+for in every way, which takes minutes.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+import os
+import zlib
+from collections import Counter
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
+from recorded import Vendor, body, by_hand, choice, names, needs_recordings, oracle, recording, replaying, vendors
 from rxloop.errors import ProviderError
-from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, UsageEvent
-from rxloop.messages import Message
-from rxloop.providers import Retry, openai_chat
-from rxloop.requests import ModelRequest
-from servers import Answer, collect
+from rxloop.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    UsageEvent,
+)
+from servers import REQUEST, Answer, collect
 
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus" / "providers"
-REQUEST = ModelRequest(messages=[Message.user("hi")])
-pytestmark = pytest.mark.skipif(not CORPUS.is_dir(), reason="the recordings are not in ../shared/corpus/providers")
-
-
-def load(path: Path) -> Any:
-    return orjson.loads(path.read_bytes())
-
-
-def replay_class() -> Any:
-    spec = importlib.util.spec_from_file_location("recorded_replay", CORPUS / "replay.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Replay
-
-
-async def ask(http: httpx.AsyncClient, url: str, stream: bool) -> Answer:
-    base_url = url.partition("?")[0].removesuffix("/chat/completions")
-    provider = openai_chat(
-        "m",
-        base_url=base_url,
-        stream=stream,
-        http_client=http,
-        retry=Retry(attempts=1),
-        thought_tags=False,
-        sanitize=False,
-    )
-    return await collect(provider.call(REQUEST))
+EVERY_WAY = os.environ.get("RXLOOP_RECORDINGS") == "all"
+MODES = ("whole", "split", "random", "lines", "byte")
+SHAPES: dict[str, dict[str, Any]] = {
+    "as recorded": {},
+    "CRLF": {"newline": "crlf"},
+    "bare CR": {"newline": "cr"},
+    "comments": {"inject": ("comment",)},
+    "BOM": {"inject": ("bom",)},
+    "all at once": {"newline": "crlf", "inject": ("comment", "bom", "nospace")},
+}
+LARGE = 20_000
+"""From here on an answer is too long to be sent byte by byte."""
+pytestmark = [needs_recordings, pytest.mark.timeout(1800 if EVERY_WAY else 120)]
 
 
-def differences(answer: Answer, oracle: dict[str, Any], features: list[str]) -> list[tuple[str, Any, Any]]:
+def ways(conversation: Any, number: int) -> list[tuple[str, str]]:
+    """In which pieces and which shape an exchange is to be sent."""
+    exchange = conversation["exchanges"][number]
+    if not exchange["stream"] or exchange["response"]["status"] >= 400:
+        return [("whole", "as recorded")]
+    modes = MODES if len(body(exchange)) < LARGE else MODES[:-1]
+    every = [(mode, shape) for mode in modes for shape in SHAPES]
+    return every if EVERY_WAY else [every[zlib.crc32(f"{conversation['id']}/{number}".encode()) % len(every)]]
+
+
+def fragments(answer: Answer) -> dict[int, str]:
+    """The arguments of the tool calls as they streamed."""
+    joined: dict[int, str] = {}
+    for event in answer.events:
+        if isinstance(event, ToolCallDeltaEvent):
+            joined[event.index] = joined.get(event.index, "") + event.fragment
+    return joined
+
+
+def detailed(exchange: Any) -> str:
+    """The reasoning that stands in `reasoning_details` alone, which the SDK does not know."""
+    chunks = [orjson.loads(line[6:]) for line in body(exchange).splitlines() if line.startswith(b"data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    return "".join(detail.get("text") or "" for delta in deltas for detail in delta.get("reasoning_details") or ())
+
+
+def differences(
+    answer: Answer, expected: dict[str, Any], exchange: Any, features: list[str]
+) -> list[tuple[str, Any, Any]]:
     """What differs between our reading and the SDK's, by name."""
-    failed = oracle.get("http_error") or oracle.get("error_mid_stream") or oracle.get("error_in_200_body")
+    failed = expected.get("http_error") or expected.get("error_mid_stream") or expected.get("error_in_200_body")
     if failed or answer.error is not None:
         return [] if failed and isinstance(answer.error, ProviderError) else [("error", answer.error, failed)]
-    by_hand = str(oracle.get("authority")).startswith("hand")
-    choice = oracle["hand_choices" if by_hand else "sdk_choices"][0]
-    usage = oracle.get("hand_usage_last" if by_hand else "usage") or oracle.get("usage")
+    theirs = choice(expected)
     message = answer.events[-1]
     assert isinstance(message, ContentCompleteEvent)
-    counted = [event.usage for event in answer.events if isinstance(event, UsageEvent)]
-    deltas = "".join(event.delta for event in answer.events if isinstance(event, ContentDeltaEvent))
     pairs = {
         # We give a refusal as the text of the answer.
-        "text": (message.content, choice["text"] or choice.get("refusal") or ""),
-        "deltas": (deltas, message.content),
+        "text": (message.content, theirs["text"] or theirs.get("refusal") or ""),
+        "deltas": (_joined(answer, ContentDeltaEvent), message.content),
+        "reasoning": (message.reasoning or "", theirs["reasoning"] or (detailed(exchange) if exchange["stream"] else "")),
+        "thought deltas": (_joined(answer, ThoughtDeltaEvent), message.reasoning or ""),
+        "thoughts": (
+            [event.content for event in answer.events if isinstance(event, ThoughtStreamEvent)],
+            [message.reasoning] if message.reasoning else [],
+        ),
         "calls": (
             [(call.name, call.raw or "") for call in message.tool_calls],
-            [(name, arguments or "") for _, name, arguments in choice["tool_calls"]],
+            [(name, arguments or "") for _, name, arguments in theirs["tool_calls"]],
         ),
-        "finish": (message.raw_finish_reason, choice["finish_reason"]),
-        "usage": (
-            [(each.input_tokens, each.output_tokens) for each in counted],
-            [(usage["prompt_tokens"], usage["completion_tokens"])] if usage else [],
+        "ids": (
+            [call.id for call in message.tool_calls],
+            # Where the vendor gives none, we make one up.
+            [id or ours.id for ours, (id, _, _) in zip(message.tool_calls, theirs["tool_calls"], strict=False)],
         ),
+        "fragments": (
+            [text for _, text in sorted(fragments(answer).items())],
+            [call.raw or "" for call in message.tool_calls],
+        ),
+        "finish": (message.raw_finish_reason, theirs["finish_reason"]),
+        "usage": (_our_usage(answer), _their_usage(expected)),
     }
-    if not usage and "x_groq" in features:
+    if pairs["usage"][1] == [] and "x_groq" in features:
         del pairs["usage"]  # it is in a field that the SDK does not know
-    return [(name, ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs]
+    found = [(name, ours, other) for name, (ours, other) in pairs.items() if ours != other]
+    if not all(call.id for call in message.tool_calls):
+        found.append(("a call without an id", message.tool_calls, None))
+    if any(event.delta == "" for event in answer.events if isinstance(event, ContentDeltaEvent)):
+        found.append(("an empty delta", None, None))
+    return found
 
 
-@pytest.mark.parametrize(("mode", "part"), [("whole", 0), ("random", 1)])
-async def test_every_recorded_answer_means_what_the_sdk_says(mode: str, part: int) -> None:
-    replay = replay_class()
-    seen = 0
+def _joined(answer: Answer, kind: type[ContentDeltaEvent | ThoughtDeltaEvent]) -> str:
+    return "".join(event.delta for event in answer.events if isinstance(event, kind))
+
+
+def _our_usage(answer: Answer) -> list[tuple[int, ...]]:
+    counted = [event.usage for event in answer.events if isinstance(event, UsageEvent)]
+    return [(each.input_tokens, each.output_tokens, each.cached_tokens, each.reasoning_tokens) for each in counted]
+
+
+def _their_usage(expected: dict[str, Any]) -> list[tuple[int, ...]]:
+    usage = (expected.get("hand_usage_last") if by_hand(expected) else None) or expected.get("usage")
+    if not usage:
+        return []
+    read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    return [
+        (
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+            read.get("cached_tokens") or 0,
+            written.get("reasoning_tokens") or 0,
+        )
+    ]
+
+
+async def passed(vendor: Vendor, name: str, number: int, wrong: list[Any], counts: Counter[str]) -> bool:
+    """Ask for one exchange in its ways, and compare."""
+    conversation, expected = recording(name), oracle(name)[number]
+    exchange = conversation["exchanges"][number]
+    before = len(wrong)
+    for mode, shape in ways(conversation, number):
+        vendor.play(conversation, number, mode=mode, seed=number, **SHAPES[shape])
+        answer = await collect(vendor.provider(exchange).call(REQUEST))
+        found = differences(answer, expected, exchange, conversation["features"])
+        # The request is another one than was recorded, so its messages differ; method, path and stream must not.
+        found += [("request", each, None) for each in vendor.replay.problems if ": messages: " not in each]
+        wrong += [(name, number, mode, shape, *each) for each in found]
+        counts[mode] += 1
+        counts[shape] += 1
+    return len(wrong) == before
+
+
+@pytest.mark.parametrize("who", vendors())
+async def test_every_recorded_answer_means_what_the_sdk_says(who: str) -> None:
     wrong: list[Any] = []
-    async with httpx.AsyncClient() as http:
-        for path in sorted((CORPUS / "exchanges").glob("*-chat-*.json"))[part::2]:
-            recording = load(path)
-            if recording["api"] != "openai-chat":
-                continue
-            oracle = load(CORPUS / "oracle" / path.name)["exchanges"]
-            with replay(recording, mode=mode) as server:
-                for exchange, expected in zip(recording["exchanges"], oracle, strict=True):
-                    answer = await ask(http, server.base_url + exchange["request"]["path"], exchange["stream"])
-                    seen += 1
-                    if found := differences(answer, expected, recording["features"]):
-                        wrong.append((path.stem, found))
-    assert seen > 100
+    counts = Counter[str]()
+    done = good = 0
+    async with httpx.AsyncClient(verify=False, timeout=20) as http:
+        with replaying(http) as vendor:
+            for name in names(who):
+                conversation = recording(name)
+                if conversation["api"] != "openai-chat":
+                    continue
+                for number in range(len(conversation["exchanges"])):
+                    done += 1
+                    good += await passed(vendor, name, number, wrong, counts)
+    print(f"{who}: {good} of {done} exchanges; {dict(counts)}")
+    assert done > 0
     assert wrong == []
+
+
+def test_the_names_draw_every_mode_and_every_shape_many_times() -> None:
+    drawn = Counter[str]()
+    for name in names():
+        conversation = recording(name)
+        for number, exchange in enumerate(conversation["exchanges"]):
+            if exchange["stream"] and exchange["response"]["status"] < 400:
+                for mode, shape in ways(conversation, number):
+                    drawn.update((mode, shape))
+    assert {name: count for name, count in drawn.items() if count >= 10}.keys() == {*MODES, *SHAPES}

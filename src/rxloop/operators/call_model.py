@@ -103,8 +103,9 @@ def _call(request: ModelRequest) -> Observable[Signal]:
 def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list[ToolRequest]:
     if message.finish_reason == "canceled":
         return []
+    hidden = {tool.name for tool in request.tools if tool.hidden}
     return [
-        ToolRequest(call, request.ctx.bind(call=call, index=index), request.tools)
+        ToolRequest(call, request.ctx.bind(call=call, index=index, hidden=call.name in hidden), request.tools)
         for index, call in enumerate(message.tool_calls)
     ]
 

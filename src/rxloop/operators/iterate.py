@@ -5,8 +5,8 @@ from typing import Any
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable
 
-from rxloop.errors import ContextLengthExceeded, PipelineError
-from rxloop.events import LLMFailedEvent
+from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocolError
+from rxloop.events import LLMFailedEvent, MessageAddedEvent
 from rxloop.operators.answering import answering
 from rxloop.operators.compose import describe
 from rxloop.requests import IterationEnd, ModelRequest, Operator, Request, RunContext, RunRequest, Signal, ToolRequest
@@ -14,6 +14,7 @@ from rxloop.state import Batch, RunState, check_limits
 from rxloop.stream.bridges import emit, from_awaitable
 
 MOST_PRESSURE = 3
+NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
 
 
 def iterate(pipeline: Operator) -> Operator:
@@ -125,7 +126,11 @@ class _Iterations:
         if state.batch is not None:
             return self._open_calls(state, state.batch)
         if state.done:
-            return self._end_only(state) if self._fed is None else None
+            if self._fed is None:
+                return self._end_only(state)
+            if not _called_nothing(state):
+                return None
+            state = self._ask_again(state)
         retry = _too_long(state) is not None
         iteration = state.iteration
         if not retry and not (self._fed is None and state.open_step is not None):
@@ -135,6 +140,13 @@ class _Iterations:
             iteration += 1
             self._pressure = 0
         return self._model_request(iteration)
+
+    def _ask_again(self, state: RunState) -> RunState:
+        """Tell the model once that its tool calls did not arrive; a model that goes on so would go on for ever."""
+        if state.retries:
+            raise ProviderProtocolError("the model says that it calls tools, but its messages hold no usable call")
+        self._observer.on_next(MessageAddedEvent(content=NO_CALL, cause="retry", branch=self._ctx.branch))
+        return self._ctx.state
 
     def _check(self, state: RunState) -> None:
         """See that the iteration did what an iteration must do."""
@@ -178,6 +190,10 @@ class _Iterations:
             ToolRequest(batch.calls[index], ctx.bind(call=batch.calls[index], index=index)) for index in batch.open
         ]
         return emit(*requests, IterationEnd(state.iteration, ctx))
+
+
+def _called_nothing(state: RunState) -> bool:
+    return state.last is not None and state.last.finish_reason == "tool_calls" and not state.last.tool_calls
 
 
 def _too_long(state: RunState) -> LLMFailedEvent | None:

@@ -54,7 +54,8 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     tool = host.tool(request)
     if isinstance(tool, str):
         return emit(request.refuse(tool))
-    request = replace(request, ctx=request.ctx.bind(hidden=tool.definition.hidden))
+    definition = tool.definition
+    request = replace(request, ctx=request.ctx.bind(hidden=definition.hidden, answer=definition.answer))
     if request.call.error is not None:
         return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
     if not tool.idempotent and host.interrupted(request.slot):
@@ -116,6 +117,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
             call=call,
             index=ctx.index,
             hidden=ctx.hidden,
+            answer=ctx.answer,
             step=ctx.step,
             branch=ctx.branch,
             duration=duration,

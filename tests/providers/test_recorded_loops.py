@@ -1,0 +1,213 @@
+"""Agent loops that were recorded with real vendors, run again by a real agent: the same requests, the same end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from recorded import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
+from rxloop import Agent, Limits, Message
+from rxloop.errors import LimitReached, RunError
+from rxloop.messages import ImagePart, Part, TextPart, ToolCall
+from rxloop.requests import RunContext, ToolDefinition
+from rxloop.result import Result
+
+pytestmark = needs_recordings
+LOOPS = loops()
+
+
+@dataclass
+class RecordedTool:
+    """A tool that gives what it gave when the loop was recorded."""
+
+    definition: ToolDefinition
+    results: list[dict[str, Any]]
+    """What is left of the recorded results of the loop; the tools of a loop share it."""
+    timeout: float | None = None
+    idempotent: bool = False
+    approve: bool = False
+
+    def enabled(self, ctx: RunContext[Any]) -> bool:
+        return True
+
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        assert ctx.call is not None
+        mine = [each for each in self.results if each["name"] == ctx.call.name]
+        found = next((each for each in mine if orjson.loads(each["arguments"] or "{}") == arguments), None)
+        if found is None:
+            # The loop was recorded up to this call.
+            assert not mine
+            return "not recorded"
+        self.results.remove(found)
+        return found["result"]
+
+
+@dataclass
+class Outcome:
+    """How a loop went."""
+
+    result: Result[Any]
+    error: Exception | None
+    requests: list[Any]
+    problems: list[str]
+    left: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+def tools_of(loop: dict[str, Any], results: list[dict[str, Any]]) -> list[RecordedTool]:
+    """The tools that were offered, and those that were only offered later."""
+    offered = {each["function"]["name"]: each["function"] for each in loop["tools"]}
+    functions = offered | {each["name"]: {} for each in results if each["name"] not in offered}
+    return [
+        RecordedTool(
+            ToolDefinition(name, function.get("description", ""), function.get("parameters") or {"type": "object"}),
+            results,
+        )
+        for name, function in functions.items()
+    ]
+
+
+def message(plain: dict[str, Any]) -> Message:
+    """A message as it was recorded."""
+    calls = tuple(
+        ToolCall.parse(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in plain.get("tool_calls") or ()
+    )
+    return Message(
+        role="system" if plain["role"] == "developer" else plain["role"],
+        content=content(plain.get("content")),
+        tool_calls=calls,
+        tool_call_id=plain.get("tool_call_id"),
+    )
+
+
+def content(plain: Any) -> str | list[Part]:
+    """The content of a message as it was recorded."""
+    if not isinstance(plain, list):
+        return plain or ""
+    return [
+        TextPart(text=part["text"]) if part["type"] == "text" else ImagePart(url=part["image_url"]["url"])
+        for part in plain
+    ]
+
+
+async def drive(
+    vendor: Vendor, name: str, messages: Sequence[Message], results: list[dict[str, Any]], first: int
+) -> Outcome:
+    """Run a real agent against the recording, from exchange number `first` on."""
+    conversation, loop = recording(name), LOOPS[name]["loops"][0]
+    left = [dict(each) for each in results]
+    vendor.play(conversation, first)
+    agent = Agent(
+        vendor.provider(conversation["exchanges"][0]),
+        tools=tools_of(loop, left),
+        thoughts=False,
+        limits=Limits(iterations=len(loop["exchanges"]) - first, tool_failures=None),
+    )
+    try:
+        result, error = await agent.run(list(messages)), None
+    except (RunError, LimitReached) as failure:
+        result, error = failure.result, failure
+    print(repr(error), len(vendor.replay.requests), vendor.replay.i)
+    return Outcome(result, error, [each["body"] for each in vendor.replay.requests], vendor.replay.problems, left)
+
+
+def said(result: Result[Any]) -> tuple[str, list[tuple[str, str]]]:
+    """The last message of the model."""
+    last = next(each for each in reversed(result.messages) if each.role == "assistant")
+    return last.text, [(call.name, call.raw or "") for call in last.tool_calls]
+
+
+def expected(name: str) -> tuple[str, list[tuple[str, str]]]:
+    """The last message of the model, as the SDK reads it."""
+    last = choice(oracle(name)[LOOPS[name]["loops"][0]["exchanges"][-1]])
+    return last["text"] or "", [(called, arguments or "") for _, called, arguments in last["tool_calls"]]
+
+
+def recorded_requests(name: str) -> list[Any]:
+    """The recorded requests, without the messages that their client put into the history on its own account.
+
+    One had left an empty message of the model in it, and one a call that the model never made, with its result.
+    """
+    made = {called for each in oracle(name) for _, called, _ in choice(each)["tool_calls"]}
+    requests: list[Any] = []
+    for exchange in recording(name)["exchanges"]:
+        messages: list[Any] = []
+        invented: set[str] = set()
+        for each in exchange["request"]["body"]["messages"]:
+            calls = {call["id"]: call["function"]["name"] for call in each.get("tool_calls") or ()}
+            if each["role"] == "assistant" and not made.issuperset(calls.values()):
+                invented |= calls.keys()
+            elif each.get("tool_call_id") not in invented and (
+                each["role"] != "assistant" or each.get("content") or calls
+            ):
+                messages.append(each)
+        requests.append({"messages": messages})
+    return requests
+
+
+def results_of(name: str) -> list[dict[str, Any]]:
+    """The recorded results of the calls that the model made."""
+    made = {called for each in oracle(name) for _, called, _ in choice(each)["tool_calls"]}
+    return [each for each in LOOPS[name]["loops"][0]["tool_results"] if each["name"] in made]
+
+
+def breaks(name: str) -> bool:
+    """Whether the vendor reports an error in the middle of the first answer."""
+    return bool(oracle(name)[0].get("error_mid_stream"))
+
+
+@pytest.mark.parametrize("who", sorted({name.partition("-chat-")[0] for name in LOOPS}) or ["nobody"])
+async def test_a_recorded_loop_makes_the_same_requests_and_ends_the_same(who: str) -> None:
+    deviating: list[str] = []
+    async with httpx.AsyncClient(verify=False, timeout=20) as http:
+        with replaying(http) as vendor:
+            for name in sorted(LOOPS):
+                if name.partition("-chat-")[0] != who or breaks(name):
+                    continue
+                assert len(LOOPS[name]["loops"]) == 1
+                loop = LOOPS[name]["loops"][0]
+                initial = [message(each) for each in loop["initial_messages"]]
+                found = await drive(vendor, name, initial, results_of(name), 0)
+                wanted, requests = expected(name), recorded_requests(name)
+                if [outline(each) for each in requests] == [
+                    outline(each["request"]["body"]) for each in recording(name)["exchanges"]
+                ]:
+                    assert (name, found.problems) == (name, [])
+                else:
+                    deviating.append(name)
+                assert (name, list(map(outline, found.requests))) == (name, list(map(outline, requests)))
+                assert (name, found.left) == (name, [])
+                assert (name, said(found.result)) == (name, wanted)
+                if wanted[1]:
+                    # The recording ends with a call that its client took for the answer; here it is a call.
+                    assert isinstance(found.error, LimitReached)
+                else:
+                    assert (name, found.error, found.result.output) == (name, None, wanted[0])
+    assert len(deviating) <= 1
+
+
+async def test_an_error_in_the_middle_of_the_recorded_answer_ends_the_run_and_what_followed_goes_on_by_hand() -> None:
+    names = [name for name in LOOPS if breaks(name)]
+    assert names
+    async with httpx.AsyncClient(verify=False, timeout=20) as http:
+        with replaying(http) as vendor:
+            for name in names:
+                loop = LOOPS[name]["loops"][0]
+                initial = [message(each) for each in loop["initial_messages"]]
+                found = await drive(vendor, name, initial, loop["tool_results"], 0)
+                assert isinstance(found.error, RunError)
+                assert (found.problems, len(found.requests), found.left) == ([], 1, loop["tool_results"])
+                # Its client took the broken answer for a call with wrong arguments, and told the model so.
+                then = [message(each) for each in recording(name)["exchanges"][1]["request"]["body"]["messages"]]
+                found = await drive(vendor, name, then, loop["tool_results"][1:], 1)
+                assert (found.error, found.problems, found.left) == (None, [], [])
+                assert said(found.result) == expected(name)
+
+
+def test_there_are_as_many_loops_as_were_recorded() -> None:
+    assert sum(len(each["loops"]) for each in LOOPS.values()) >= 53

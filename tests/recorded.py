@@ -1,0 +1,123 @@
+"""The recordings of what real vendors sent, which are no part of this repository.
+
+They are looked for in a folder `shared` beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from rxloop.providers import OpenAIChat, Retry, openai_chat
+
+CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "providers"
+needs_recordings = pytest.mark.skipif(
+    not CORPUS.is_dir(), reason="the recordings are not in ../shared/corpus/providers, beside this repository"
+)
+
+
+def names(pattern: str = "*") -> list[str]:
+    """The chat conversations that were recorded."""
+    return sorted(path.stem for path in (CORPUS / "exchanges").glob(f"{pattern}-chat-[js]-*.json"))
+
+
+def vendors() -> list[str]:
+    """Who was recorded; pytest wants one name at least, also where there is nothing."""
+    return sorted({name.partition("-chat-")[0] for name in names()}) or ["nobody"]
+
+
+def recording(name: str) -> Any:
+    """A conversation as it was recorded."""
+    return _load(CORPUS / "exchanges" / f"{name}.json")
+
+
+def oracle(name: str) -> list[dict[str, Any]]:
+    """What the vendor's own SDK makes of each exchange of a conversation."""
+    return _load(CORPUS / "oracle" / f"{name}.json")["exchanges"]
+
+
+def loops() -> dict[str, Any]:
+    """The agent loops among the conversations, taken apart."""
+    return _load(CORPUS / "loops.json") if CORPUS.is_dir() else {}
+
+
+def choice(expected: dict[str, Any]) -> dict[str, Any]:
+    """The message that an exchange amounts to: by hand, where the SDK itself stumbles."""
+    return expected["hand_choices" if by_hand(expected) else "sdk_choices"][0]
+
+
+def by_hand(expected: dict[str, Any]) -> bool:
+    """Whether the SDK is no authority on an exchange."""
+    return str(expected.get("authority")).startswith("hand")
+
+
+def _load(path: Path) -> Any:
+    return orjson.loads(path.read_bytes())
+
+
+def body(exchange: Any) -> bytes:
+    """The bytes of a recorded answer."""
+    return _replay.body_of(exchange["response"])
+
+
+def outline(request: Any) -> Any:
+    """The roles, calls and results of the messages of a request."""
+    return _replay.roles(request)
+
+
+class Vendor:
+    """One replay server for many conversations, and the providers that talk to it."""
+
+    def __init__(self, replay: Any, http: httpx.AsyncClient) -> None:
+        self.replay = replay
+        self._http = http
+        self._providers: dict[tuple[str, bool], OpenAIChat] = {}
+
+    def play(self, conversation: Any, first: int = 0, *, mode: str = "whole", seed: int = 0, **shape: Any) -> None:
+        """Answer the next requests with this conversation, from exchange number `first` on."""
+        self.replay.conv, self.replay.i = conversation, first
+        self.replay.mode, self.replay.seed = mode, seed
+        self.replay.newline, self.replay.inject = shape.get("newline", "keep"), shape.get("inject", ())
+        self.replay.problems = []
+        self.replay.requests = []
+
+    def provider(self, exchange: Any) -> OpenAIChat:
+        """A provider for the path of a recorded exchange, which leaves the text alone."""
+        where = (exchange["request"]["path"].partition("?")[0].removesuffix("/chat/completions"), exchange["stream"])
+        if where not in self._providers:
+            self._providers[where] = openai_chat(
+                "m",
+                base_url=self.replay.base_url + where[0],
+                stream=where[1],
+                http_client=self._http,
+                retry=Retry(attempts=1),
+                thought_tags=False,
+                sanitize=False,
+            )
+        return self._providers[where]
+
+
+@contextlib.contextmanager
+def replaying(http: httpx.AsyncClient) -> Iterator[Vendor]:
+    """A replay server for as long as the block lasts."""
+    with _replay.Replay({"exchanges": []}) as replay:
+        yield Vendor(replay, http)
+
+
+def _module() -> Any:
+    spec = importlib.util.spec_from_file_location("recorded_replay", CORPUS / "replay.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_replay: Any = _module() if CORPUS.is_dir() else None
