@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class Vendor:
 
 
 @contextlib.contextmanager
-def replaying(http: httpx.AsyncClient) -> Iterator[Vendor]:
+def replaying(http: httpx.AsyncClient) -> Generator[Vendor]:
     """A replay server for as long as the block lasts."""
     with _replay.Replay({"exchanges": []}) as replay:
         yield Vendor(replay, http)

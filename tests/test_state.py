@@ -410,3 +410,42 @@ def test_whatever_comes_no_call_of_the_history_is_unanswered_and_no_answer_alone
             assert state.batch.open
 
     assert sizes == sorted(sizes)
+
+
+def answers(*successes: bool | None) -> RunState:
+    """After a message whose calls gave the answer, failed to, or (None) were for something else."""
+    calls = [ToolCall(id=str(place), name="f") for place in range(len(successes))]
+    done = [
+        ToolCompleteEvent(
+            call=call, index=index, step="1", success=bool(good), content=f"{index}", answer=good is not None
+        )
+        for index, (call, good) in enumerate(zip(calls, successes, strict=True))
+    ]
+    return fold_all([TaskEvent(messages=[Message.user("Hi")], model="m", agent_name="a"), message(*calls), *done])
+
+
+def message(*calls: ToolCall) -> ContentCompleteEvent:
+    return ContentCompleteEvent(step="1", tool_calls=list(calls))
+
+
+@pytest.mark.parametrize(
+    ("successes", "content", "retries"),
+    [
+        ((True,), "0", 0),
+        ((None, True, True), "1", 0),
+        ((False, True), "1", 0),
+        ((False, False), None, 1),
+        ((None,), None, 0),
+    ],
+)
+def test_a_batch_of_calls_may_give_the_answer(
+    successes: tuple[bool | None, ...], content: str | None, retries: int
+) -> None:
+    state = answers(*successes)
+
+    assert state.done is (content is not None)
+    assert state.content == (content or "")
+    assert state.retries == retries
+    assert state.messages[-1].role == "tool"
+    assert not fold(state, MessageAddedEvent(content="More.")).done
+    assert not fold(state, message(ToolCall(id="x", name="f"))).done

@@ -86,6 +86,7 @@ class Core:
         self.clock: Clock = CLOCK.get()
         self.scope = Scope()
         self.context_id = spec.context_id
+        self.metadata = spec.metadata
         self.used = False
         """Whether anybody has started, or cancelled, the run."""
         self.occupies = False
@@ -116,7 +117,7 @@ class Core:
         self._thread = 0
         self._seq = 0
         self._sub = 0
-        self._questions: dict[Slot, int] = {}
+        self._questions: dict[str, int] = {}
         self._tools: dict[str, Tool] = {}
 
     # -- what a run is, for those inside
@@ -145,20 +146,19 @@ class Core:
     def thought_limit(self) -> int:
         return self.spec.thought_limit
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return self.spec.metadata
-
     def context(self) -> RunContext[Any]:
         """The context of the main line."""
         return RunContext(self.spec.deps, self)
 
     def state(self, branch: str | None = None) -> RunState:
         """The fold of everything published so far on a branch; a new one starts where the main line stands."""
+        main = self.states[None]
+        if branch is None:
+            return main
         state = self.states.get(branch)
         if state is None:
-            state = self.states[branch] = self.states[None].branched()
-        return state
+            state = self.states[branch] = main.branched()
+        return state.beside(main)
 
     # -- events
 
@@ -210,18 +210,26 @@ class Core:
 
     def record(self, event: Event) -> Event:
         """Stamp an event, fold it and hand it to the log's buffer, but do not deliver it yet."""
+        place = self._seq, self._sub
         event = self._stamp(event)
         if event.durable:
-            branch = event.branch
-            if branch is None:
-                self.states[None] = fold(self.states[None], event)
-            else:
-                self.states[branch] = fold(self.state(branch), event)
-                self.states[None] = fold_beside(self.states[None], event)
+            try:
+                self._fold(event)
+            except Exception:
+                self._seq, self._sub = place
+                raise
             if self.writer is not None:
                 self.writer.add(event)
             self.graph = self.graph.add(event)
         return event
+
+    def _fold(self, event: Event) -> None:
+        branch = event.branch
+        if branch is None or event.parent_task_id is not None:
+            self.states[None] = fold(self.states[None], event)
+        else:
+            self.states[branch] = fold(self.state(branch), event)
+            self.states[None] = fold_beside(self.states[None], event)
 
     def _stamp(self, event: Event) -> Event:
         if event.attempt:
@@ -231,6 +239,9 @@ class Core:
         fields["attempt"] = self.attempt
         if not fields["task_id"]:
             fields["task_id"] = self.spec.task_id
+        elif fields["parent_task_id"] is None and fields["task_id"] != self.spec.task_id:
+            # Another run's event that somebody passes on: it is told here, and is no part of this run.
+            fields["parent_task_id"] = self.spec.task_id
         if not fields["context_id"]:
             fields["context_id"] = self.context_id
         if not fields["timestamp"]:
@@ -330,10 +341,12 @@ class Core:
         return later()
 
     def _request(self, ctx: RunContext[Any], iteration: int, pressure: int, tools: dict[str, Tool]) -> ModelRequest:
-        self._tools = tools
+        self._tools.update(tools)
+        messages = self.state(ctx.branch).messages
         return ModelRequest(
             system=self.system,
-            messages=self.state(ctx.branch).messages,
+            messages=messages,
+            history=len(messages),
             tools=self.spec.tools.definitions(tools),
             settings=self.spec.settings,
             step=ctx.step or "",
@@ -348,7 +361,7 @@ class Core:
         """The tool that a call asks for, or the reason why it cannot be called."""
         name = request.call.name
         offered = self._tools if request.offered is None else _names(request.offered)
-        tool = self._tools.get(name)
+        tool = self._tools.get(name) or (self.spec.tools.resolve_now(request.ctx) or {}).get(name)
         if tool is None or name not in offered or not tool.enabled(request.ctx):
             return self.spec.tools.why_not(name, list(offered))
         return tool
@@ -373,9 +386,9 @@ class Core:
 
     async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
         """Put a question to the person or client behind the run."""
-        slot = (ctx.step or "", ctx.index)
-        number = self._questions[slot] = self._questions.get(slot, 0) + 1
-        return await ask(ctx, f"{slot[0]}.{slot[1]}.{number}", prompt, answer, options, self.spec.on_input)
+        asker = f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asker}"
+        number = self._questions[asker] = self._questions.get(asker, 0) + 1
+        return await ask(ctx, f"{asker}.{number}", prompt, answer, options, self.spec.on_input)
 
 
 def _names(definitions: tuple[ToolDefinition, ...]) -> set[str]:

@@ -15,6 +15,7 @@ from rxloop.errors import (
     EventLogError,
     InvalidInput,
     InvalidOutput,
+    Paused,
     PipelineError,
     ProviderError,
     RxloopError,
@@ -177,6 +178,8 @@ def _recall(core: Core, events: Sequence[Event]) -> None:
         core.graph = core.graph.add(event)
         if event.parent_task_id is not None:
             continue
+        if isinstance(event, TaskEvent):
+            core.metadata = {**event.metadata, **core.spec.metadata}
         if isinstance(event, ContentCompleteEvent):
             if event.finish_reason != "canceled" and event.step:
                 core.messages_recorded[event.step] = event
@@ -184,7 +187,7 @@ def _recall(core: Core, events: Sequence[Event]) -> None:
             cut_off.add((event.step or "", event.index))
         elif isinstance(event, ToolCompleteEvent):
             core.results_recorded[event.step or "", event.index] = event
-        elif isinstance(event, InputRequiredEvent):
+        elif isinstance(event, InputRequiredEvent) and event.input.call is not None:
             asking[event.input_id] = (event.input.step or "", event.input.index)
         elif isinstance(event, InputReceivedEvent):
             asking.pop(event.input_id, None)
@@ -216,7 +219,13 @@ async def _begin(core: Core) -> None:
     after = core.state().seq if resumed else None
     core.open = True
     if not resumed:
-        core.publish(TaskEvent(messages=list(spec.messages), model=spec.model.name, agent_name=spec.agent_name))
+        task = TaskEvent(
+            messages=list(spec.messages),
+            model=spec.model.name,
+            agent_name=spec.agent_name,
+            metadata=spec.metadata,
+        )
+        core.publish(task)
     core.publish(StatusUpdateEvent(state="working", resumed=resumed, after_seq=after))
     for input_id, value in (spec.inputs or {}).items():
         core.publish(InputReceivedEvent(input_id=input_id, value=value))
@@ -227,6 +236,10 @@ async def _begin(core: Core) -> None:
         if core.ended.is_set():
             return
         pipeline = spec.loop(emit(RunRequest(core.context())))
+    except Paused:
+        # The instructions asked a question, or a family of tools did.
+        core.finish(None)
+        return
     except Exception as error:
         core.finish(error)
         return

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args
 from pydantic import Field, TypeAdapter
 
 from rxloop.envelope import Event, absent
-from rxloop.messages import Content, ErrorInfo, Message, Role, ToolCall, Usage, Wire
+from rxloop.messages import Content, ErrorInfo, Message, ToolCall, Usage, Wire
 
 Verbosity = Literal["brief", "normal", "detailed"]
 State = Literal["submitted", "working", "completed", "failed", "canceled", "input-required", "auth-required"]
@@ -248,7 +248,7 @@ class MessageAddedEvent(Event):
     """A message enters the history that is neither the model's nor a tool result."""
 
     kind: Literal["message-added"] = "message-added"
-    role: Role = "user"
+    role: Literal["user", "system"] = "user"
     content: Content
     cause: str = "steering"
     """Why: `steering`, `retry`, `tool`."""

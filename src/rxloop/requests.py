@@ -110,6 +110,7 @@ class RunContext(Generic[D]):
         step: The model call that this context belongs to.
         branch: The line of a strategy that it belongs to; None on the main line.
         hidden: The call is not for clients.
+        asker: Who asks questions where there is no call: the name of the operator.
         answer: The call gives the answer of the run.
     """
 
@@ -121,6 +122,7 @@ class RunContext(Generic[D]):
     branch: str | None = None
     hidden: bool = False
     answer: bool = False
+    asker: str = "run"
     out: Callable[[Event], None] | None = field(default=None, repr=False)
     """Where `emit` puts events: the pipeline, for a tool; otherwise straight onto the stream."""
 
@@ -193,8 +195,9 @@ class RunContext(Generic[D]):
 
     def emit(self, event: Event) -> None:
         """Put an event on the stream of the run; from any thread."""
-        if event.step is None and self.step is not None:
-            event = event.model_copy(update={"step": self.step, "branch": self.branch})
+        # A copy, since the run stamps what it publishes: who emits an event may keep it as a constant.
+        unset = event.step is None and self.step is not None
+        event = event.model_copy(update={"step": self.step, "branch": self.branch} if unset else None)
         self.host.emit(event, self.out)
 
     def progress(self, message: str, fraction: float | None = None) -> None:
@@ -290,9 +293,15 @@ class ModelRequest(Request):
     iteration: int = 1
     response_schema: dict[str, Any] | None = None
     """JSON Schema that the answer has to fit; a provider that can make the model keep to it does."""
+    history: int | None = None
+    """How many messages the history had when the request was made: what it gained since goes behind `messages`."""
     pressure: int = 0
     """How often the provider has said that this request is too long."""
     ctx: RunContext[Any] = field(default_factory=RunContext, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.ctx.step, self.ctx.branch) != (self.step, self.branch):
+            object.__setattr__(self, "ctx", self.ctx.bind(step=self.step, branch=self.branch))
 
     def replace(self, **changes: Any) -> ModelRequest:
         """The same request with other fields."""

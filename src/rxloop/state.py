@@ -132,6 +132,17 @@ class RunState:
         """Whether the run has ended for good."""
         return self.state in ("completed", "failed")
 
+    def beside(self, main: RunState) -> RunState:
+        """The state of a branch, with what belongs to the whole run as the main line has it."""
+        return replace(
+            self,
+            seq=main.seq,
+            usage=main.usage,
+            thoughts=main.thoughts,
+            thought_count=main.thought_count,
+            calls=main.calls,
+        )
+
     def branched(self) -> RunState:
         """The start of a branch: the same history, and a count of its own."""
         return replace(self, iteration=0, last=None, batch=None, open_step=None, held=(), failures=0, answered=False)
@@ -180,9 +191,14 @@ def fold(state: RunState, event: Event) -> RunState:
 
 
 def fold_beside(state: RunState, event: Event) -> RunState:
-    """The state of the main line after an event of a branch: tokens and thoughts are the run's."""
+    """The state of the main line after an event of a branch: tokens, thoughts and the ids of calls are the run's."""
     if isinstance(event, UsageEvent | ThoughtStreamEvent):
         return fold(state, event)
+    if isinstance(event, ContentCompleteEvent):
+        calls = state.calls
+        for call in event.tool_calls:
+            calls = calls.add(call.id, call)
+        return replace(state, seq=event.seq or state.seq, calls=calls)
     return replace(state, seq=event.seq or state.seq)
 
 

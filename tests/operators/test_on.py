@@ -88,7 +88,7 @@ async def test_the_handler_gets_the_context_of_the_request() -> None:
     asked = request()
     await through(handler, asked)
 
-    assert seen == [asked.ctx]
+    assert seen == [asked.ctx.bind(asker="handler")]
 
 
 def test_requests_are_handled_side_by_side_and_a_disposed_handler_is_closed() -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from runs import FakeHost, context
 from rxloop.errors import InvalidOutput
 from rxloop.events import ContentCompleteEvent
 from rxloop.history import History
-from rxloop.messages import Message
+from rxloop.messages import Message, ToolCall
 from rxloop.operators.typed_output import typed_output
 from rxloop.requests import IterationEnd
 from rxloop.state import RunState
@@ -76,3 +77,26 @@ def test_a_parser_that_fails_in_another_way_is_an_error_of_the_stream() -> None:
         raise ZeroDivisionError("broken")
 
     assert passed(state("7"), broken) == ["ZeroDivisionError('broken')"]
+
+
+def refused(*, retries: int) -> RunState:
+    """After a call for the answer that did not fit."""
+    asked = ToolCall(id="a", name="final_answer")
+    history = History([Message.user("Hi"), Message.assistant(tool_calls=[asked]), Message.tool("a", "n: too small")])
+    return RunState(messages=history, last=ContentCompleteEvent(tool_calls=[asked]), retries=retries)
+
+
+@pytest.mark.parametrize(("retries", "given_up"), [(2, False), (3, True)])
+def test_a_refused_call_for_the_answer_is_tried_again_and_then_given_up(retries: int, given_up: bool) -> None:
+    last = passed(refused(retries=retries), by_tool=True)
+
+    assert (last == ["IterationEnd"]) is not given_up
+    if given_up:
+        assert "after 2 retries: n: too small" in last[0]
+    assert passed(refused(retries=retries)) == ["IterationEnd"]
+
+
+def test_an_answer_by_a_tool_call_passes_when_it_fits() -> None:
+    good = replace(refused(retries=0), answered=True, content="7")
+    assert passed(good, by_tool=True) == ["IterationEnd"]
+    assert passed(replace(good, content="x"), by_tool=True)[0] == "MessageAddedEvent"

@@ -172,3 +172,30 @@ def test_a_text_that_is_no_proper_unicode_is_sent_all_the_same() -> None:
         ModelRequest(messages=[Message.model_construct(role="user", content="a\ud83d")])
     )
     assert b"a\\ud83d" in raw
+
+
+CITY = {"type": "object", "title": "City", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+def asked_format(preset: Preset, tools: tuple[ToolDefinition, ...] = (), **extra: Any) -> Any:
+    settings = ModelSettings(extra_body=extra)
+    request = ModelRequest(messages=[Message.user("hi")], tools=tools, response_schema=CITY, settings=settings)
+    return body(request, preset).get("response_format")
+
+
+def test_a_typed_answer_is_asked_for_in_the_way_that_the_endpoint_knows() -> None:
+    assert asked_format(OPENAI)["json_schema"]["strict"] is True
+    assert asked_format(OPENAI, (LOOK,))["json_schema"]["schema"]["additionalProperties"] is False
+    assert asked_format(replace(OPENAI, strict=False))["json_schema"] == {"name": "City", "schema": CITY}
+    assert asked_format(replace(OPENAI, response_format="json_object")) == {"type": "json_object"}
+    assert asked_format(replace(OPENAI, response_format=None)) is None
+
+
+def test_an_endpoint_that_cannot_have_both_gets_the_tools_alone() -> None:
+    careful = replace(OPENAI, response_format_with_tools=False)
+    assert asked_format(careful, (LOOK,)) is None
+    assert asked_format(careful)["type"] == "json_schema"
+
+
+def test_a_response_format_of_ones_own_takes_the_place_of_it() -> None:
+    assert asked_format(OPENAI, response_format={"type": "json_object"}) == {"type": "json_object"}

@@ -112,7 +112,6 @@ async def drive(
         result, error = await agent.run(list(messages)), None
     except (RunError, LimitReached) as failure:
         result, error = failure.result, failure
-    print(repr(error), len(vendor.replay.requests), vendor.replay.i)
     return Outcome(result, error, [each["body"] for each in vendor.replay.requests], vendor.replay.problems, left)
 
 

@@ -18,6 +18,7 @@ from rxloop.operators.idle_timeout import idle_timeout
 from rxloop.operators.iterate import iterate
 from rxloop.operators.of_type import of_type
 from rxloop.operators.on import on
+from rxloop.operators.partial import partial
 from rxloop.operators.public import public
 from rxloop.operators.run_tools import run_tools
 from rxloop.operators.standard import standard
@@ -45,6 +46,7 @@ __all__ = [
     "iterate",
     "of_type",
     "on",
+    "partial",
     "public",
     "run_tools",
     "standard",

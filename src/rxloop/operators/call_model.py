@@ -46,11 +46,22 @@ def call_model() -> Operator:
         recorded = request.ctx.host.recorded(request.step)
         if isinstance(recorded, ContentCompleteEvent):
             return emit(recorded, *_tool_requests(recorded, request))
-        return _call(request)
+        return _call(_up_to_date(request))
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = "call_model"
     return operator
+
+
+def _up_to_date(request: ModelRequest) -> ModelRequest:
+    """The request with what the history gained since it was made: a message that an operator put on the stream."""
+    history = request.ctx.state.messages
+    if request.history is None or len(history) == request.history:
+        return request
+    gained = history[request.history :]
+    messages = request.messages
+    longer = messages.append(*gained) if isinstance(messages, History) else [*messages, *gained]
+    return request.replace(messages=longer, history=len(history))
 
 
 def _call(request: ModelRequest) -> Observable[Signal]:

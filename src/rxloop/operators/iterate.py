@@ -120,9 +120,9 @@ class _Iterations:
         """The source of the next iteration, or None when the run has an answer or waits for one."""
         state = self._ctx.state
         if self._fed is not None:
+            if state.pending:
+                return None
             self._check(state)
-        if state.pending and self._fed is not None:
-            return None
         if state.batch is not None:
             return self._open_calls(state, state.batch)
         if state.done:
@@ -160,7 +160,7 @@ class _Iterations:
             raise PipelineError(
                 f"iteration {self._fed} ended without a content-complete: the pipeline is {describe(self._pipeline)}"
             )
-        if state.batch is not None and not state.pending:
+        if state.batch is not None:
             names = ", ".join(state.batch.calls[index].name for index in state.batch.open)
             raise PipelineError(
                 f"iteration {self._fed} left tool calls unanswered ({names}): "

@@ -4,13 +4,19 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from reactivex import Observable
+from reactivex import operators as ops
 
 from rxloop.operators.answering import answering
 from rxloop.operators.at_end import at_end
-from rxloop.requests import IterationEnd, Operator, RunContext, Signal
+from rxloop.requests import IterationEnd, Operator, Request, RunContext, Signal
 from rxloop.stream.bridges import from_async_iter
 
 R = TypeVar("R", bound=Any)
+
+
+def _own(signal: Signal) -> Signal:
+    # A copy of an event, since the run stamps what it publishes: the handler may keep its own as a constant.
+    return signal if isinstance(signal, Request) else signal.model_copy()
 
 
 def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncIterator[Signal]]], Operator]:
@@ -42,7 +48,9 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
 
     def decorate(handler: Callable[[R, RunContext[Any]], AsyncIterator[Signal]]) -> Operator:
         def answer(request: R) -> Observable[Signal]:
-            return from_async_iter(lambda: handler(request, request.ctx), request.ctx, name=f"rxloop-{name}")
+            ctx = request.ctx.bind(asker=name)
+            signals = from_async_iter(lambda: handler(request, ctx), ctx, name=f"rxloop-{name}")
+            return signals.pipe(ops.map(_own))
 
         name = getattr(handler, "__name__", "handler")
         answers: Any = answer

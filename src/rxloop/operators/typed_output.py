@@ -42,7 +42,8 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state
         if not state.done:
-            return emit(end) if state.retries <= retries else rx.throw(failure(_refusal(state)))
+            given_up = by_tool and state.retries > retries
+            return rx.throw(failure(_refusal(state))) if given_up else emit(end)
         try:
             parse(state.content)
         except ValueError as error:

@@ -17,13 +17,14 @@ from rxloop.requests import ToolDefinition
 class _Call:
     """A tool call that is being put together."""
 
-    __slots__ = ("id", "index", "name", "pieces")
+    __slots__ = ("extra", "id", "index", "name", "pieces")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.id = ""
         self.name = ""
         self.pieces: list[str] = []
+        self.extra: dict[str, Any] | None = None
 
 
 class CallAssembler:
@@ -54,6 +55,8 @@ class CallAssembler:
         call.id = call.id or call_id
         if first and name:
             call.name = clean_name(name, self._known, self._tokens) if self._tokens else name
+        if isinstance(extra := piece.get("extra_content"), dict):
+            call.extra = {**(call.extra or {}), **cast("dict[str, Any]", extra)}
         if isinstance(arguments, dict):
             arguments = orjson.dumps(arguments).decode()
         fragment = _text(arguments)
@@ -76,10 +79,15 @@ class CallAssembler:
     def finish(self) -> list[ToolCall]:
         """The calls in their order; one without a name cannot be called and is left out."""
         return [
-            ToolCall.parse(call.id or self._made_up(call), call.name, "".join(call.pieces))
-            for call in sorted(self._calls, key=lambda call: call.index)
-            if call.name
+            ToolCall.parse(call.id or self._made_up(call), call.name, "".join(call.pieces)) for call in self._named()
         ]
+
+    def extra_content(self) -> dict[str, Any]:
+        """What the vendor sent beside the calls and wants back with them, by the place of the call."""
+        return {str(place): call.extra for place, call in enumerate(self._named()) if call.extra}
+
+    def _named(self) -> list[_Call]:
+        return [call for call in sorted(self._calls, key=lambda call: call.index) if call.name]
 
     def _find(self, index: Any, call_id: str, name: str) -> _Call:
         """The call that a piece belongs to: by its index, else by its id; else a name begins a new one."""

@@ -160,6 +160,10 @@ class ChatAccumulator:
         if self._usage is not None:
             self._push(self._usage_event(self._usage))
         calls = self._calls.finish()
+        state: dict[str, Any] = {
+            "reasoning_details": self._details,
+            "extra_content": self._calls.extra_content(),
+        }
         finish = _FINISH.get((self._finish or "").lower(), "stop")
         if calls and finish == "stop":
             finish = "tool_calls"
@@ -170,7 +174,7 @@ class ChatAccumulator:
                 tool_calls=calls,
                 finish_reason=finish,
                 raw_finish_reason=self._finish,
-                provider_state={"reasoning_details": self._details} if self._details else None,
+                provider_state={name: value for name, value in state.items() if value} or None,
                 step=self._step,
             )
         )

@@ -12,11 +12,12 @@ import orjson
 
 from rxloop.history import History
 from rxloop.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
+from rxloop.providers._schemas import response_format
 from rxloop.providers.presets import Preset
 from rxloop.requests import ModelRequest, ToolDefinition
 from rxloop.settings import ModelSettings
 
-_WireKey = tuple[str, str | None, bool]
+_WireKey = tuple[str, str | None, bool, bool]
 
 
 class RequestEncoder:
@@ -30,7 +31,13 @@ class RequestEncoder:
         self._model = model
         self._preset = preset
         self._stream = stream
-        self._key: _WireKey = ("openai-chat", preset.reasoning_field, preset.reasoning_details)
+        self._key: _WireKey = (
+            "openai-chat",
+            preset.reasoning_field,
+            preset.reasoning_details,
+            preset.extra_content,
+        )
+        self._format: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
         self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")
 
     def encode(self, request: ModelRequest) -> bytes:
@@ -38,7 +45,7 @@ class RequestEncoder:
         extra = request.settings.extra_body
         fields = self._fields(request)
         for name, value in extra.items():
-            mine = fields.get(name)
+            mine = fields.get(name) if name != "response_format" else None
             both = isinstance(mine, dict) and isinstance(value, dict)
             fields[name] = {**cast("dict[str, Any]", mine), **cast("dict[str, Any]", value)} if both else value
         parts = [dumps(fields)[:-1]]
@@ -65,12 +72,23 @@ class RequestEncoder:
         }
         fields.update({name: value for name, value in plain.items() if value is not None})
         _add_effort(fields, settings, preset)
+        if request.response_schema is not None and (preset.response_format_with_tools or not request.tools):
+            answer_format = self._response_format(request.response_schema)
+            if answer_format is not None:
+                fields["response_format"] = answer_format
         if request.tools:
             if settings.tool_choice is not None:
                 fields["tool_choice"] = _tool_choice(settings.tool_choice)
             if settings.parallel_tool_calls is not None and preset.parallel_tool_calls:
                 fields["parallel_tool_calls"] = settings.parallel_tool_calls
         return fields
+
+    def _response_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+        if self._preset.response_format != "json_schema":
+            return None if self._preset.response_format is None else {"type": "json_object"}
+        if self._format[0] is not schema:
+            self._format = (schema, response_format(schema, self._preset.strict))
+        return self._format[1]
 
     def _messages(self, messages: Sequence[Message]) -> bytes:
         if isinstance(messages, History):
@@ -97,6 +115,9 @@ class RequestEncoder:
             if message.tool_calls:
                 plain["content"] = plain["content"] or None
                 plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+                extra = (message.provider_state or {}).get("extra_content")
+                if self._preset.extra_content and extra:
+                    _add_extra(plain["tool_calls"], extra)
             if self._preset.reasoning_field and message.reasoning:
                 plain[self._preset.reasoning_field] = message.reasoning
             details = (message.provider_state or {}).get("reasoning_details")
@@ -157,6 +178,13 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
     else:
         arguments = dumps(call.arguments).decode()
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _add_extra(calls: list[dict[str, Any]], extra: dict[str, Any]) -> None:
+    """Put what the vendor sent beside the calls back beside them, by the place of the call."""
+    for place, call in enumerate(calls):
+        if str(place) in extra:
+            call["extra_content"] = extra[str(place)]
 
 
 def _part(part: Part) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The vendors, gateways and local servers that we know: one table, a block for each.
 
 Where a vendor's documentation leaves a fact open, the careful value stands here: a field that may be refused is not
-sent, and reasoning goes back only to those who ask for it.
+sent, and reasoning goes back only to those who ask for it. Many endpoints refuse a `response_format` beside tools, or
+let the model call none: there a typed answer is asked for in the system prompt.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _KNOWN = (
         reasoning_field="reasoning_content",
         parallel_tool_calls=False,
         strict=False,
+        response_format="json_object",
+        response_format_with_tools=False,
     ),
     Preset(
         name="openai",
@@ -55,6 +58,8 @@ _KNOWN = (
         reasoning_field="reasoning_content",
         parallel_tool_calls=False,
         strict=False,
+        response_format="json_object",
+        response_format_with_tools=False,
     ),
     Preset(
         name="mistral",
@@ -65,6 +70,7 @@ _KNOWN = (
         # It refuses fields that it does not know. The usage comes with the last chunk without being asked for.
         stream_options=False,
         strict=False,
+        response_format_with_tools=False,
     ),
     Preset(
         name="xai",
@@ -72,6 +78,7 @@ _KNOWN = (
         key_env="XAI_API_KEY",
         default_model="grok-4.5",
         strict=False,
+        response_format_with_tools=False,
     ),
     Preset(
         name="moonshot",
@@ -84,6 +91,8 @@ _KNOWN = (
         reasoning_field="reasoning_content",
         parallel_tool_calls=False,
         strict=False,
+        response_format="json_object",
+        response_format_with_tools=False,
     ),
     Preset(
         name="google",
@@ -91,6 +100,8 @@ _KNOWN = (
         key_env="GEMINI_API_KEY",
         default_model="gemini-3.5-flash",
         strict=False,
+        extra_content=True,
+        response_format_with_tools=False,
     ),
     # gateways, and hosts of open models
     Preset(
@@ -100,6 +111,7 @@ _KNOWN = (
         default_model="openrouter/auto",
         effort="reasoning",
         reasoning_details=True,
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
     ),
     Preset(
@@ -108,6 +120,8 @@ _KNOWN = (
         key_env="GROQ_API_KEY",
         default_model="openai/gpt-oss-120b",
         strict=False,
+        # Only some of its models take a schema, and not in a stream.
+        response_format=None,
         strip=TEMPLATE_TOKENS,
     ),
     Preset(
@@ -117,6 +131,7 @@ _KNOWN = (
         default_model="openai/gpt-oss-120b",
         parallel_tool_calls=False,
         strict=False,
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
     ),
     Preset(
@@ -127,6 +142,8 @@ _KNOWN = (
         max_tokens_field="max_completion_tokens",
         parallel_tool_calls=False,
         strict=False,
+        response_format="json_object",
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
     ),
     Preset(
@@ -136,6 +153,7 @@ _KNOWN = (
         default_model="openai/gpt-oss-120b",
         parallel_tool_calls=False,
         strict=False,
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
     ),
     Preset(
@@ -147,6 +165,7 @@ _KNOWN = (
         reasoning_details=True,
         parallel_tool_calls=False,
         strict=False,
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
     ),
     # servers on one's own machine
@@ -157,6 +176,7 @@ _KNOWN = (
         default_model="qwen3",
         parallel_tool_calls=False,
         strict=False,
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
         hint="Is Ollama running? Start it with `ollama serve`.",
     ),
@@ -171,6 +191,7 @@ _KNOWN = (
         reasoning_field="reasoning_content",
         parallel_tool_calls=False,
         strict=False,
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
         hint="Is it running? Start it with `llama-server --jinja -m model.gguf`.",
     ),
@@ -181,6 +202,7 @@ _KNOWN = (
         key_env="VLLM_API_KEY",
         key_optional=True,
         strict=False,
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
         hint="Is it running? Start it with `vllm serve MODEL`.",
     ),
@@ -192,6 +214,7 @@ _KNOWN = (
         key_optional=True,
         parallel_tool_calls=False,
         strict=False,
+        response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
         hint="Is its server running? Start it with `lms server start`.",
     ),
@@ -200,7 +223,14 @@ _KNOWN = (
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _KNOWN})
 """The presets by name."""
 
-CUSTOM = Preset(name="custom", base_url=None, key_env="RXLOOP_API_KEY", key_optional=True, strip=TEMPLATE_TOKENS)
+CUSTOM = Preset(
+    name="custom",
+    base_url=None,
+    key_env="RXLOOP_API_KEY",
+    key_optional=True,
+    response_format=None,
+    strip=TEMPLATE_TOKENS,
+)
 """Any other endpoint that speaks the protocol, by its address."""
 
 

@@ -84,6 +84,11 @@ class OpenAIChat:
         """What the model is called on the stream: the model string that makes it."""
         return f"{self._base_url}#{self.model}" if self.preset is CUSTOM else f"{self.preset.name}:{self.model}"
 
+    @property
+    def keeps_to_schema(self) -> bool:
+        """Whether the endpoint holds the model to the `response_schema` of every request."""
+        return self.preset.response_format == "json_schema" and self.preset.response_format_with_tools
+
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer to one request; nothing is sent before it is subscribed.
 

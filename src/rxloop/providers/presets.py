@@ -13,6 +13,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.providers._tags import THOUGHT_TAGS
 
 Effort = Literal["reasoning_effort", "reasoning", "thinking"]
+ResponseFormat = Literal["json_schema", "json_object"]
 
 
 def _no_headers() -> Mapping[str, str]:
@@ -62,6 +63,12 @@ class Preset:
     """
     reasoning_details: bool = False
     """It wants `reasoning_details`, signed or encrypted, back with an assistant message."""
+    extra_content: bool = False
+    """It wants the `extra_content` of a tool call, such as Google's thought signatures, back with the call."""
+    response_format: ResponseFormat | None = "json_schema"
+    """How it can be held to an answer of a type: by its JSON Schema, by JSON alone, or not at all."""
+    response_format_with_tools: bool = True
+    """It takes `response_format` in a request that offers tools; otherwise such a request goes without."""
     stream_options: bool = True
     """It takes `stream_options` and then sends the usage of a stream."""
     parallel_tool_calls: bool = True

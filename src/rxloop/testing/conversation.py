@@ -68,10 +68,12 @@ class Conversation:
     Attributes:
         messages: The messages as they were sent.
         tools: The tools that are offered, by name; none if the request forbids them.
+        response_format: What the request says of the form of the answer.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self.messages: list[dict[str, Any]] = list(body.get("messages") or [])
+        self.response_format: dict[str, Any] = body.get("response_format") or {}
         offered: list[dict[str, Any]] = body.get("tools") or []
         if body.get("tool_choice") == "none":
             offered = []

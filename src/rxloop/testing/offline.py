@@ -26,6 +26,7 @@ from rxloop.providers.presets import Preset
 from rxloop.testing.conversation import Conversation, Reply, Rule
 from rxloop.testing.http import Connection, HTTPRequest, HTTPResponse
 from rxloop.testing.rules import BUILT_IN
+from rxloop.testing.typed import typed
 
 MODEL = "offline"
 _KEYS = {"ZAI_API_KEY": "zai:glm-4.7", "OPENAI_API_KEY": "openai:gpt-5"}
@@ -123,7 +124,7 @@ class OfflineModel:
     def _reply(self, conversation: Conversation) -> Reply:
         for rule in self._rules:
             if (reply := rule(conversation)) is not None:
-                return reply
+                return typed(conversation, reply)
         raise AssertionError("unreachable: the last built-in rule always answers")
 
     async def _stream(self, answer: _Answer) -> AsyncGenerator[bytes, None]:

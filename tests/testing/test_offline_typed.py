@@ -1,0 +1,67 @@
+"""The offline model answers with values of a type."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from rxloop import Agent, op, tool
+from rxloop.testing import OfflineModel
+
+MODES = ["auto", "native", "tool", "prompted"]
+
+
+class City(BaseModel):
+    name: str
+    population: int
+
+
+class Odd(BaseModel):
+    kind: Literal["a", "b"]
+    size: int = Field(ge=7)
+    share: float
+    open: bool
+    city: City
+    twin: City | None
+    notes: list[str]
+    note: str
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_it_knows_the_capital_of_norway(mode: Any) -> None:
+    # Program 12
+    async with OfflineModel() as offline, Agent(offline.provider(), output_type=City, output_mode=mode) as agent:
+        run = agent.run("The capital of Norway")
+        grown = [city async for city in run.pipe(op.partial(City))]
+        assert (await run).output == City(name="Oslo", population=717_710)
+        await agent.model.aclose()
+    assert grown[-1] == City(name="Oslo", population=717_710)
+    assert len(grown) > 2
+    assert len(offline.requests) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_it_does_not_know_fits_and_says_that_it_is_offline(mode: Any) -> None:
+    async with OfflineModel() as offline, Agent(offline.provider(), output_type=Odd, output_mode=mode) as agent:
+        odd = (await agent.run("How odd is it?")).output
+        await agent.model.aclose()
+    assert (odd.kind, odd.size, odd.share, odd.open, odd.twin, odd.notes) == ("a", 7, 1.0, False, None, [])
+    assert "offline model" in odd.note
+
+
+async def test_it_asks_the_tools_first() -> None:
+    class Weather(BaseModel):
+        summary: str
+
+    @tool
+    async def get_weather(city: str) -> str:
+        """The weather."""
+        return f"7 °C in {city}"
+
+    async with OfflineModel() as offline:
+        model = offline.provider()
+        result = await Agent(model, tools=[get_weather], output_type=Weather).run("What is the weather in Oslo?")
+        await model.aclose()
+    assert "7 °C" in result.output.summary
