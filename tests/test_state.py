@@ -421,11 +421,7 @@ def answers(*successes: bool | None) -> RunState:
         )
         for index, (call, good) in enumerate(zip(calls, successes, strict=True))
     ]
-    return fold_all([TaskEvent(messages=[Message.user("Hi")], model="m", agent_name="a"), message(*calls), *done])
-
-
-def message(*calls: ToolCall) -> ContentCompleteEvent:
-    return ContentCompleteEvent(step="1", tool_calls=list(calls))
+    return fold_all([task(), complete("", *calls), *done])
 
 
 @pytest.mark.parametrize(
@@ -448,4 +444,7 @@ def test_a_batch_of_calls_may_give_the_answer(
     assert state.retries == retries
     assert state.messages[-1].role == "tool"
     assert not fold(state, MessageAddedEvent(content="More.")).done
-    assert not fold(state, message(ToolCall(id="x", name="f"))).done
+    other = ToolCall(id="x", name="f")
+    asked = fold(state, complete("", other, step="2"))
+    assert not asked.done
+    assert not fold(asked, ToolCompleteEvent(call=other, step="2", success=True, content="")).done

@@ -253,9 +253,7 @@ async def test_a_message_that_comes_while_the_answer_is_given_has_its_own_answer
         ctx.emit(MessageAddedEvent(content="In Sweden, please."))
         return "done"
 
-    model = ScriptedModel(
-        [answer(name="Oslo", population=1), call("steer")], answer(name="Stockholm", population=2)
-    )
+    model = ScriptedModel([answer(name="Oslo", population=1), call("steer")], answer(name="Stockholm", population=2))
     result = await Agent(model, tools=[steer], output_type=City, output_mode="tool").run("?")
 
     assert result.output.name == "Stockholm"

@@ -140,6 +140,9 @@ def differences(answer: Answer, expected: dict[str, Any], exchange: Any) -> list
         "usage": (_our_usage(answer), _their_usage(expected)),
     }
     found: list[tuple[str, Any, Any]] = [(name, ours, other) for name, (ours, other) in pairs.items() if ours != other]
+    given = {(event.tool_call_id, event.name) for event in answer.events if isinstance(event, ToolCallDeltaEvent)}
+    if given != {(call.id, call.name) for call in message.tool_calls}:
+        found.append(("calls of the deltas", given, message.tool_calls))
     if not all(call.id for call in message.tool_calls):
         found.append(("a call without an id", message.tool_calls, None))
     if any(event.delta == "" for event in answer.events if isinstance(event, ContentDeltaEvent)):

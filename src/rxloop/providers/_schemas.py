@@ -9,10 +9,31 @@ _NAMED = ("properties", "$defs")
 _DATA = ("const", "enum", "required")
 # What strict decoding knows; with any other keyword a request for it is refused.
 _KNOWN = frozenset(
-    "type title description properties required additionalProperties items anyOf enum const $ref $defs pattern format "
-    "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minItems maxItems".split()
+    [
+        "type",
+        "title",
+        "description",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "anyOf",
+        "enum",
+        "const",
+        "$ref",
+        "$defs",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minItems",
+        "maxItems",
+    ]
 )
-_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid".split())
+_FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"])
 _BESIDE_REF = frozenset(("$ref", "$defs"))
 
 

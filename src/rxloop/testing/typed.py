@@ -61,7 +61,7 @@ def _value(schema: dict[str, Any], name: str, facts: dict[str, Any], text: str, 
     for key in ("anyOf", "oneOf"):
         if key in schema:
             # Null, where that is allowed: it ends a type that contains itself.
-            return _value(sorted(schema[key], key=lambda each: each.get("type") != "null")[0], name, {}, text, shared)
+            return _value(min(schema[key], key=lambda each: each.get("type") != "null"), name, {}, text, shared)
     if "const" in schema or "enum" in schema:
         return schema["const"] if "const" in schema else schema["enum"][0]
     kind = schema.get("type")
