@@ -1,6 +1,6 @@
 """Strategies of one's own, with model calls side by side."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import reactivex as rx
@@ -111,7 +111,7 @@ async def test_a_branch_sees_the_tokens_of_the_whole_run() -> None:
     spent: list[int] = []
 
     @op.on(ToolRequest)
-    async def look(request: ToolRequest, ctx: RunContext[Any]) -> Any:
+    async def look(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         spent.append(ctx.usage.total_tokens)
         yield request
 

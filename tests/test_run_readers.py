@@ -236,7 +236,9 @@ async def test_the_context_variables_of_the_caller_are_there_in_tools() -> None:
         return ""
 
     VARIABLE.set("the caller's")
-    run = Agent(ScriptedModel(call("on_the_loop"), call("in_a_thread"), "ok"), tools=[on_the_loop, in_a_thread]).run("")
+    run = Agent(ScriptedModel(call("on_the_loop"), call("in_a_thread"), "ok"), tools=[on_the_loop, in_a_thread]).run(
+        "q"
+    )
     VARIABLE.set("changed after the call")
     await run
     assert seen == ["the caller's", "the caller's"]

@@ -12,6 +12,15 @@ from weakref import WeakSet
 
 from typing_extensions import TypeVar, Unpack
 
+from rxloop.checks import (
+    check_agent,
+    check_history,
+    check_model,
+    check_names,
+    check_operator,
+    check_options,
+    check_tools,
+)
 from rxloop.core import Core, Instructions, OnInput, RunSpec
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.messages import Message, as_messages
@@ -47,6 +56,7 @@ class RunOptions(TypedDict, total=False):
     settings: ModelSettings | None
     """Over those of the agent."""
     limits: Limits | None
+    """Over those of the agent: a limit that is not set here stays as it is there."""
     strategy: Strategy | None
     on_input: OnInput | None
     """Answers the questions of `ctx.ask` while the run waits."""
@@ -111,7 +121,23 @@ class Agent(Generic[D, O]):
             thoughts: Whether, and how, the model may think aloud by a tool.
             log: Keeps the events; makes conversations and resumption possible.
             settings: Settings of the model calls.
+
+        Raises:
+            ConfigurationError: An argument is of a wrong kind, or the model string names nothing.
         """
+        check_agent(
+            model=model,
+            name=name,
+            instructions=instructions,
+            tools=tools,
+            output_retries=output_retries,
+            loop=loop,
+            strategy=strategy,
+            limits=limits,
+            thoughts=thoughts,
+            log=log,
+            settings=settings,
+        )
         self._live = _Live()
         self._provider = self._live.provider(model)
         self.name = name
@@ -151,8 +177,11 @@ class Agent(Generic[D, O]):
             **options: See `RunOptions`.
 
         Raises:
-            ConfigurationError: `context_id` was given and the agent has no log, or the prompt is empty.
+            ConfigurationError: `context_id` was given and the agent has no log, the prompt is empty, a tool call in it
+                has no answer, or an option is of a wrong kind.
+            TypeError: There is no such option.
         """
+        _check("run", options)
         context_id = options.get("context_id")
         if context_id is not None and self.log is None:
             raise ConfigurationError(
@@ -161,6 +190,7 @@ class Agent(Generic[D, O]):
         messages = as_messages(prompt)
         if not messages:
             raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
+        check_history(messages)
         spec = self._spec(
             _new_id(),
             context_id if context_id is not None else _new_id(),
@@ -179,6 +209,7 @@ class Agent(Generic[D, O]):
     def run_sync(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Result[O]: ...
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Result[O]:
         """Run to the end in an event loop of its own, for scripts. Takes what `run` takes."""
+        _check("run_sync", options)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -190,8 +221,7 @@ class Agent(Generic[D, O]):
             try:
                 return await self.run(prompt, deps=deps, **options)
             finally:
-                for provider in (self._provider, *self._live.providers.values()):
-                    await provider.aclose()
+                await self._close_own()
 
         return asyncio.run(main())
 
@@ -227,8 +257,10 @@ class Agent(Generic[D, O]):
             **options: As for `run`.
 
         Raises:
-            ConfigurationError: The agent has no log.
+            ConfigurationError: The agent has no log, or an option is of a wrong kind.
+            TypeError: There is no such option.
         """
+        _check("resume", options)
         if self.log is None:
             raise ConfigurationError(f"to resume {task_id} the agent needs the log that holds it: Agent(..., log=...)")
         context_id = options.get("context_id") or ""
@@ -240,12 +272,15 @@ class Agent(Generic[D, O]):
     ) -> Generator[None, None, None]:
         """Put another model or other tools in place for the runs that are made inside.
 
-        For tests of code that has an agent of its own; other tasks are not affected.
+        For tests of code that has an agent of its own; other tasks are not affected. The model goes before one that a
+        run names.
         """
         changes: dict[str, Any] = dict(_OVERRIDES.get().get(id(self), {}))
         if model is not None:
+            check_model(model)
             changes["model"] = self._live.provider(model)
         if tools is not None:
+            check_tools(tools)
             changes["tools"] = self._toolset(tools)
         token = _OVERRIDES.set({**_OVERRIDES.get(), id(self): changes})
         try:
@@ -257,9 +292,7 @@ class Agent(Generic[D, O]):
         """Cancel the runs that go on, and close what the agent opened. May be called twice; later runs are refused."""
         self._live.closed = True
         await asyncio.gather(*(share.aclose("the agent was closed") for share in list(self._live.runs)))
-        await self._tools.aclose()
-        for provider in self._live.providers.values():
-            await provider.aclose()
+        await self._close_own()
 
     async def __aenter__(self) -> Self:
         return self
@@ -268,6 +301,11 @@ class Agent(Generic[D, O]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    async def _close_own(self) -> None:
+        await self._tools.aclose()
+        for provider in self._live.providers.values():
+            await provider.aclose()
 
     def _toolset(self, tools: Sequence[AnyTool]) -> Toolset:
         own = [tool for tool in (self._output.tool, think_aloud(self._thoughts) if self._thinks else None) if tool]
@@ -283,18 +321,20 @@ class Agent(Generic[D, O]):
     def _spec(self, task_id: str, context_id: str, deps: Any, options: RunOptions, **fields: Any) -> RunSpec:
         overrides = _OVERRIDES.get().get(id(self), {})
         model = options.get("model")
-        settings = options.get("settings")
+        settings, limits = options.get("settings"), options.get("limits")
         strategy = options.get("strategy") or self._strategy
-        chosen = self._live.provider(model) if model is not None else overrides.get("model", self._provider)
+        loop = strategy(self._pipeline)
+        check_operator(strategy, loop)
+        chosen = overrides.get("model") or (self._live.provider(model) if model is not None else self._provider)
         return RunSpec(
             task_id=task_id,
             context_id=context_id,
             agent_name=self.name,
             model=chosen,
-            loop=strategy(self._pipeline),
+            loop=loop,
             tools=overrides.get("tools", self._tools),
             instructions=self._instructions,
-            limits=options.get("limits") or self.limits,
+            limits=limits.over(self.limits) if limits is not None else self.limits,
             settings=settings.over(self.settings) if settings is not None else self.settings,
             thought_limit=self._thoughts.limit,
             deps=deps,
@@ -306,6 +346,11 @@ class Agent(Generic[D, O]):
             response_schema=self._output.schema,
             **fields,
         )
+
+
+def _check(method: str, options: RunOptions) -> None:
+    check_names(method, options, RunOptions.__annotations__)
+    check_options(**options)
 
 
 def _new_id() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from reactivex.disposable import SerialDisposable
 
+from rxloop.errors import PipelineError
 from rxloop.events import (
     ContentCompleteEvent,
     Event,
@@ -18,9 +19,19 @@ from rxloop.events import (
     ToolCompleteEvent,
 )
 from rxloop.messages import Message
+from rxloop.operators.compose import describe
 from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import OnInput, ask
-from rxloop.requests import ModelRequest, Operator, Request, RunContext, Signal, ToolDefinition, ToolRequest
+from rxloop.requests import (
+    ModelRequest,
+    Operator,
+    Request,
+    RunContext,
+    RunRequest,
+    Signal,
+    ToolDefinition,
+    ToolRequest,
+)
 from rxloop.settings import Limits, ModelSettings
 from rxloop.state import CANCELED_CALL, Batch, RunState, Slot, fold, fold_beside
 from rxloop.stream.bridges import TaskCancelled
@@ -207,6 +218,16 @@ class Core:
         """Take what comes out of the loop: events alone."""
         if not isinstance(signal, Request):
             self.publish(signal)
+        elif isinstance(signal, RunRequest):
+            self.finish(PipelineError(f"nothing answered the RunRequest: the loop is {describe(self.spec.loop)}"))
+
+    def parsed(self, content: str) -> tuple[Any, str | None]:
+        """An answer as the output type, or what is wrong with it."""
+        try:
+            return self.spec.parse(content), None
+        except ValueError as error:
+            shown = content if len(content) <= 200 else content[:200] + "..."
+            return None, f"the answer {shown!r} does not fit the output type: {error}"
 
     def record(self, event: Event) -> Event:
         """Stamp an event, fold it and hand it to the log's buffer, but do not deliver it yet."""

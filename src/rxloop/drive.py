@@ -7,10 +7,12 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel
 
 from rxloop.core import Canceled, Core, End
 from rxloop.errors import (
+    ConfigurationError,
     ContextBusy,
     EventLogError,
     InvalidInput,
@@ -44,8 +46,8 @@ log = logging.getLogger("rxloop")
 GRACE = 5.0
 """Seconds that the tasks of a run have to stop in."""
 
-_BUSY: WeakKeyDictionary[EventLog, set[str]] = WeakKeyDictionary()
-"""The conversations of each log that have a run under way in this process."""
+_BUSY: dict[int, set[str]] = {}
+"""The conversations that have a run under way in this process, by the identity of their log, which those runs hold."""
 
 
 CLOSING = Canceled("the event loop is closing")
@@ -124,8 +126,17 @@ async def _load(core: Core) -> Event | None:
     return None
 
 
+async def _read(reading: Awaitable[T]) -> T:
+    try:
+        return await reading
+    except RxloopError:
+        raise
+    except Exception as error:
+        raise EventLogError(f"the event log could not be read: {error}") from error
+
+
 async def _load_run(core: Core, event_log: EventLog) -> Event | None:
-    events = await event_log.read(core.task_id)
+    events = await _read(event_log.read(core.task_id))
     core.context_id = events[0].context_id
     _occupy(core, event_log)
     core.states[None] = await _conversation(event_log, core.context_id, before=core.task_id)
@@ -133,27 +144,29 @@ async def _load_run(core: Core, event_log: EventLog) -> Event | None:
 
 
 def _occupy(core: Core, event_log: EventLog) -> None:
-    busy = _BUSY.setdefault(event_log, set())
-    if core.context_id in busy:
+    if core.context_id in _BUSY.get(id(event_log), ()):
         raise ContextBusy(
             f"the conversation {core.context_id} has a run that has not ended: "
             "await it, cancel it, or use another context_id"
         )
-    busy.add(core.context_id)
+    _BUSY.setdefault(id(event_log), set()).add(core.context_id)
     core.occupies = True
 
 
 def _release(core: Core) -> None:
     if core.spec.log is not None and core.occupies:
-        _BUSY[core.spec.log].discard(core.context_id)
+        busy = _BUSY[id(core.spec.log)]
+        busy.discard(core.context_id)
+        if not busy:
+            del _BUSY[id(core.spec.log)]
 
 
 async def _conversation(event_log: EventLog, context_id: str, before: str) -> RunState:
     state = RunState()
-    for record in await event_log.runs(context_id=context_id):
+    for record in await _read(event_log.runs(context_id=context_id)):
         if record.task_id == before:
             break
-        state = fold_all(await event_log.read(record.task_id), state)
+        state = fold_all(await _read(event_log.read(record.task_id)), state)
     return state
 
 
@@ -206,11 +219,36 @@ def _check_inputs(core: Core, state: RunState) -> None:
             raise InvalidInput(f"the run {core.task_id} does not wait for {input_id!r}; it waits for {waiting}")
         if question.options is not None and value not in question.options:
             raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
-        if question.input_kind == "confirmation" and not isinstance(value, bool):
-            raise InvalidInput(f"{question.prompt!r} ({input_id}) is answered by True or False, not by {value!r}")
+        kinds = _kinds(question.answer_schema)
+        if kinds and not any(_is_json(value, kind) for kind in kinds):
+            wanted = " or ".join(kinds)
+            raise InvalidInput(f"{question.prompt!r} ({input_id}) is answered by a JSON {wanted}, not by {value!r}")
     if state.pending and not inputs and core.spec.on_input is None:
         waiting = ", ".join(state.pending)
         raise InvalidInput(f"the run {core.task_id} waits for {waiting}: give inputs={{...}} or on_input=")
+
+
+_JSON: dict[str, type | tuple[type, ...]] = {
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "string": str,
+    "array": (list, tuple),
+    "object": (dict, BaseModel),
+    "null": type(None),
+}
+
+
+def _kinds(schema: dict[str, Any]) -> list[str]:
+    """The JSON types that a schema allows; none where it does not say so plainly."""
+    kinds = [each.get("type") for each in schema.get("anyOf", [schema])]
+    return kinds if all(isinstance(kind, str) for kind in kinds) else []
+
+
+def _is_json(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _JSON.get(kind, object))
 
 
 async def _begin(core: Core) -> None:
@@ -253,6 +291,9 @@ async def _system(core: Core) -> tuple[Message, ...]:
     text = instructions if isinstance(instructions, str) else instructions(core.context())
     if inspect.isawaitable(text):
         text = await _until_end(core, _value(text))
+    if not isinstance(text, str) and not core.ended.is_set():
+        name = getattr(instructions, "__name__", "function")
+        raise ConfigurationError(f"the instructions {name}() gave {text!r}: they have to give a text")
     texts = [part for part in (text, core.spec.output_prompt) if part]
     return (Message.system("\n\n".join(texts)),) if texts else ()
 
@@ -282,6 +323,9 @@ async def _finish(core: Core) -> None:
     stuck = await _through(lambda: core.scope.join(GRACE))
     if stuck:
         log.error("after %s s the run %s leaves behind: %s", GRACE, core.task_id, ", ".join(stuck))
+    if core.end is None and core.state().done:
+        misfit = core.parsed(core.state().content)[1]
+        core.end = InvalidOutput(misfit) if misfit is not None else None
     paused = core.end is None and bool(core.state().pending)
     if not paused:
         core.close_open()

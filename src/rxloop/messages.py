@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_v
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
+from rxloop.errors import ConfigurationError
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -232,10 +234,28 @@ def _content(content: str | Sequence[Part]) -> Content:
 
 
 def as_messages(prompt: str | Message | Sequence[Message | str]) -> tuple[Message, ...]:
-    """Make messages of whatever `agent.run` takes: a text is a user message."""
-    if isinstance(prompt, str | Message):
-        prompt = [prompt]
-    return tuple(Message.user(item) if isinstance(item, str) else item for item in prompt)
+    """Make messages of whatever `agent.run` takes: a text is a user message.
+
+    Raises:
+        ConfigurationError: It is something else, or a message of the user is empty.
+    """
+    given: Any = prompt
+    if isinstance(given, str | Message):
+        return (_message(given, "the prompt"),)
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
+        raise ConfigurationError(f"the prompt is {given!r}: give a text, a message, or a list of them")
+    items = cast("Sequence[Any]", given)
+    return tuple(_message(item, f"prompt[{place}]") for place, item in enumerate(items))
+
+
+def _message(item: Any, place: str) -> Message:
+    if isinstance(item, str):
+        item = Message.user(item)
+    if not isinstance(item, Message):
+        raise ConfigurationError(f"{place} is {item!r}: give a text, or a message such as Message.user(...)")
+    if item.role == "user" and not item.content:
+        raise ConfigurationError(f"{place} is empty: give a text, or leave it out")
+    return item
 
 
 class Usage(Wire):

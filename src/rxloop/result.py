@@ -7,7 +7,7 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
-from rxloop.errors import NotFinished
+from rxloop.errors import InvalidOutput, NotFinished
 from rxloop.events import PendingInput, State
 from rxloop.messages import ErrorInfo, Message, Usage
 from rxloop.thinking.graph import ThoughtGraph
@@ -43,6 +43,8 @@ class Result(Generic[O]):
     pending: list[PendingInput] = field(default_factory=list[PendingInput])
     error: ErrorInfo | None = None
     parsed: Any = field(default=None, repr=False)
+    misfit: str | None = field(default=None, repr=False)
+    """Why the answer of a run that is over does not fit an `output_type` that the run did not have."""
 
     @property
     def output(self) -> O:
@@ -50,8 +52,11 @@ class Result(Generic[O]):
 
         Raises:
             NotFinished: There is none.
+            InvalidOutput: The run was completed by an agent of another `output_type`, and its answer does not fit.
         """
         if self.state != "completed":
             waits = f"; it waits for {', '.join(p.input_id for p in self.pending)}" if self.pending else ""
             raise NotFinished(f"the run {self.task_id} has no output: its state is {self.state}{waits}")
+        if self.misfit is not None:
+            raise InvalidOutput(self.misfit)
         return self.parsed

@@ -154,7 +154,12 @@ class Run(Generic[O]):
         Args:
             after: The `Last-Event-ID` of a client that comes back.
             heartbeat: Seconds of silence after which a comment line is sent; None sends none.
+
+        Raises:
+            ConfigurationError: The heartbeat is not more than 0.
         """
+        if heartbeat is not None and not heartbeat > 0:
+            raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
         # The id comes from a client: one that is no cursor is as good as one that is unknown.
         view = after_cursor(after, strict=False) if after else None
         return frames(aiter(self.stream(*[view] if view is not None else [], public())), heartbeat)
@@ -211,6 +216,7 @@ class Run(Generic[O]):
             raise RxloopError(f"the run {core.task_id} has no final event")
         state = core.state()
         completed = final.state == "completed"
+        parsed, misfit = core.parsed(final.content or "") if completed else (None, None)
         result: Result[O] = Result(
             task_id=core.task_id,
             context_id=core.context_id,
@@ -223,7 +229,8 @@ class Run(Generic[O]):
             finish_reason=final.finish_reason,
             pending=final.pending,
             error=final.error,
-            parsed=core.spec.parse(final.content or "") if completed else None,
+            parsed=parsed,
+            misfit=misfit,
         )
         if completed or final.state in ("input-required", "auth-required"):
             return result

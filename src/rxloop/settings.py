@@ -49,3 +49,9 @@ class Limits(Wire):
     """Input and output tokens of all model calls, as the provider counts them."""
     seconds: float | None = Field(default=None, gt=0)
     """Time from the start of an attempt."""
+
+    def over(self, other: Limits | None) -> Limits:
+        """These limits where they are set, be it to None, and those of `other` elsewhere."""
+        if other is None:
+            return self
+        return other.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})

@@ -45,7 +45,9 @@ def test_each_delta_gives_the_rate_over_the_window_behind_it_or_since_the_first(
 
 def test_a_stall_shows_once_a_window() -> None:
     scheduler = TestScheduler()
-    source = scheduler.create_hot_observable(on_next(220, TEXT), on_next(230, TEXT), on_next(460, TEXT), on_next(470, TEXT))
+    source = scheduler.create_hot_observable(
+        on_next(220, TEXT), on_next(230, TEXT), on_next(460, TEXT), on_next(470, TEXT)
+    )
 
     seen = scheduler.start(lambda: source.pipe(token_rate(100)), disposed=500)
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
 
+from rxloop.errors import ConfigurationError
 from rxloop.requests import Operator, Request, Signal
 
 R = TypeVar("R", bound=Request)
@@ -36,7 +37,7 @@ def answering(
         other answers.
     """
     if concurrency is not None and concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(

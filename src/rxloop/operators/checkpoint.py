@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from reactivex import Observable
 
+from rxloop.errors import ConfigurationError
 from rxloop.events import CheckpointEvent
 from rxloop.operators.at_end import at_end
 from rxloop.requests import IterationEnd, Operator, Signal
@@ -24,7 +25,7 @@ def checkpoint(every: int = 1) -> Operator:
         every: Only every so many iterations. The last one of a run, and one that ends in a pause, always.
     """
     if every < 1:
-        raise ValueError(f"every must be at least 1, not {every}")
+        raise ConfigurationError(f"every must be at least 1, not {every}")
 
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state

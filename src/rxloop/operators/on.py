@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from reactivex import Observable
 from reactivex import operators as ops
 
+from rxloop.errors import ConfigurationError
 from rxloop.operators.answering import answering
 from rxloop.operators.at_end import at_end
 from rxloop.requests import IterationEnd, Operator, Request, RunContext, Signal
@@ -47,6 +49,14 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
     """
 
     def decorate(handler: Callable[[R, RunContext[Any]], AsyncIterator[Signal]]) -> Operator:
+        called: Any = getattr(handler, "__wrapped__", handler)
+        if not any(map(inspect.isasyncgenfunction, (called, type(called).__call__))):
+            named = getattr(handler, "__name__", repr(handler))
+            raise ConfigurationError(
+                f"the handler {named} of op.on({request_type.__name__}) is no async generator function: "
+                "write `async def`, and `yield` what takes the request's place"
+            )
+
         def answer(request: R) -> Observable[Signal]:
             ctx = request.ctx.bind(asker=name)
             signals = from_async_iter(lambda: handler(request, ctx), ctx, name=f"rxloop-{name}")

@@ -4,7 +4,7 @@ from rxloop.tools._result import encode_result, readable
 from rxloop.tools.final_answer import FINAL_ANSWER, FinalAnswer
 from rxloop.tools.function import FunctionTool, as_tool, tool
 from rxloop.tools.think_aloud import ThinkAloud, Thoughts, think_aloud
-from rxloop.tools.toolset import AnyTool, Toolset
+from rxloop.tools.toolset import AnyTool, Toolset, nearest
 
 __all__ = [
     "FINAL_ANSWER",
@@ -16,6 +16,7 @@ __all__ = [
     "Toolset",
     "as_tool",
     "encode_result",
+    "nearest",
     "readable",
     "think_aloud",
     "tool",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocols import Tool, ToolProvider
@@ -72,7 +72,10 @@ class Toolset:
         found: dict[str, Tool] = {}
         for part in self._parts:
             if isinstance(part, ToolProvider):
-                self._add(found, part, await part.tools(ctx))
+                given = cast("object", await part.tools(ctx))
+                if not isinstance(given, Iterable):
+                    raise ConfigurationError(f"{type(part).__qualname__}.tools() gave {given!r}: give a list of tools")
+                self._add(found, part, cast("Iterable[Tool]", given))
             elif part.definition.name in found:
                 self._warn(f"tool {part.definition.name!r} is left out: a family before it has one of that name")
             else:
@@ -110,7 +113,7 @@ class Toolset:
 
     def _add(self, found: dict[str, Tool], provider: ToolProvider, tools: Iterable[Tool]) -> None:
         own: set[str] = set()
-        for tool in tools:
+        for tool in (as_tool(each) if callable(each) and not hasattr(each, "definition") else each for each in tools):
             name = tool.definition.name
             if name in own:
                 raise ConfigurationError(f"{type(provider).__qualname__} has two tools called {name!r}")
@@ -151,6 +154,8 @@ def _plain(name: str) -> str:
 def _part(value: AnyTool) -> Tool | ToolProvider:
     if not isinstance(value, type) and not is_tool(value) and isinstance(value, ToolProvider):
         return value
+    if callable(getattr(value, "tools", None)) and not hasattr(value, "aclose"):
+        raise ConfigurationError(f"{type(value).__qualname__} is a family of tools with no aclose(): add one")
     return as_tool(value)  # pyright: ignore[reportArgumentType]
 
 

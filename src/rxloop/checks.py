@@ -1,0 +1,217 @@
+"""What is wrong with the arguments of an agent or of a run, told before anything starts."""
+
+# What is checked here may be anything, whatever the annotations of its callers say.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from rxloop import operators
+from rxloop.errors import ConfigurationError
+from rxloop.messages import Message, Wire
+from rxloop.operators.compose import describe
+from rxloop.protocols import Provider
+from rxloop.settings import Limits, ModelSettings
+from rxloop.tools import Thoughts, nearest
+
+_MODEL = "give a provider, or a model string such as 'zai:glm-4.7'"
+_LOOP = "give a list of operators, such as [op.call_model(), op.run_tools()]"
+
+
+def check_agent(
+    *,
+    model: Any,
+    name: Any,
+    instructions: Any,
+    tools: Any,
+    output_retries: Any,
+    loop: Any,
+    strategy: Any,
+    limits: Any,
+    thoughts: Any,
+    log: Any,
+    settings: Any,
+) -> None:
+    """Refuse arguments of an agent that are of a wrong kind.
+
+    Raises:
+        ConfigurationError: One is; it says which, what was given, and what to write.
+    """
+    check_model(model)
+    check_tools(tools)
+    check_options(settings=settings, limits=limits, strategy=strategy)
+    if not isinstance(name, str):
+        raise _wrong("name", name, "give a text")
+    if not (isinstance(instructions, str) or callable(instructions)):
+        advice = "give a text or a function of the run's context, or leave it out"
+        raise _wrong("instructions", instructions, advice)
+    if not isinstance(output_retries, int) or output_retries < 0:
+        raise _wrong("output_retries", output_retries, "give a number of times: 0 or more")
+    if loop is not None:
+        _check_loop(loop)
+    if not isinstance(thoughts, bool | Thoughts):
+        raise _wrong("thoughts", thoughts, "give True, False, or Thoughts()")
+    if log is not None:
+        _check_log(log)
+
+
+def check_options(
+    *,
+    context_id: Any = None,
+    model: Any = None,
+    settings: Any = None,
+    limits: Any = None,
+    strategy: Any = None,
+    on_input: Any = None,
+    metadata: Any = None,
+) -> None:
+    """Refuse what is said of one run and is of a wrong kind; None stands for what is not said.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    if context_id is not None and not isinstance(context_id, str):
+        raise _wrong("context_id", context_id, "give a text")
+    if model is not None:
+        check_model(model)
+    _check_values("settings", settings, ModelSettings, "temperature=0")
+    _check_values("limits", limits, Limits, "iterations=3")
+    if strategy is not None and not callable(strategy):
+        raise _wrong("strategy", strategy, "give a function of the pipeline, such as op.iterate")
+    if on_input is not None and not callable(on_input):
+        raise _wrong("on_input", on_input, "give a function that takes the question and gives the answer")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise _wrong("metadata", metadata, "give a dict")
+
+
+def check_names(method: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse an argument that a method does not have.
+
+    Raises:
+        TypeError: There is one; it says which was probably meant.
+    """
+    for name in given:
+        if name not in known:
+            near = nearest(name, known)
+            advice = f"did you mean {near!r}?" if near is not None else f"it takes {', '.join(known)}"
+            raise TypeError(f"Agent.{method}() got an unknown argument {name!r}; {advice}")
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is neither a provider nor a string.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    if isinstance(model, type):
+        raise _wrong("model", model, f"it is a class; {_MODEL}")
+    if not isinstance(model, str | Provider):
+        raise _wrong("model", model, _MODEL)
+
+
+def check_tools(tools: Any) -> None:
+    """Refuse what is no list of tools; the tools themselves are checked where they are put together.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
+        name = getattr(tools, "__name__", "tool") if callable(tools) else "tool"
+        raise _wrong("tools", tools, f"give a list, such as tools=[{name}]")
+
+
+def check_history(messages: Sequence[Message]) -> None:
+    """Refuse a prompt in which a tool call and its answer do not stand together; vendors do, less clearly.
+
+    Raises:
+        ConfigurationError: A call has no answer right behind its message, or an answer has no call before it.
+    """
+    due: dict[int, tuple[str, str]] = {}
+    asked = 0
+    for place, message in enumerate(messages):
+        if message.role == "tool":
+            answered = next((key for key, (call_id, _) in due.items() if call_id == message.tool_call_id), None)
+            if answered is None:
+                raise ConfigurationError(
+                    f"prompt[{place}] answers the tool call {message.tool_call_id!r}, but no message of the assistant "
+                    "right before it has an open call of that id: put it there, or leave the answer out"
+                )
+            del due[answered]
+            continue
+        _check_answered(due, asked)
+        asked = place
+        due = {key: (call.id, call.name) for key, call in enumerate(message.tool_calls)}
+    _check_answered(due, asked)
+
+
+def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:
+    for call_id, name in due.values():
+        raise ConfigurationError(
+            f"prompt[{place}] calls the tool {name!r} ({call_id!r}), and nothing behind it answers the call: "
+            f"put Message.tool({call_id!r}, ...) right behind it, or leave the call out"
+        )
+
+
+def check_operator(strategy: Callable[..., Any], operator: Any) -> None:
+    """Refuse what a strategy has made of the pipeline if it is no operator.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not callable(operator):
+        raise ConfigurationError(
+            f"the strategy {describe(strategy)} gave {operator!r}: it has to give an operator, as op.iterate does"
+        )
+
+
+def _check_loop(loop: Any) -> None:
+    if isinstance(loop, str | bytes | Mapping) or not isinstance(loop, Sequence):
+        raise _wrong("loop", loop, _LOOP)
+    items = cast("Sequence[Any]", loop)
+    makers = [getattr(operators, name) for name in operators.__all__]
+    for place, each in enumerate(items):
+        argument = f"loop[{place}]"
+        if isinstance(each, list | tuple):
+            raise _wrong(argument, each, "it is a list of operators: put a * before it, as in [*op.standard()]")
+        if not callable(each):
+            raise _wrong(argument, each, "it is no operator; give one, such as op.call_model()")
+        if each in makers:
+            raise _wrong(argument, each, f"it makes an operator: call it, as in {each.__name__}()")
+        if not _takes_one(each):
+            raise _wrong(argument, each, "an operator takes one argument, its source: call what makes it")
+
+
+def _takes_one(operator: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(operator).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        # Built in: it does not tell what it takes.
+        return True
+    return True
+
+
+def _check_log(log: Any) -> None:
+    advice = "give an event log, such as MemoryEventLog()"
+    if isinstance(log, type):
+        raise _wrong("log", log, f"it is a class; {advice}")
+    missing = [name for name in ("append", "read", "runs") if not callable(getattr(log, name, None))]
+    if missing:
+        raise _wrong("log", log, f"it has no {', '.join(missing)}; {advice}")
+
+
+def _check_values(argument: str, value: Any, kind: type[Wire], example: str) -> None:
+    if value is None or isinstance(value, kind):
+        return
+    given = example
+    if isinstance(value, dict):
+        given = ", ".join(f"{name}={each!r}" for name, each in cast("dict[str, Any]", value).items())
+    raise _wrong(argument, value, f"write {argument}={kind.__name__}({given})")
+
+
+def _wrong(argument: str, value: object, advice: str) -> ConfigurationError:
+    return ConfigurationError(f"{argument}={value!r} cannot be used: {advice}")
