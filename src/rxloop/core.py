@@ -191,8 +191,8 @@ class Core:
         if not self.open:
             log.debug("%r came when the run was over", event)
             return
-        event = self.record(event)
-        self.hub.publish(event)
+        # A transient event is neither folded nor logged.
+        self.hub.publish(self.record(event) if event.durable else self._stamp(event))
 
     def _known(self, event: Event) -> bool:
         """Whether the log has it from an earlier attempt: answered from there, or made once more by a strategy."""
@@ -230,18 +230,17 @@ class Core:
             return None, f"the answer {shown!r} does not fit the output type: {error}"
 
     def record(self, event: Event) -> Event:
-        """Stamp an event, fold it and hand it to the log's buffer, but do not deliver it yet."""
+        """Stamp a durable event, fold it and hand it to the log's buffer, but do not deliver it yet."""
         place = self._seq, self._sub
         event = self._stamp(event)
-        if event.durable:
-            try:
-                self._fold(event)
-            except Exception:
-                self._seq, self._sub = place
-                raise
-            if self.writer is not None:
-                self.writer.add(event)
-            self.graph = self.graph.add(event)
+        try:
+            self._fold(event)
+        except Exception:
+            self._seq, self._sub = place
+            raise
+        if self.writer is not None:
+            self.writer.add(event)
+        self.graph = self.graph.add(event)
         return event
 
     def _fold(self, event: Event) -> None:

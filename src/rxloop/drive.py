@@ -39,6 +39,7 @@ from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
 from rxloop.state import LimitHit, RunState, Slot, fold_all
 from rxloop.stream.bridges import emit
+from rxloop.stream.connect import connect
 from rxloop.stream.writer import LogWriter
 
 log = logging.getLogger("rxloop")
@@ -281,9 +282,7 @@ async def _begin(core: Core) -> None:
     except Exception as error:
         core.finish(error)
         return
-    core.subscription.disposable = pipeline.subscribe(
-        core.publish_signal, core.finish, core.completed, scheduler=core.scheduler
-    )
+    core.subscription.disposable = connect(pipeline, core.publish_signal, core.finish, core.completed, core.scheduler)
 
 
 async def _system(core: Core) -> tuple[Message, ...]:

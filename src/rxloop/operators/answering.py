@@ -9,6 +9,7 @@ from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.requests import Operator, Request, Signal
+from rxloop.stream.connect import connect
 
 R = TypeVar("R", bound=Request)
 
@@ -75,7 +76,7 @@ def answering(
                     group.remove(slot)
                     advance()
 
-                slot.disposable = inner.subscribe(observer.on_next, on_error, ended, scheduler=scheduler)
+                slot.disposable = connect(inner, observer.on_next, on_error, ended, scheduler)
 
             def advance() -> None:
                 # A loop and not a recursion, for answers that end inside `start`.
@@ -99,7 +100,7 @@ def answering(
                 source_ended = True
                 advance()
 
-            group.add(source.subscribe(on_next, on_error, on_completed, scheduler=scheduler))
+            group.add(connect(source, on_next, on_error, on_completed, scheduler))
             return group
 
         return Observable(subscribe)

@@ -6,6 +6,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.requests import IterationEnd, Operator, Signal
+from rxloop.stream.connect import connect
 
 
 def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
@@ -49,7 +50,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
                     return
                 answering.disposable = answered.subscribe(observer, scheduler=scheduler)
 
-            subscription = source.subscribe(on_next, observer.on_error, on_completed, scheduler=scheduler)
+            subscription = connect(source, on_next, observer.on_error, on_completed, scheduler)
             return CompositeDisposable(subscription, answering)
 
         return Observable(subscribe)

@@ -13,6 +13,7 @@ from rxloop.messages import ErrorInfo, Message
 from rxloop.operators.answering import answering
 from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.stream.bridges import emit
+from rxloop.stream.connect import connect
 
 CHARACTERS_PER_TOKEN = 4
 _UNSTAMPED: dict[str, Any] = {
@@ -105,7 +106,7 @@ def _call(request: ModelRequest) -> Observable[Signal]:
                 host.abandon(request.ctx)
 
         observer.on_next(_about(request))
-        answer = request.ctx.model.call(request).subscribe(on_next, on_error, on_completed, scheduler=scheduler)
+        answer = connect(request.ctx.model.call(request), on_next, on_error, on_completed, scheduler)
         return CompositeDisposable(answer, Disposable(abandon))
 
     return Observable(subscribe)

@@ -12,6 +12,7 @@ from rxloop.operators.compose import describe
 from rxloop.requests import IterationEnd, ModelRequest, Operator, Request, RunContext, RunRequest, Signal, ToolRequest
 from rxloop.state import Batch, RunState, check_limits
 from rxloop.stream.bridges import emit, from_awaitable
+from rxloop.stream.connect import connect
 
 MOST_PRESSURE = 3
 NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
@@ -94,8 +95,8 @@ class _Iterations:
                 self._observer.on_completed()
                 break
             # A new disposable for each iteration, so that those that are over are not kept.
-            self._current.disposable = self._pipeline(source).subscribe(
-                self._pass, self._fail, self.advance, scheduler=self._scheduler
+            self._current.disposable = connect(
+                self._pipeline(source), self._pass, self._fail, self.advance, self._scheduler
             )
         self._running = False
 

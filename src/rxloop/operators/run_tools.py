@@ -14,6 +14,7 @@ from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest
 from rxloop.stream.bridges import Push, emit, from_task
+from rxloop.stream.connect import connect
 from rxloop.tools import encode_result, readable
 
 log = logging.getLogger("rxloop")
@@ -85,7 +86,7 @@ def _call(tool: Tool, request: ToolRequest) -> Observable[Signal]:
             await _carry_out(tool, request, push)
 
         leaf = from_task(work, request.ctx, name=f"rxloop-tool-{request.call.name}")
-        task = leaf.subscribe(observer.on_next, on_error, on_completed, scheduler=scheduler)
+        task = connect(leaf, observer.on_next, on_error, on_completed, scheduler)
         return CompositeDisposable(task, Disposable(abandon))
 
     return Observable(subscribe)

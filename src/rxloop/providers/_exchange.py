@@ -12,6 +12,7 @@ import httpx
 from rxloop.errors import ProviderConnectionError
 from rxloop.providers import _errors
 from rxloop.providers._chunks import ChatAccumulator
+from rxloop.providers._ready import before_waiting
 from rxloop.providers._sse import SSEDecoder
 from rxloop.stream.scope import Gate
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rxloop.providers.openai_chat import Timeouts
 
 DRAIN_SECONDS = 1.0
+"""How long the end of a connection is waited for, once the answer has come to its end, good or bad."""
+MOST_CHUNKS = 1024
 ERROR_SECONDS = 2.0
 ERROR_BYTES = 65_536
 
@@ -96,36 +99,80 @@ def _bytes(response: httpx.Response) -> AsyncIterator[bytes]:
 async def _read_stream(
     response: httpx.Response, answer: ChatAccumulator, where: _errors.Endpoint, gate: Gate | None
 ) -> None:
-    decoder = SSEDecoder()
     source = _bytes(response)
-    try:
-        async for data in source:
-            answer.feed(decoder.feed(data))
-            if answer.done:
-                break
-            if gate is not None and gate.closed:
-                await gate.wait()
-        else:
-            answer.last(decoder.flush())
+    reading = anyio.CancelScope()
+    batches = _Batches(answer, reading)
+    # What comes behind the answer is read as well, for a while, so that the connection can be used again.
+    with reading:
+        try:
+            while True:
+                data = await before_waiting(anext(source), batches.hand_on)
+                # Behind the read: this one read waits here, and what comes after it in the socket.
+                if gate is not None and gate.closed and not batches.over:
+                    await gate.wait()
+                batches.add(data)
+        except StopAsyncIteration:
+            batches.end()
+        except httpx.HTTPError as error:
+            batches.hand_on()
+            if batches.failure is None and not answer.ended:
+                raise _errors.from_httpx(error, where) from error
+        except BaseException:
+            await _end(source)
+            raise
+    if batches.failure is not None:
+        raise batches.failure
+    if not batches.over:
         answer.complete()
-    except httpx.HTTPError as error:
-        if not answer.ended:
-            raise _errors.from_httpx(error, where) from error
-        answer.complete()
-    except BaseException:
-        await _drain(source, 0)
-        raise
-    else:
-        await _drain(source, DRAIN_SECONDS)
 
 
-async def _drain(source: AsyncIterator[bytes], seconds: float) -> None:
-    """Read on to the end, so that the connection can be used again.
+class _Batches:
+    """Collects what one read of the socket brings, and hands it on together."""
 
-    The reading also ends the generators of httpx inside this task. Left suspended, each would be closed some day by a
-    task of the event loop's own.
-    """
-    with anyio.move_on_after(seconds), suppress(httpx.HTTPError):
+    def __init__(self, answer: ChatAccumulator, reading: anyio.CancelScope) -> None:
+        self.failure: Exception | None = None
+        """What was wrong with the answer."""
+        self.over = False
+        """Whether the answer has come to its end, good or bad; what comes then is left out."""
+        self._answer = answer
+        self._reading = reading
+        self._decoder = SSEDecoder()
+        self._held: list[bytes] = []
+
+    def add(self, data: bytes) -> None:
+        """Take a chunk."""
+        if self.over:
+            return
+        self._held.append(data)
+        if len(self._held) == MOST_CHUNKS:
+            self.hand_on()
+
+    def hand_on(self) -> None:
+        """Read what has been collected; a failure is kept until the reading has ended."""
+        if not self._held:
+            return
+        data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        self._held.clear()
+        try:
+            self._answer.feed(self._decoder.feed(data))
+            if self._answer.done:
+                self._answer.complete()
+        except Exception as error:
+            self.failure = error
+        self.over = self._answer.done or self.failure is not None
+        if self.over:
+            self._reading.deadline = anyio.current_time() + DRAIN_SECONDS
+
+    def end(self) -> None:
+        """Read what is left: there is no more."""
+        self.hand_on()
+        if not self.over:
+            self._answer.last(self._decoder.flush())
+
+
+async def _end(source: AsyncIterator[bytes]) -> None:
+    """End the generators of httpx inside this task. Left suspended, each would be closed by the event loop some day."""
+    with anyio.move_on_after(0), suppress(httpx.HTTPError):
         async for _ in source:
             pass
 
@@ -139,7 +186,7 @@ async def _read_error(response: httpx.Response) -> bytes:
             found += data
             if len(found) > ERROR_BYTES:
                 break
-    await _drain(source, 0)
+    await _end(source)
     return bytes(found)
 
 

@@ -14,6 +14,7 @@ from reactivex.disposable import CompositeDisposable, SerialDisposable, SingleAs
 from rxloop.errors import ProviderError, ProviderTimeout
 from rxloop.events import Event
 from rxloop.providers._answers import begins_answer, failed
+from rxloop.stream.connect import connect
 from rxloop.stream.scheduler import timers
 
 log = logging.getLogger("rxloop")
@@ -91,7 +92,7 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
                 # In its place before it is subscribed: a call may fail inside subscribe.
                 slot = SingleAssignmentDisposable()
                 current.disposable = slot
-                slot.disposable = source.subscribe(on_next, on_error, observer.on_completed, scheduler=scheduler)
+                slot.disposable = connect(source, on_next, on_error, observer.on_completed, scheduler)
 
             def on_next(event: Event) -> None:
                 nonlocal begun

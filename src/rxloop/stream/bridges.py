@@ -87,9 +87,9 @@ class _Leaf:
         try:
             if self._shielded:
                 with anyio.CancelScope() as self._cancel:
-                    await self._work(self._observer.on_next)
+                    await self._work(self._push)
             else:
-                await self._work(self._observer.on_next)
+                await self._work(self._push)
         except asyncio.CancelledError:
             if self._disposed:
                 return
@@ -104,6 +104,10 @@ class _Leaf:
             self._fail(error)
         else:
             self._complete()
+
+    def _push(self, value: Any) -> None:
+        if not self._disposed:
+            self._observer.on_next(value)
 
     def _complete(self) -> None:
         # Ended before the delivery: the observer disposes on completion, which must not cancel the task delivering it.

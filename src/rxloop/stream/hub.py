@@ -71,7 +71,8 @@ class Hub:
         self._delivering = True
         try:
             self._deliver(event)
-            self._deliver_waiting()
+            if self._waiting:
+                self._deliver_waiting()
         finally:
             self._delivering = False
 

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+import reactivex as rx
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable
+
+from rxloop.stream.connect import connect
+
+
+class Seen:
+    """What a connection delivered, and whether its source was disposed."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.disposed = 0
+        self.observer: abc.ObserverBase[int] | None = None
+
+    def source(self) -> Observable[int]:
+        def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
+            self.observer = observer
+            return Disposable(self.dispose)
+
+        return Observable(subscribe)
+
+    def dispose(self) -> None:
+        self.disposed += 1
+
+    def end(self) -> None:
+        self.told.append("end")
+
+    def connect(self) -> abc.DisposableBase:
+        return connect(self.source(), self.told.append, self.told.append, self.end)
+
+
+def test_it_delivers_items_and_the_end_and_then_disposes_the_source() -> None:
+    seen = Seen()
+    seen.connect()
+    assert seen.observer is not None
+    seen.observer.on_next(1)
+    seen.observer.on_next(2)
+    assert (seen.told, seen.disposed) == ([1, 2], 0)
+    seen.observer.on_completed()
+    assert (seen.told, seen.disposed) == ([1, 2, "end"], 1)
+
+
+def test_nothing_is_delivered_behind_the_end() -> None:
+    seen = Seen()
+    seen.connect()
+    assert seen.observer is not None
+    error = ValueError("no")
+    seen.observer.on_error(error)
+    seen.observer.on_next(1)
+    seen.observer.on_error(ValueError("again"))
+    seen.observer.on_completed()
+    assert (seen.told, seen.disposed) == ([error], 1)
+
+
+def test_nothing_is_delivered_after_it_was_disposed() -> None:
+    seen = Seen()
+    connection = seen.connect()
+    assert seen.observer is not None
+    seen.observer.on_next(1)
+    connection.dispose()
+    connection.dispose()
+    seen.observer.on_next(2)
+    seen.observer.on_completed()
+    assert (seen.told, seen.disposed) == ([1], 1)
+
+
+def test_a_source_that_ends_inside_subscribe_is_disposed() -> None:
+    seen = Seen()
+
+    def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
+        observer.on_next(1)
+        observer.on_completed()
+        return Disposable(seen.dispose)
+
+    connect(Observable(subscribe), seen.told.append, seen.told.append, seen.end)
+    assert (seen.told, seen.disposed) == ([1, "end"], 1)
+
+
+def test_what_subscribing_raises_is_the_error_of_the_connection() -> None:
+    seen = Seen()
+    error = ValueError("no")
+
+    def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
+        raise error
+
+    connect(Observable(subscribe), seen.told.append, seen.told.append, seen.end)
+    assert seen.told == [error]
+
+
+def test_what_subscribing_raises_behind_the_end_is_raised() -> None:
+    seen = Seen()
+
+    def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
+        observer.on_completed()
+        raise ValueError("late")
+
+    with pytest.raises(ValueError, match="late"):
+        connect(Observable(subscribe), seen.told.append, seen.told.append, seen.end)
+    assert seen.told == ["end"]
+
+
+def test_it_takes_the_observables_of_reactivex() -> None:
+    seen = Seen()
+    connect(rx.of(1, 2, 3), seen.told.append, seen.told.append, seen.end)
+    assert seen.told == [1, 2, 3, "end"]
