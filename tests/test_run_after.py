@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from run_checks import Recorder, events_of
-from rxloop import Agent, RunContext, ToolError, tool
+from rxloop import Agent, RunContext, ToolError, external, tool
 from rxloop.eventlog import MemoryEventLog
 from rxloop.events import (
     CustomEvent,
@@ -80,10 +81,46 @@ async def test_a_reader_that_had_all_of_an_earlier_attempt_goes_on_without_a_gap
     live = await events_of(resumed)
     assert live[0].seq == before[-1].seq + 1
     assert [event async for event in resumed.stream(after=before[-1].cursor)] == [e for e in live if e.durable]
-    gap, *rest = [event async for event in resumed.stream(after=before[-2].cursor)]
+    # What it has not of the earlier attempt comes from the log.
+    kept = [event for event in [*before, *live] if event.durable]
+    for place, event in enumerate(kept):
+        assert [later async for later in resumed.stream(after=event.cursor)] == kept[place + 1 :]
+    gap, *rest = [event async for event in resumed.stream(after="another/1.2.0")]
     assert isinstance(gap, GapEvent)
-    assert gap.reason == "trimmed"
-    assert rest == [event for event in live if event.durable]
+    assert (gap.reason, rest) == ("unknown-cursor", kept)
+    assert [event async for event in resumed] == [event for event in live if event.durable]
+
+
+async def test_a_reader_of_a_lost_part_of_an_attempt_is_told_and_gets_all_of_the_next_one() -> None:  # L133
+    log = MemoryEventLog()
+    run = Agent(two_steps(), tools=[add], log=log).run("Add.")
+    live = await events_of(run)
+    crashed = MemoryEventLog()
+    await crashed.append(run.task_id, (await log.read(run.task_id))[:6], expected_seq=0)
+    resumed = Agent(ScriptedModel("The sums are 3 and 7."), tools=[add], log=crashed).resume(run.task_id)
+    rest = [event for event in await events_of(resumed) if event.durable]
+
+    for lost in [event for event in live if event.seq > 6]:
+        gap, *later = [event async for event in resumed.stream(after=lost.cursor)]
+        assert isinstance(gap, GapEvent)
+        assert (gap.reason, later) == ("lost-attempt", rest)
+    frames = await frames_of(resumed.sse(after=live[-1].cursor, heartbeat=None))
+    assert [event.kind for _, event in frames][:2] == ["gap", "status-update"]
+
+
+async def test_what_a_nested_run_did_before_the_cursor_does_not_come_again() -> None:  # L10, L132
+    @tool
+    async def delegates(ctx: RunContext) -> str:
+        """Has a run of its own."""
+        for name in ("a", "b"):
+            ctx.emit(CustomEvent(name=name, task_id="child", parent_task_id=ctx.task_id))
+        return "mine"
+
+    run = Agent(ScriptedModel(call("delegates"), "ok"), tools=[delegates]).run("Go.")
+    kept = [event for event in await events_of(run) if event.durable]
+    for place, event in enumerate(kept):
+        if event.task_id == run.task_id:
+            assert [later async for later in run.stream(after=event.cursor)] == kept[place + 1 :]
 
 
 async def test_the_cursor_of_another_run_is_answered_by_a_gap_and_everything() -> None:  # L133
@@ -113,6 +150,80 @@ async def test_a_cursor_that_is_older_than_the_memory_is_answered_by_a_gap() -> 
     last = rest[4_999]
     assert [event async for event in run.stream(after=last.cursor, buffer=20_000)] == rest[5_000:]
     assert [event async for event in run.stream(after=gap.cursor, buffer=20_000)] == rest
+
+
+@tool
+async def chatters(ctx: RunContext) -> str:
+    """Emit."""
+    for number in range(10_100):
+        ctx.emit(CustomEvent(name=f"{number}"))
+    return ""
+
+
+async def test_what_is_too_old_for_the_memory_comes_from_the_log() -> None:  # L134
+    log = MemoryEventLog()
+    run = Agent(ScriptedModel(call("chatters"), "ok"), tools=[chatters], log=log).run("Go.")
+    came: list[Event] = []
+    early = run.events.subscribe(came.append)
+    await run
+    early.dispose()
+    whole = [event for event in came if event.durable]
+    assert len(whole) > 10_100
+
+    for stream in (run.events, run.stream(buffer=20_000), run.stream(buffer=20_000, after=f"{run.task_id}/1.0.0")):
+        assert [event async for event in stream] == whole
+    later = run.stream(after=whole[4].cursor, buffer=20_000)
+    assert [event async for event in later] == whole[5:]
+    frames = [frame async for frame in run.sse(after=whole[4].cursor, heartbeat=None)]
+    assert len(frames) == len(external(whole[5:]))
+
+
+def test_what_comes_while_the_log_is_read_waits_behind_it() -> None:  # L134
+    class Slow(MemoryEventLog):
+        async def read(self, *arguments: Any, **options: Any) -> Sequence[Event]:
+            await asyncio.sleep(0.5)
+            return await super().read(*arguments, **options)
+
+    @tool
+    async def chatters_on(ctx: RunContext) -> str:
+        """Emit, and go on."""
+        for number in range(10_100):
+            ctx.emit(CustomEvent(name=f"{number}"))
+        for number in range(10):
+            await asyncio.sleep(0.1)
+            ctx.emit(CustomEvent(name=f"{number}"))
+        return ""
+
+    with virtual_time() as time:
+        run = Agent(ScriptedModel(call("chatters_on"), "ok"), tools=[chatters_on], log=Slow()).run("Go.")
+        late, left = Recorder(), Recorder()
+        time.at(0.25, lambda: run.events.subscribe(late))
+        time.at(0.25, lambda: time.at(0.35, run.events.subscribe(left).dispose))
+        came: list[Event] = []
+
+        async def main() -> None:
+            run.events.subscribe(came.append)
+            await run
+
+        time.run(main())
+        time.advance(1)
+
+    assert [event for event in late.events if event.durable] == [event for event in came if event.durable]
+    assert late.completed
+    assert left.events == []
+
+
+async def test_a_log_that_cannot_be_read_leaves_a_gap() -> None:  # L134
+    class Broken(MemoryEventLog):
+        async def read(self, *arguments: Any, **options: Any) -> Sequence[Event]:
+            raise OSError("the disk is gone")
+
+    run = Agent(ScriptedModel(call("chatters"), "ok"), tools=[chatters], log=Broken()).run("Go.")
+    await run
+    gap, *rest = [event async for event in run.stream(buffer=20_000)]
+
+    assert isinstance(gap, GapEvent)
+    assert (gap.reason, len(rest)) == ("trimmed", 10_000)
 
 
 def _fields(frame: bytes) -> dict[str, str]:

@@ -101,7 +101,7 @@ class StuckLog(MemoryEventLog):
         await self._hang("runs")
         return await super().runs(**options)
 
-    async def read(self, task_id: str, *, after_seq: int = 0) -> Any:
+    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Any:
         await self._hang("read")
         return await super().read(task_id, after_seq=after_seq)
 

@@ -1,8 +1,12 @@
 """rxloop: an LLM agent's run as one ordered stream of typed events, made by a pipeline of RxPY operators."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rxloop import operators as op
 from rxloop._version import __version__
-from rxloop.agent import Agent, RunOptions
+from rxloop.agent import Agent
+from rxloop.diff import RunCost, RunDiff, RunSide, diff
 from rxloop.envelope import UnknownEvent
 from rxloop.errors import (
     AttemptError,
@@ -70,6 +74,7 @@ from rxloop.events import (
     protocol_schema,
 )
 from rxloop.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, ToolCall, Usage
+from rxloop.options import ForkOptions, RunOptions
 from rxloop.protocols import (
     Clock,
     Compressor,
@@ -80,7 +85,7 @@ from rxloop.protocols import (
     Tool,
     ToolProvider,
 )
-from rxloop.providers import Preset, Price, Retry, fallback, hedge, limited, openai_chat
+from rxloop.replay import RecordedStream, Replay, follow, replay
 from rxloop.requests import (
     IterationEnd,
     ModelRequest,
@@ -99,6 +104,32 @@ from rxloop.state import RunState, fold
 from rxloop.stream.stream import Stream
 from rxloop.thinking.graph import ThoughtGraph
 from rxloop.tools import Thoughts, tool
+
+if TYPE_CHECKING:
+    from rxloop.eventlog.sqlite import SqliteEventLog
+    from rxloop.providers import Preset, Price, Retry, fallback, hedge, limited, openai_chat
+    from rxloop.tools.request_input import request_input
+
+# Imported when they are first asked for: a program need not wait for what it does not use.
+_LATER = {
+    "Preset": "rxloop.providers",
+    "Price": "rxloop.providers",
+    "Retry": "rxloop.providers",
+    "SqliteEventLog": "rxloop.eventlog.sqlite",
+    "fallback": "rxloop.providers",
+    "hedge": "rxloop.providers",
+    "limited": "rxloop.providers",
+    "openai_chat": "rxloop.providers",
+    "request_input": "rxloop.tools.request_input",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value
+
 
 __all__ = [
     "Agent",
@@ -125,6 +156,7 @@ __all__ = [
     "EventLog",
     "EventLogError",
     "FilePart",
+    "ForkOptions",
     "GapEvent",
     "ImagePart",
     "InputReceivedEvent",
@@ -156,20 +188,26 @@ __all__ = [
     "ProviderProtocolError",
     "ProviderTimeout",
     "RateLimited",
+    "RecordedStream",
+    "Replay",
     "Result",
     "Retry",
     "Run",
     "RunCancelled",
     "RunContext",
+    "RunCost",
+    "RunDiff",
     "RunError",
     "RunOptions",
     "RunRecord",
     "RunRequest",
+    "RunSide",
     "RunState",
     "RxloopError",
     "ServerError",
     "Signal",
     "SlowReader",
+    "SqliteEventLog",
     "StageEvent",
     "StatusUpdateEvent",
     "Strategy",
@@ -199,14 +237,18 @@ __all__ = [
     "Usage",
     "UsageEvent",
     "__version__",
+    "diff",
     "external",
     "fallback",
     "fold",
+    "follow",
     "from_json",
     "hedge",
     "limited",
     "op",
     "openai_chat",
     "protocol_schema",
+    "replay",
+    "request_input",
     "tool",
 ]

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, Self, TypedDict, overload
+from typing import Any, Generic, Self, cast, overload
 from weakref import WeakSet
 
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.checks import (
     check_agent,
+    check_fork,
     check_history,
     check_model,
     check_names,
@@ -21,16 +23,17 @@ from rxloop.checks import (
     check_options,
     check_tools,
 )
-from rxloop.core import Core, Instructions, OnInput, RunSpec
+from rxloop.core import Core, Instructions, RunSpec
 from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.fork import make_fork
 from rxloop.messages import Message, as_messages
 from rxloop.operators.compose import compose
 from rxloop.operators.iterate import iterate
 from rxloop.operators.standard import standard
 from rxloop.operators.typed_output import typed_output
+from rxloop.options import ForkOptions, Options, RunOptions
 from rxloop.output import OutputMode, output_of
 from rxloop.protocols import EventLog, Provider
-from rxloop.providers import resolve_model
 from rxloop.requests import D, Operator, RunContext, Strategy
 from rxloop.result import Result
 from rxloop.run import Run
@@ -47,22 +50,6 @@ Prompt = str | Message | Sequence[Message | str]
 _OVERRIDES: ContextVar[Mapping[int, dict[str, Any]]] = ContextVar("rxloop_overrides", default=MappingProxyType({}))
 
 
-class RunOptions(TypedDict, total=False):
-    """What can be said of one run."""
-
-    context_id: str | None
-    """The conversation to go on with; its history comes from the agent's log."""
-    model: Provider | str | None
-    settings: ModelSettings | None
-    """Over those of the agent."""
-    limits: Limits | None
-    """Over those of the agent: a limit that is not set here stays as it is there."""
-    strategy: Strategy | None
-    on_input: OnInput | None
-    """Answers the questions of `ctx.ask` while the run waits."""
-    metadata: dict[str, Any] | None
-
-
 class _Live:
     """What an agent has open: its runs and its model clients. The description itself never changes."""
 
@@ -77,6 +64,9 @@ class _Live:
         if not isinstance(model, str):
             return model
         if model not in self.providers:
+            # Not before it is needed: the providers are a good part of what importing rxloop would cost.
+            from rxloop.providers.models import resolve_model
+
             self.providers[model] = resolve_model(model)
         return self.providers[model]
 
@@ -266,6 +256,69 @@ class Agent(Generic[D, O]):
         context_id = options.get("context_id") or ""
         return self._start(self._spec(task_id, context_id, deps, options, resume=True, inputs=inputs))
 
+    @overload
+    def fork(
+        self: Agent[None, O],
+        task_id: str,
+        at: int,
+        *,
+        prompt: Prompt | None = None,
+        results: Mapping[str, Any] | None = None,
+        deps: None = None,
+        **options: Unpack[ForkOptions],
+    ) -> Run[O]: ...
+    @overload
+    def fork(
+        self,
+        task_id: str,
+        at: int,
+        *,
+        prompt: Prompt | None = None,
+        results: Mapping[str, Any] | None = None,
+        deps: D,
+        **options: Unpack[ForkOptions],
+    ) -> Run[O]: ...
+    def fork(
+        self,
+        task_id: str,
+        at: int,
+        *,
+        prompt: Prompt | None = None,
+        results: Mapping[str, Any] | None = None,
+        deps: Any = None,
+        **options: Unpack[ForkOptions],
+    ) -> Run[O]:
+        """Make a new run that begins with a part of another one, and goes on in its own way.
+
+        The new run has ids of its own, and its log holds all of it. What the part has is not asked or done again; tool
+        calls that have no result in it are made, whether they were begun or not. The run it is made of stays as it is.
+
+        Args:
+            task_id: The run to begin with.
+            at: The `seq` of the last event to take over.
+            prompt: In the place of the user's message for `at=1`, else a new message behind what is taken over; calls
+                that are open there are closed as cancelled.
+            results: What tools have answered, by the id of the call, or by its slot (`"2/0"`: the first call of step 2)
+                where an id is not unique; a `ToolError` makes a failed result.
+            deps: As for `run`.
+            **options: As for `run`, and `tools`: for the new part.
+
+        Raises:
+            ConfigurationError: The agent has no log, or an argument is of a wrong kind. The run raises it if the other
+                one ends before `at` or has no such call, and `UnknownRun` if the log does not have it.
+            TypeError: There is no such option.
+        """
+        tools = options.pop("tools", None)
+        _check("fork", cast("Options", options), ForkOptions)
+        check_fork(at, results, tools)
+        if self.log is None:
+            raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
+        messages = as_messages(prompt) if prompt is not None else ()
+        check_history(messages)
+        fork = make_fork(task_id, at, messages, results or {})
+        spec = self._spec(_new_id(), _new_id(), deps, cast("Options", options), fork=fork)
+        return self._start(spec if tools is None else replace(spec, tools=self._toolset(tools)))
+
     @contextmanager
     def override(
         self, *, model: Provider | str | None = None, tools: Sequence[AnyTool] | None = None
@@ -318,7 +371,7 @@ class Agent(Generic[D, O]):
         self._live.runs.add(run.share)
         return run
 
-    def _spec(self, task_id: str, context_id: str, deps: Any, options: RunOptions, **fields: Any) -> RunSpec:
+    def _spec(self, task_id: str, context_id: str, deps: Any, options: Options, **fields: Any) -> RunSpec:
         overrides = _OVERRIDES.get().get(id(self), {})
         model = options.get("model")
         settings, limits = options.get("settings"), options.get("limits")
@@ -348,8 +401,8 @@ class Agent(Generic[D, O]):
         )
 
 
-def _check(method: str, options: RunOptions) -> None:
-    check_names(method, options, RunOptions.__annotations__)
+def _check(method: str, options: Options, known: type[Options] = RunOptions) -> None:
+    check_names(method, options, known.__annotations__)
     check_options(**options)
 
 

@@ -87,6 +87,20 @@ def check_options(
         raise _wrong("metadata", metadata, "give a dict")
 
 
+def check_fork(at: Any, results: Any, tools: Any) -> None:
+    """Refuse arguments of a fork that are of a wrong kind.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    if not isinstance(at, int) or isinstance(at, bool) or at < 0:
+        raise _wrong("at", at, "give the seq of the last event to take over: 1 or more")
+    if results is not None and not (isinstance(results, Mapping) and all(isinstance(key, str) for key in results)):
+        raise _wrong("results", results, 'give a dict from ids of calls to results, such as {"call_1": "declined"}')
+    if tools is not None:
+        check_tools(tools)
+
+
 def check_names(method: str, given: Iterable[str], known: Collection[str]) -> None:
     """Refuse an argument that a method does not have.
 

@@ -18,6 +18,7 @@ from rxloop.events import (
     ThoughtStreamEvent,
     ToolCompleteEvent,
 )
+from rxloop.fork import Fork
 from rxloop.messages import Message
 from rxloop.operators.compose import describe
 from rxloop.protocols import Clock, EventLog, Provider, Tool
@@ -75,6 +76,7 @@ class RunSpec:
     response_schema: dict[str, Any] | None = None
     resume: bool = False
     inputs: Mapping[str, Any] | None = None
+    fork: Fork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +105,13 @@ class Core:
         self.occupies = False
         """Whether the run holds its conversation, so that no other run of it may begin."""
         self.attempt = 1
+        self.past: Sequence[Event] = ()
+        """What a fork has taken over of another run."""
         self.subscription = SerialDisposable()
         self.holders: set[object] = set()
         """What keeps the run going though its handle is gone."""
         self.writer: LogWriter | None = None
+        self._keeps_deltas = spec.log is not None and spec.log.keeps_deltas
         self.graph = ThoughtGraph()
         self.system: tuple[Message, ...] = ()
         self.states: dict[str | None, RunState] = {None: RunState()}
@@ -183,6 +188,12 @@ class Core:
         """Number the next durable event behind `seq`."""
         self._seq = seq
 
+    def take_over(self, event: Event) -> None:
+        """Deliver an event of the run that this one is a fork of, and record it as an event of this one."""
+        if self.writer is not None:
+            self.writer.add(event)
+        self.hub.publish(event)
+
     def publish(self, event: Event) -> None:
         """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once."""
         if self.attempt > 1 and self._known(event):
@@ -191,8 +202,13 @@ class Core:
         if not self.open:
             log.debug("%r came when the run was over", event)
             return
-        # A transient event is neither folded nor logged.
-        self.hub.publish(self.record(event) if event.durable else self._stamp(event))
+        if event.durable:
+            event = self.record(event)
+        else:
+            event = self._stamp(event)
+            if self._keeps_deltas and self.writer is not None:
+                self.writer.add(event)
+        self.hub.publish(event)
 
     def _known(self, event: Event) -> bool:
         """Whether the log has it from an earlier attempt: answered from there, or made once more by a strategy."""

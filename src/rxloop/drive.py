@@ -8,8 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-
+from rxloop.conversation import conversation, reading
 from rxloop.core import Canceled, Core, End
 from rxloop.errors import (
     ConfigurationError,
@@ -34,6 +33,8 @@ from rxloop.events import (
     ToolStartEvent,
     ends_attempt,
 )
+from rxloop.fork import Fork
+from rxloop.json_schema import misfit
 from rxloop.messages import ErrorInfo, Message
 from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
@@ -68,7 +69,7 @@ async def drive(core: Core) -> None:
         if finished is not None:
             _publish_end(core, finished)
             return
-        if core.spec.resume and core.writer is None:
+        if (core.spec.resume or core.spec.fork is not None) and core.writer is None:
             # It had to end before the log told where it stands: nothing of this attempt can be recorded.
             _publish_end(core, core.record(_final(core, core.end)))
             return
@@ -119,29 +120,40 @@ async def _load(core: Core) -> Event | None:
         return None
     if spec.resume:
         return await _until_end(core, _load_run(core, spec.log))
+    if spec.fork is not None:
+        return await _until_end(core, _load_fork(core, spec.log, spec.fork))
     _occupy(core, spec.log)
     core.writer = LogWriter(spec.log, spec.task_id, 0, core.finish)
     if spec.keep_context:
-        conversation = _conversation(spec.log, core.context_id, before=spec.task_id)
-        core.states[None] = await _until_end(core, conversation) or core.states[None]
+        before = conversation(spec.log, core.context_id, before=spec.task_id)
+        core.states[None] = await _until_end(core, before) or core.states[None]
     return None
 
 
-async def _read(reading: Awaitable[T]) -> T:
-    try:
-        return await reading
-    except RxloopError:
-        raise
-    except Exception as error:
-        raise EventLogError(f"the event log could not be read: {error}") from error
-
-
 async def _load_run(core: Core, event_log: EventLog) -> Event | None:
-    events = await _read(event_log.read(core.task_id))
+    events = await reading(event_log.read(core.task_id))
     core.context_id = events[0].context_id
     _occupy(core, event_log)
-    core.states[None] = await _conversation(event_log, core.context_id, before=core.task_id)
+    core.states[None] = await conversation(event_log, core.context_id, before=core.task_id)
     return _take_up(core, events)
+
+
+async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
+    events = await reading(event_log.read(fork.task_id))
+    before = await conversation(event_log, events[0].context_id, before=fork.task_id)
+    core.past = fork.past(
+        events,
+        before.messages,
+        task_id=core.task_id,
+        context_id=core.context_id,
+        agent_name=core.agent_name,
+        model=core.model.name,
+        metadata={**events[0].metadata, **core.spec.metadata},
+    )
+    _occupy(core, event_log)
+    _recall(core, core.past)
+    _go_on(core, fold_all(core.past))
+    core.writer = LogWriter(event_log, core.task_id, 0, core.finish)
 
 
 def _occupy(core: Core, event_log: EventLog) -> None:
@@ -162,21 +174,11 @@ def _release(core: Core) -> None:
             del _BUSY[id(core.spec.log)]
 
 
-async def _conversation(event_log: EventLog, context_id: str, before: str) -> RunState:
-    state = RunState()
-    for record in await _read(event_log.runs(context_id=context_id)):
-        if record.task_id == before:
-            break
-        state = fold_all(await _read(event_log.read(record.task_id)), state)
-    return state
-
-
 def _take_up(core: Core, events: Sequence[Event]) -> Event | None:
     spec = core.spec
     _recall(core, events)
-    state = core.states[None] = fold_all(events, core.states[None])
-    core.attempt = state.attempt + 1
-    core.resume_at(state.seq)
+    state = fold_all(events, core.states[None])
+    _go_on(core, state)
     if state.finished:
         return events[-1]
     _check_inputs(core, state)
@@ -184,21 +186,31 @@ def _take_up(core: Core, events: Sequence[Event]) -> Event | None:
     return None
 
 
+def _go_on(core: Core, state: RunState) -> None:
+    core.states[None] = state
+    core.attempt = state.attempt + 1
+    core.resume_at(state.seq)
+
+
 def _recall(core: Core, events: Sequence[Event]) -> None:
     """Note what earlier attempts have come to: the messages, the answers to calls, and the calls that were cut off."""
     cut_off = core.interrupted_slots
     asking: dict[str, Slot] = {}
+    taken_over = 0
     for event in events:
         core.graph = core.graph.add(event)
         if event.parent_task_id is not None:
             continue
         if isinstance(event, TaskEvent):
             core.metadata = {**event.metadata, **core.spec.metadata}
+            taken_over = event.fork_seq or 0
         if isinstance(event, ContentCompleteEvent):
             if event.finish_reason != "canceled" and event.step:
                 core.messages_recorded[event.step] = event
         elif isinstance(event, ToolStartEvent):
-            cut_off.add((event.step or "", event.index))
+            # What was begun in the run that this one is a fork of was not begun here.
+            if event.seq > taken_over:
+                cut_off.add((event.step or "", event.index))
         elif isinstance(event, ToolCompleteEvent):
             core.results_recorded[event.step or "", event.index] = event
         elif isinstance(event, InputRequiredEvent) and event.input.call is not None:
@@ -220,36 +232,12 @@ def _check_inputs(core: Core, state: RunState) -> None:
             raise InvalidInput(f"the run {core.task_id} does not wait for {input_id!r}; it waits for {waiting}")
         if question.options is not None and value not in question.options:
             raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
-        kinds = _kinds(question.answer_schema)
-        if kinds and not any(_is_json(value, kind) for kind in kinds):
-            wanted = " or ".join(kinds)
-            raise InvalidInput(f"{question.prompt!r} ({input_id}) is answered by a JSON {wanted}, not by {value!r}")
+        wrong = misfit(value, question.answer_schema)
+        if wrong is not None:
+            raise InvalidInput(f"{value!r} does not answer {question.prompt!r} ({input_id}): {wrong}")
     if state.pending and not inputs and core.spec.on_input is None:
         waiting = ", ".join(state.pending)
         raise InvalidInput(f"the run {core.task_id} waits for {waiting}: give inputs={{...}} or on_input=")
-
-
-_JSON: dict[str, type | tuple[type, ...]] = {
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "string": str,
-    "array": (list, tuple),
-    "object": (dict, BaseModel),
-    "null": type(None),
-}
-
-
-def _kinds(schema: dict[str, Any]) -> list[str]:
-    """The JSON types that a schema allows; none where it does not say so plainly."""
-    kinds = [each.get("type") for each in schema.get("anyOf", [schema])]
-    return kinds if all(isinstance(kind, str) for kind in kinds) else []
-
-
-def _is_json(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, _JSON.get(kind, object))
 
 
 async def _begin(core: Core) -> None:
@@ -257,6 +245,8 @@ async def _begin(core: Core) -> None:
     resumed = core.attempt > 1
     after = core.state().seq if resumed else None
     core.open = True
+    for event in core.past:
+        core.take_over(event)
     if not resumed:
         task = TaskEvent(
             messages=list(spec.messages),
@@ -268,6 +258,8 @@ async def _begin(core: Core) -> None:
     core.publish(StatusUpdateEvent(state="working", resumed=resumed, after_seq=after))
     for input_id, value in (spec.inputs or {}).items():
         core.publish(InputReceivedEvent(input_id=input_id, value=value))
+    if spec.fork is not None:
+        _part(core, spec.fork)
     try:
         core.system = await _system(core)
         if resumed:
@@ -283,6 +275,21 @@ async def _begin(core: Core) -> None:
         core.finish(error)
         return
     core.subscription.disposable = connect(pipeline, core.publish_signal, core.finish, core.completed, core.scheduler)
+
+
+def _part(core: Core, fork: Fork) -> None:
+    """Put on the stream what a fork has in other words than the run that it is made of."""
+    # For the names of hidden tools; families of tools are asked later.
+    tools = core.spec.tools.resolve_now(core.context()) or {}
+    core.set_tools(tools)
+    for answer in fork.answers(core.past, lambda name: name in tools and tools[name].definition.hidden):
+        core.publish(answer)
+        # A strategy that runs again finds it here.
+        core.results_recorded[answer.step or "", answer.index] = answer
+    if fork.at > 1 and fork.messages:
+        core.close_open()
+    for message in fork.added():
+        core.publish(message)
 
 
 async def _system(core: Core) -> tuple[Message, ...]:

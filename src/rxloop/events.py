@@ -251,7 +251,7 @@ class MessageAddedEvent(Event):
     role: Literal["user", "system"] = "user"
     content: Content
     cause: str = "steering"
-    """Why: `steering`, `retry`, `tool`."""
+    """Why: `steering`, `retry`, `tool`, `fork`."""
 
 
 class CheckpointEvent(Event):

@@ -109,12 +109,17 @@ class RunRecord:
 class EventLog(Protocol):
     """Keeps the durable events of runs."""
 
+    @property
+    def keeps_deltas(self) -> bool:
+        """Whether transient events are to be appended too; such a log gives them back on demand."""
+        ...
+
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
         """Append a batch to a run; when it returns, the batch is durable.
 
         Args:
             task_id: The run.
-            events: Durable events, in order.
+            events: Events in order: durable ones, and transient ones if the log keeps them.
             expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
 
         Raises:
@@ -123,8 +128,8 @@ class EventLog(Protocol):
         """
         ...
 
-    async def read(self, task_id: str, *, after_seq: int = 0) -> Sequence[Event]:
-        """The durable events of a run behind `after_seq`, in order.
+    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
+        """The durable events of a run behind `after_seq`, in order, and with `deltas` the transient ones.
 
         Raises:
             UnknownRun: The log holds no such run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from copy import copy
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, overload
@@ -21,6 +21,7 @@ from rxloop.result import Result
 from rxloop.share import Share
 from rxloop.state import LimitHit
 from rxloop.stream.buffer import Overflow
+from rxloop.stream.past import with_past
 from rxloop.stream.sse import frames
 from rxloop.stream.stream import A, B, C, D, E, F, G, Stream, V
 
@@ -76,7 +77,7 @@ class Run(Generic[O]):
     @property
     def events(self) -> Stream[Event]:
         """Every event of the run, from the first one, for each subscriber and each iterator."""
-        return Stream(self._source, self.share)
+        return Stream(self._retained(), self.share)
 
     @overload
     def pipe(self, /) -> Stream[Event]: ...
@@ -141,7 +142,7 @@ class Run(Generic[O]):
             raise ConfigurationError(f"overflow must be coalesce, block, drop_oldest or error, not {overflow!r}")
         if buffer < 1:
             raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
-        source = self._source if after is None else after_cursor(after)(self._source)
+        source = self._retained() if after is None else after_cursor(after)(self._whole())
         return Stream(source, self.share, overflow=overflow, buffer=buffer).pipe(*views)
 
     def text(self) -> Stream[str]:
@@ -161,8 +162,28 @@ class Run(Generic[O]):
         if heartbeat is not None and not heartbeat > 0:
             raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
         # The id comes from a client: one that is no cursor is as good as one that is unknown.
-        view = after_cursor(after, strict=False) if after else None
-        return frames(aiter(self.stream(*[view] if view is not None else [], public())), heartbeat)
+        source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
+        return frames(aiter(Stream(source, self.share).pipe(public())), heartbeat)
+
+    def _retained(self) -> Observable[Event]:
+        """The events of this attempt: out of the log what is not in memory any more."""
+        core = self._core
+        if not core.hub.trimmed:
+            return self._source
+        return self._whole(core.attempt if core.spec.fork is None else 1)
+
+    def _whole(self, attempt: int = 1) -> Observable[Event]:
+        """The events of the run from an attempt on, those of earlier ones out of the log."""
+        core = self._core
+        log = core.log
+        if log is None:
+            return self._source
+
+        async def read(before: int) -> Sequence[Event]:
+            await core.durable()
+            return [event for event in await log.read(core.task_id) if event.attempt >= attempt and event.seq < before]
+
+        return with_past(self._source, read)
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return aiter(self.events)

@@ -2,16 +2,16 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop.errors import ConflictError, EventLogError, UnknownRun
-from rxloop.eventlog import MemoryEventLog
+from rxloop.eventlog import MemoryEventLog, SqliteEventLog
 from rxloop.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -23,19 +23,29 @@ from rxloop.events import (
     ToolCompleteEvent,
 )
 from rxloop.messages import Message, ToolCall
-from rxloop.protocols import EventLog, RunRecord
+from rxloop.protocols import RunRecord
 
-MakeLog = Callable[[], EventLog]
+BuiltIn = MemoryEventLog | SqliteEventLog
 
 
-@pytest.fixture(params=[MemoryEventLog], scope="session")
-def make_log(request: pytest.FixtureRequest) -> MakeLog:
+class MakeLog(Protocol):
+    """Makes one of the logs."""
+
+    def __call__(self, *, keep_deltas: bool = False) -> BuiltIn: ...
+
+
+@pytest.fixture(params=["memory", "sqlite"], scope="session")
+def make_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeLog:
     """Makes a new, empty log at each call."""
-    return cast(MakeLog, request.param)
+
+    def sqlite(*, keep_deltas: bool = False) -> SqliteEventLog:
+        return SqliteEventLog(tmp_path_factory.mktemp("log") / "runs.db", keep_deltas=keep_deltas)
+
+    return MemoryEventLog if request.param == "memory" else sqlite
 
 
 @pytest.fixture
-async def log(make_log: MakeLog) -> AsyncIterator[EventLog]:
+async def log(make_log: MakeLog) -> AsyncIterator[BuiltIn]:
     log = make_log()
     yield log
     await log.aclose()
@@ -57,25 +67,28 @@ def begun(*, task_id: str = "run") -> list[Event]:
     return [task(task_id=task_id), status(2, "working", task_id=task_id)]
 
 
-async def settle() -> None:
-    """Let every follower go as far as it can without a new event."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 class Follower:
     """Reads a run in a task of its own."""
 
-    def __init__(self, log: EventLog, task_id: str = "run", after_seq: int = 0) -> None:
+    def __init__(self, log: BuiltIn, task_id: str = "run", after_seq: int = 0) -> None:
         self.seen: list[int] = []
+        self._more = asyncio.Event()
         self.task = asyncio.create_task(self._read(log.follow(task_id, after_seq=after_seq)))
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
             self.seen.append(event.seq)
+            self._more.set()
+
+    async def sees(self, *expected: int) -> None:
+        """Wait until that is what it has seen."""
+        async with asyncio.timeout(10):
+            while self.seen != [*expected]:
+                self._more.clear()
+                await self._more.wait()
 
 
-async def test_what_was_appended_is_read_back_in_order(log: EventLog) -> None:
+async def test_what_was_appended_is_read_back_in_order(log: BuiltIn) -> None:
     call = ToolCall(id="1", name="weather", arguments={"city": "Ålesund"})
     first: list[Event] = [
         task(context_id="c", task_id="run", timestamp=1_700_000_000_123),
@@ -94,7 +107,7 @@ async def test_what_was_appended_is_read_back_in_order(log: EventLog) -> None:
     assert list(await log.read("run", after_seq=4)) == []
 
 
-async def test_an_unknown_run_is_an_error_that_names_it(log: EventLog) -> None:  # L91
+async def test_an_unknown_run_is_an_error_that_names_it(log: BuiltIn) -> None:  # L91
     with pytest.raises(UnknownRun, match="nowhere"):
         await log.read("nowhere")
     with pytest.raises(UnknownRun, match="nowhere"):
@@ -102,7 +115,7 @@ async def test_an_unknown_run_is_an_error_that_names_it(log: EventLog) -> None: 
 
 
 @pytest.mark.parametrize("expected_seq", [0, 1, 3])
-async def test_a_writer_that_expects_another_last_event_is_refused(log: EventLog, expected_seq: int) -> None:
+async def test_a_writer_that_expects_another_last_event_is_refused(log: BuiltIn, expected_seq: int) -> None:
     await log.append("run-7", begun(), expected_seq=0)
 
     with pytest.raises(ConflictError) as refusal:
@@ -113,7 +126,7 @@ async def test_a_writer_that_expects_another_last_event_is_refused(log: EventLog
     assert len(await log.read("run-7")) == 2
 
 
-async def test_of_two_writers_at_once_one_wins_and_the_other_is_refused(log: EventLog) -> None:
+async def test_of_two_writers_at_once_one_wins_and_the_other_is_refused(log: BuiltIn) -> None:
     await log.append("run", begun(), expected_seq=0)
 
     outcomes = await asyncio.gather(
@@ -135,9 +148,7 @@ async def test_of_two_writers_at_once_one_wins_and_the_other_is_refused(log: Eve
         ([note(3), ContentDeltaEvent(seq=4, delta="a")], "content-delta"),
     ],
 )
-async def test_a_batch_with_a_bad_event_is_refused_as_a_whole(
-    log: EventLog, batch: Sequence[Event], named: str
-) -> None:
+async def test_a_batch_with_a_bad_event_is_refused_as_a_whole(log: BuiltIn, batch: Sequence[Event], named: str) -> None:
     await log.append("run", begun(), expected_seq=0)
 
     with pytest.raises(EventLogError, match=named):
@@ -147,14 +158,14 @@ async def test_a_batch_with_a_bad_event_is_refused_as_a_whole(
     await log.append("run", [note(3)], expected_seq=2)
 
 
-async def test_a_refused_first_batch_leaves_no_run_behind(log: EventLog) -> None:
+async def test_a_refused_first_batch_leaves_no_run_behind(log: BuiltIn) -> None:
     with pytest.raises(EventLogError):
         await log.append("run", [task(), note(3)], expected_seq=0)
 
     assert await log.runs() == []
 
 
-async def test_an_empty_batch_changes_nothing(log: EventLog) -> None:
+async def test_an_empty_batch_changes_nothing(log: BuiltIn) -> None:
     await log.append("run", [], expected_seq=0)
     assert await log.runs() == []
 
@@ -163,7 +174,7 @@ async def test_an_empty_batch_changes_nothing(log: EventLog) -> None:
     assert len(await log.read("run")) == 2
 
 
-async def test_a_caller_that_changes_its_list_does_not_change_the_log(log: EventLog) -> None:
+async def test_a_caller_that_changes_its_list_does_not_change_the_log(log: BuiltIn) -> None:
     batch = begun()
     await log.append("run", batch, expected_seq=0)
 
@@ -172,22 +183,20 @@ async def test_a_caller_that_changes_its_list_does_not_change_the_log(log: Event
     assert len(await log.read("run")) == 2
 
 
-async def test_a_follower_gets_what_is_there_and_then_what_comes(log: EventLog) -> None:  # L132
+async def test_a_follower_gets_what_is_there_and_then_what_comes(log: BuiltIn) -> None:  # L132
     await log.append("run", begun(), expected_seq=0)
     follower = Follower(log)
-    await settle()
-    assert follower.seen == [1, 2]
+    await follower.sees(1, 2)
 
     await log.append("run", [note(3), note(4)], expected_seq=2)
-    await settle()
-    assert follower.seen == [1, 2, 3, 4]
+    await follower.sees(1, 2, 3, 4)
 
     await log.append("run", [status(5, "completed", final=True)], expected_seq=4)
     await follower.task
     assert follower.seen == [1, 2, 3, 4, 5]
 
 
-async def test_a_follower_begins_behind_its_cursor(log: EventLog) -> None:  # L132
+async def test_a_follower_begins_behind_its_cursor(log: BuiltIn) -> None:  # L132
     await log.append("run", [*begun(), note(3)], expected_seq=0)
     follower, ahead = Follower(log, after_seq=2), Follower(log, after_seq=4)
 
@@ -198,7 +207,7 @@ async def test_a_follower_begins_behind_its_cursor(log: EventLog) -> None:  # L1
     assert ahead.seen == [5]
 
 
-async def test_events_that_come_between_two_reads_are_neither_lost_nor_doubled(log: EventLog) -> None:  # L132
+async def test_events_that_come_between_two_reads_are_neither_lost_nor_doubled(log: BuiltIn) -> None:  # L132
     await log.append("run", begun(), expected_seq=0)
     seen: list[int] = []
 
@@ -214,7 +223,7 @@ async def test_events_that_come_between_two_reads_are_neither_lost_nor_doubled(l
 
 
 @pytest.mark.parametrize("state", ["completed", "failed", "canceled", "input-required", "auth-required"])
-async def test_following_ends_with_the_attempt_whatever_its_state(log: EventLog, state: State) -> None:
+async def test_following_ends_with_the_attempt_whatever_its_state(log: BuiltIn, state: State) -> None:
     await log.append("run", [*begun(), status(3, state, final=True)], expected_seq=0)
 
     whole, nothing_new = Follower(log), Follower(log, after_seq=3)
@@ -224,12 +233,11 @@ async def test_following_ends_with_the_attempt_whatever_its_state(log: EventLog,
     assert nothing_new.seen == []
 
 
-async def test_following_a_resumed_run_goes_on_into_the_new_attempt(log: EventLog) -> None:
+async def test_following_a_resumed_run_goes_on_into_the_new_attempt(log: BuiltIn) -> None:
     await log.append("run", [*begun(), status(3, "canceled", final=True)], expected_seq=0)
     await log.append("run", [status(4, "working", attempt=2, resumed=True, after_seq=3)], expected_seq=3)
     follower = Follower(log)
-    await settle()
-    assert follower.seen == [1, 2, 3, 4]
+    await follower.sees(1, 2, 3, 4)
 
     await log.append("run", [status(5, "completed", final=True, attempt=2)], expected_seq=4)
     await follower.task
@@ -237,11 +245,11 @@ async def test_following_a_resumed_run_goes_on_into_the_new_attempt(log: EventLo
     assert follower.seen == [1, 2, 3, 4, 5]
 
 
-async def test_the_end_of_a_nested_run_ends_no_follower(log: EventLog) -> None:  # L10
+async def test_the_end_of_a_nested_run_ends_no_follower(log: BuiltIn) -> None:  # L10
     nested = status(3, "completed", final=True, task_id="child", parent_task_id="run")
     await log.append("run", [*begun(), nested], expected_seq=0)
     follower = Follower(log)
-    await settle()
+    await follower.sees(1, 2, 3)
     assert not follower.task.done()
     assert [record.state for record in await log.runs()] == ["working"]
 
@@ -251,10 +259,11 @@ async def test_the_end_of_a_nested_run_ends_no_follower(log: EventLog) -> None: 
     assert follower.seen == [1, 2, 3, 4]
 
 
-async def test_several_followers_each_get_everything(log: EventLog) -> None:
+async def test_several_followers_each_get_everything(log: BuiltIn) -> None:
     await log.append("run", begun(), expected_seq=0)
     followers = [Follower(log) for _ in range(3)]
-    await settle()
+    for follower in followers:
+        await follower.sees(1, 2)
 
     await log.append("run", [note(3), status(4, "completed", final=True)], expected_seq=2)
     await asyncio.gather(*(follower.task for follower in followers))
@@ -262,13 +271,14 @@ async def test_several_followers_each_get_everything(log: EventLog) -> None:
     assert [follower.seen for follower in followers] == [[1, 2, 3, 4]] * 3
 
 
-async def test_a_follower_that_leaves_disturbs_nobody(log: EventLog) -> None:
+async def test_a_follower_that_leaves_disturbs_nobody(log: BuiltIn) -> None:
     await log.append("run", begun(), expected_seq=0)
     leaver, stayer = Follower(log), Follower(log)
-    await settle()
+    await leaver.sees(1, 2)
+    await stayer.sees(1, 2)
 
     leaver.task.cancel()
-    await settle()
+    await asyncio.wait([leaver.task])
     await log.append("run", [status(3, "completed", final=True)], expected_seq=2)
     await stayer.task
 
@@ -277,7 +287,7 @@ async def test_a_follower_that_leaves_disturbs_nobody(log: EventLog) -> None:
     assert stayer.seen == [1, 2, 3]
 
 
-async def test_a_reader_may_stop_in_the_middle_and_come_back(log: EventLog) -> None:
+async def test_a_reader_may_stop_in_the_middle_and_come_back(log: BuiltIn) -> None:
     await log.append("run", [*begun(), status(3, "completed", final=True)], expected_seq=0)
 
     async with aclosing(cast(Any, log.follow("run"))) as events:
@@ -288,7 +298,7 @@ async def test_a_reader_may_stop_in_the_middle_and_come_back(log: EventLog) -> N
     assert follower.seen == [2, 3]
 
 
-async def test_runs_do_not_cross(log: EventLog) -> None:  # L138
+async def test_runs_do_not_cross(log: BuiltIn) -> None:  # L138
     async def run(name: str) -> list[str]:
         events = [*begun(task_id=name), note(3, task_id=name), status(4, "completed", final=True, task_id=name)]
         await log.append(name, events[:1], expected_seq=0)
@@ -304,7 +314,7 @@ async def test_runs_do_not_cross(log: EventLog) -> None:  # L138
     assert await asyncio.gather(run("a"), run("b"), run("c")) == [["a"] * 4, ["b"] * 4, ["c"] * 4]
 
 
-async def test_a_record_tells_of_a_run_what_its_events_say(log: EventLog) -> None:
+async def test_a_record_tells_of_a_run_what_its_events_say(log: BuiltIn) -> None:
     await log.append("run", [task(context_id="c", timestamp=1_000)], expected_seq=0)
     assert [record.state for record in await log.runs()] == ["submitted"]
 
@@ -327,7 +337,7 @@ async def test_a_record_tells_of_a_run_what_its_events_say(log: EventLog) -> Non
     ]
 
 
-async def test_the_runs_of_a_conversation_come_oldest_first(log: EventLog) -> None:
+async def test_the_runs_of_a_conversation_come_oldest_first(log: BuiltIn) -> None:
     for task_id, context_id, timestamp in [("2", "a", 20), ("1", "a", 10), ("3", "b", 15), ("4", "a", 30)]:
         await log.append(task_id, [task(context_id=context_id, timestamp=timestamp)], expected_seq=0)
 
@@ -336,7 +346,7 @@ async def test_the_runs_of_a_conversation_come_oldest_first(log: EventLog) -> No
     assert await log.runs(context_id="nowhere") == []
 
 
-async def test_unfinished_runs_are_those_that_can_go_on(log: EventLog) -> None:
+async def test_unfinished_runs_are_those_that_can_go_on(log: BuiltIn) -> None:
     ends: list[State] = ["completed", "failed", "canceled", "input-required", "auth-required"]
     for at, state in enumerate(ends):
         events = [task(context_id="c", timestamp=at), status(2, "working"), status(3, state, final=True)]
@@ -348,7 +358,7 @@ async def test_unfinished_runs_are_those_that_can_go_on(log: EventLog) -> None:
     assert [record.task_id for record in unfinished] == ["canceled", "input-required", "auth-required", "working"]
 
 
-async def test_a_log_may_be_closed_more_than_once(log: EventLog) -> None:
+async def test_a_log_may_be_closed_more_than_once(log: BuiltIn) -> None:
     await log.append("run", begun(), expected_seq=0)
 
     await log.aclose()
@@ -360,12 +370,11 @@ def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
 
     async def first() -> None:
         await log.append("run", begun(), expected_seq=0)
-        Follower(log)  # still waits when the loop is closed
-        await settle()
+        await Follower(log).sees(1, 2)  # still waits when the loop is closed
 
     async def second() -> list[int]:
         follower = Follower(log)
-        await settle()
+        await follower.sees(1, 2)
         await log.append("run", [status(3, "completed", final=True)], expected_seq=2)
         await follower.task
         await log.aclose()
@@ -380,7 +389,7 @@ def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
 def test_a_follower_sees_what_a_later_read_gives_however_the_batches_fall(
     make_log: MakeLog, batches: list[int], after_seq: int, turns: int
 ) -> None:
-    async def scenario(log: EventLog) -> tuple[list[int], list[int]]:
+    async def scenario(log: BuiltIn) -> tuple[list[int], list[int]]:
         await log.append("run", begun(), expected_seq=0)
         follower = Follower(log, after_seq=after_seq)
         seq = 2

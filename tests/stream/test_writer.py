@@ -65,20 +65,25 @@ async def test_flush_with_nothing_to_write_asks_nobody() -> None:
     assert it.log.batches == []
 
 
-def test_without_a_flush_the_events_are_written_every_50_ms() -> None:
+def test_the_beginning_of_a_run_is_written_at_once_and_what_follows_every_50_ms() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
             it = Writing()
             it.add(2)
+            assert it.log.batches == []
+            await asyncio.sleep(0.001)
+            # So that whoever looks for unfinished runs finds it.
+            assert it.log.batches == [[1, 2]]
+            it.add(2)
             await asyncio.sleep(FLUSH_EVERY - 0.001)
             it.add()
-            assert it.log.batches == []
+            assert it.log.batches == [[1, 2]]
             await asyncio.sleep(0.002)
-            assert it.log.batches == [[1, 2, 3]]
+            assert it.log.batches == [[1, 2], [3, 4, 5]]
             it.add()
             await asyncio.sleep(FLUSH_EVERY + 0.001)
-            assert it.log.batches == [[1, 2, 3], [4]]
+            assert it.log.batches == [[1, 2], [3, 4, 5], [6]]
 
         time.run(main())
 

@@ -28,9 +28,12 @@ from rxloop import (
     ModelSettings,
     Operator,
     PendingInput,
+    Replay,
     Result,
     Run,
     RunContext,
+    RunDiff,
+    RunState,
     Signal,
     Strategy,
     Stream,
@@ -42,7 +45,10 @@ from rxloop import (
     ToolRequest,
     ToolStartEvent,
     UsageEvent,
+    diff,
+    follow,
     op,
+    replay,
     tool,
 )
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, virtual_time
@@ -117,6 +123,10 @@ async def dependencies(http: httpx.AsyncClient) -> None:
     agent.run("Weather in Oslo?")  # pyright: ignore[reportCallIssue]
     agent.run_sync("Weather in Oslo?")  # pyright: ignore[reportCallIssue]
     agent.resume("task")  # pyright: ignore[reportCallIssue]
+    agent.fork("task", 3, prompt="In Bergen?", deps=Deps(http, "Ann"))
+    agent.fork("task", 3)  # pyright: ignore[reportCallIssue]
+    agent.fork("task", 3, context_id="c", deps=Deps(http, "Ann"))  # pyright: ignore[reportCallIssue]
+    agent.fork("task", "3", deps=Deps(http, "Ann"))  # pyright: ignore[reportArgumentType]
     agent.run("Weather in Oslo?", deps="Ann")  # pyright: ignore[reportArgumentType]
     agent.run("Weather in Oslo?", deps=Deps(http, "Ann"), prompts=3)  # pyright: ignore[reportCallIssue]
     Agent("zai:glm-4.7").run("Hi", deps=Deps(http, "Ann"))  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -275,6 +285,26 @@ async def chain(agent: Agent[None, str]) -> None:
     result = await run
     print(result.thoughts.tree())
     Path("chain.mmd").write_text(result.thoughts.to_mermaid())  # noqa: ASYNC240
+
+
+# 10 Resume after a crash; a fork
+async def going_on(log: MemoryEventLog, task_id: str) -> None:
+    agent = Agent("zai:glm-4.7", log=log)
+    for record in await log.runs(unfinished=True):
+        assert_type(await agent.resume(record.task_id), Result[str])
+    fork = agent.fork(task_id, at=12, results={"call_1": "card declined"}, model="zai:glm-4.6", tools=[add])
+    assert_type(fork, Run[str])
+    assert_type(await fork, Result[str])
+
+    again = replay(log, task_id, speed=4).until(12)
+    assert_type(again, Replay)
+    assert_type(again.pipe(op.thoughts()), Stream[ThoughtStreamEvent])
+    assert_type(await again.state_at(3), RunState)
+    async for event in follow(log, task_id, after="task/1.3.0"):
+        assert_type(event, Event)
+    found = await diff(log, task_id, fork.task_id)
+    assert_type(found, RunDiff)
+    assert_type(found.first, tuple[Event | None, Event | None] | None)
 
 
 # 11 Tests with no model and no real time

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
 
-from rxloop.errors import ConflictError, EventLogError, UnknownRun
-from rxloop.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, conflict, state_after, unknown
+from rxloop.events import Event, State, TaskEvent, ends_attempt
 from rxloop.protocols import RunRecord
 
 
@@ -23,7 +25,15 @@ class MemoryEventLog:
         >>> again = await agent.run("What is my name?", context_id="ann")
     """
 
-    def __init__(self) -> None:
+    keeps_deltas = False
+
+    def __init__(self, *, keep_deltas: bool = False) -> None:
+        """Make an empty log.
+
+        Args:
+            keep_deltas: Keep transient events as well, with their times, for faithful replays.
+        """
+        self.keeps_deltas = keep_deltas
         self._runs: dict[str, _Run] = {}
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
@@ -31,35 +41,36 @@ class MemoryEventLog:
 
         Args:
             task_id: The run.
-            events: Durable events, numbered on from `expected_seq` without a gap.
+            events: Events numbered on from `expected_seq` without a gap; transient ones only with `keep_deltas`.
             expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
 
         Raises:
             ConflictError: The log holds another last `seq`: somebody else writes this run.
-            EventLogError: An event is transient or has the wrong number.
+            EventLogError: An event has the wrong number, or is transient where those are not kept.
         """
         run = self._runs.get(task_id)
         held = len(run.events) if run is not None else 0
         if held != expected_seq:
-            raise ConflictError(
-                f"run {task_id}: the writer expected seq {expected_seq} to be the last, but the log holds {held}; "
-                "somebody else writes this run"
-            )
-        for seq, event in enumerate(events, start=held + 1):
-            if not event.durable:
-                raise EventLogError(f"run {task_id}: {event.kind} is transient and does not belong in the log")
-            if event.seq != seq:
-                raise EventLogError(f"run {task_id}: {event.kind} has seq {event.seq} where {seq} comes next")
+            raise conflict(task_id, expected_seq, held)
+        check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if events:
             self._runs.setdefault(task_id, _Run(task_id)).extend(events)
 
-    async def read(self, task_id: str, *, after_seq: int = 0) -> Sequence[Event]:
-        """The durable events of a run behind `after_seq`, in order.
+    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
+        """The events of a run behind `after_seq`, in order.
+
+        Args:
+            task_id: The run.
+            after_seq: The last `seq` that is not wanted.
+            deltas: Give the transient events too, where the log keeps them.
 
         Raises:
             UnknownRun: The log holds no such run.
         """
-        return tuple(self._run(task_id).events[after_seq:])
+        run = self._run(task_id)
+        if deltas:
+            return tuple(event for event in run.all() if event.seq > after_seq)
+        return tuple(run.events[after_seq:])
 
     async def follow(self, task_id: str, *, after_seq: int = 0) -> AsyncIterator[Event]:
         """The durable events behind `after_seq`, then those that come.
@@ -94,6 +105,43 @@ class MemoryEventLog:
             if (context_id is None or record.context_id == context_id) and not (unfinished and record.finished)
         ]
 
+    async def delete(self, task_id: str) -> None:
+        """Remove a run that has ended for good.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+            EventLogError: The run can still go on.
+        """
+        check_finished(task_id, self._run(task_id).state)
+        del self._runs[task_id]
+
+    async def trim(
+        self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
+    ) -> list[str]:
+        """Remove the runs that ended for good, and longer ago than that. A run that can still go on always stays.
+
+        Args:
+            older_than: Seconds since the last event of a run.
+            states: Only runs in these states, of `completed` and `failed`.
+            deltas_only: Remove only the transient events of these runs.
+
+        Returns:
+            The ids of the runs that something was removed of.
+        """
+        before = round((time.time() - older_than) * 1000)
+        found = [
+            run
+            for run in self._runs.values()
+            if run.state in FINISHED and run.state in states and run.events[-1].timestamp < before
+        ]
+        if deltas_only:
+            found = [run for run in found if run.deltas]
+        for run in found:
+            run.deltas.clear()
+            if not deltas_only:
+                del self._runs[run.task_id]
+        return [run.task_id for run in found]
+
     async def aclose(self) -> None:
         """Nothing is open; the events stay where they are."""
 
@@ -101,7 +149,7 @@ class MemoryEventLog:
         try:
             return self._runs[task_id]
         except KeyError:
-            raise UnknownRun(f"the log holds no run {task_id}") from None
+            raise unknown(task_id) from None
 
 
 @dataclass(slots=True)
@@ -110,20 +158,25 @@ class _Run:
 
     task_id: str
     events: list[Event] = field(default_factory=list[Event])
+    deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"
     # One for each follower that waits, made in its event loop and gone when the wait is over.
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
 
     def extend(self, events: Sequence[Event]) -> None:
-        self.events.extend(events)
-        for event in events:
-            if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None:
-                self.state = event.state
+        durable = [event for event in events if event.durable]
+        self.events.extend(durable)
+        self.deltas.extend(event for event in events if not event.durable)
+        self.state = state_after(self.state, durable)
         for waiter in self.waiters:
             # A loop that was closed in the middle of a wait has no follower any more.
             if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
         self.waiters.clear()
+
+    def all(self) -> Iterator[Event]:
+        """The durable events and the transient ones, in order."""
+        return merge(self.events, self.deltas, key=lambda event: (event.seq, event.sub))
 
     @property
     def at_rest(self) -> bool:

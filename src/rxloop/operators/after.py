@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from reactivex import Observable, abc
 
@@ -12,6 +12,33 @@ from rxloop.events import Event, GapEvent
 from rxloop.operators._types import View
 
 _CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d+)\.(?P<seq>\d+)\.(?P<sub>\d+)")
+
+
+class Cursor(NamedTuple):
+    """The parts of `event.cursor`."""
+
+    task_id: str
+    attempt: int
+    seq: int
+    sub: int
+
+
+def read_cursor(text: str, *, strict: bool = True) -> Cursor:
+    """Read a cursor.
+
+    Args:
+        text: `task_id/attempt.seq.sub`.
+        strict: Refuse what is no cursor; otherwise it is taken for that of an unknown run.
+
+    Raises:
+        ConfigurationError: It is no cursor.
+    """
+    match = _CURSOR.fullmatch(text)
+    if match is not None:
+        return Cursor(match["task"], int(match["attempt"]), int(match["seq"]), int(match["sub"]))
+    if strict:
+        raise ConfigurationError(f"{text!r} is no cursor: it has the form task_id/attempt.seq.sub")
+    return Cursor("", 0, 0, 0)
 
 
 def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
@@ -32,44 +59,40 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
     Raises:
         ConfigurationError: It is no cursor.
     """
-    match = _CURSOR.fullmatch(cursor) or (None if strict else _CURSOR.fullmatch("/0.0.0"))
-    if match is None:
-        raise ConfigurationError(f"{cursor!r} is no cursor: it has the form task_id/attempt.seq.sub")
-    task_id = match["task"]
-    attempt = int(match["attempt"])
-    place = (int(match["seq"]), int(match["sub"]))
+    task_id, attempt, seq, sub = read_cursor(cursor, strict=strict)
+    place = (seq, sub)
 
     def view(source: Observable[Event]) -> Observable[Event]:
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             first = True
+            foreign = newer = False
 
             def on_next(event: Event) -> None:
-                nonlocal first
+                nonlocal first, foreign, newer
                 if isinstance(event, GapEvent):
                     # A gap that ends before the cursor is none for this reader.
                     if event.task_id != task_id or event.attempt != attempt or event.seq > place[0]:
                         observer.on_next(event)
                     return
                 if first:
-                    first = False
-                    gap = gap_before(event)
-                    if gap is not None:
-                        observer.on_next(gap)
-                if event.task_id != task_id or event.attempt != attempt or (event.seq, event.sub) > place:
+                    # Told by the first event: those of nested runs, which are numbered with the others, have other ids.
+                    foreign = task_id not in (event.task_id, event.parent_task_id)
+                if first and foreign:
+                    observer.on_next(gap(event, "unknown-cursor"))
+                elif first and event.attempt > attempt and place < (event.seq - 1, 0):
+                    observer.on_next(gap(event, "trimmed"))
+                elif not foreign and not newer and event.attempt > attempt and place > (event.seq - 1, 0):
+                    observer.on_next(gap(event, "lost-attempt"))
+                first = False
+                newer = newer or event.attempt > attempt
+                if foreign or event.attempt > attempt or (event.seq, event.sub) > place:
                     observer.on_next(event)
 
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
         return Observable(subscribe)
-
-    def gap_before(event: Event) -> GapEvent | None:
-        if event.task_id != task_id:
-            return gap(event, "unknown-cursor")
-        if event.attempt > attempt and place != (event.seq - 1, 0):
-            return gap(event, "lost-attempt" if place >= (event.seq, 0) else "trimmed")
-        return None
 
     def gap(event: Event, reason: Literal["unknown-cursor", "lost-attempt", "trimmed"]) -> GapEvent:
         return GapEvent(

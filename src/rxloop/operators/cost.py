@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from reactivex import Observable, abc
 
 from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, UsageEvent
 from rxloop.operators._types import View
-from rxloop.providers.prices import PRICES, Price
+
+if TYPE_CHECKING:
+    from rxloop.providers.prices import Price
 
 
 def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
@@ -31,7 +34,12 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
     Returns:
         A view of sums, each at least as large as the one before.
     """
-    table = PRICES if prices is None else prices
+    if prices is None:
+        # Not before it is needed: the providers are a good part of what importing rxloop would cost.
+        from rxloop.providers.prices import PRICES
+
+        prices = PRICES
+    table = prices
 
     def operator(source: Observable[Event]) -> Observable[float]:
         def subscribe(

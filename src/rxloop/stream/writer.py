@@ -13,7 +13,7 @@ FLUSH_EVERY = 0.05
 
 
 class LogWriter:
-    """Buffers events, and appends them on demand or every 50 ms. The one writer of its run."""
+    """Buffers events, and appends them on demand or every 50 ms, the first ones at once. The one writer of its run."""
 
     def __init__(self, log: EventLog, task_id: str, durable_seq: int, failed: Callable[[Exception], None]) -> None:
         """Write behind `durable_seq`; `failed` is called once if the log fails."""
@@ -31,7 +31,8 @@ class LogWriter:
         """Take an event; it is in the log within 50 ms, or when `flush` returns; the first ones of a run at once."""
         self._buffer.append(event)
         if self._timer is None and not self._writing:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_EVERY, self._start)
+            delay = FLUSH_EVERY if self.durable_seq else 0
+            self._timer = asyncio.get_running_loop().call_later(delay, self._start)
 
     async def flush(self) -> int:
         """Wait until everything that was taken is in the log.

@@ -1,0 +1,131 @@
+"""The file of a SQLite event log: how it is opened, what is in it, and what its failures mean."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from rxloop.errors import EventLogError
+
+Fsync = Literal["normal", "full"]
+
+APPLICATION_ID = 0x72786C70
+"""The four letters `rxlp`, in the header of the file."""
+BUSY_SECONDS = 5.0
+
+SCHEMA = (
+    """
+    CREATE TABLE runs (
+        number INTEGER PRIMARY KEY,
+        task_id TEXT NOT NULL UNIQUE,
+        context_id TEXT NOT NULL,
+        agent_name TEXT NOT NULL,
+        state TEXT NOT NULL,
+        at_rest INTEGER NOT NULL,
+        attempt INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        created INTEGER NOT NULL,
+        updated INTEGER NOT NULL
+    );
+    CREATE INDEX runs_by_context ON runs (context_id, created, number);
+    CREATE INDEX runs_by_state ON runs (state, updated);
+    CREATE TABLE events (
+        run INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        sub INTEGER NOT NULL,
+        json BLOB NOT NULL,
+        PRIMARY KEY (run, seq, sub)
+    ) WITHOUT ROWID;
+    """,
+)
+"""The steps from each version of the schema to the next; the version is how many of them a file has had."""
+
+_HINTS = {
+    "SQLITE_FULL": "the disk is full: make room, or put the log somewhere else",
+    "SQLITE_READONLY": "the file cannot be written: see to its permissions and those of its folder",
+    "SQLITE_CANTOPEN": "the file cannot be opened: see whether its folder is there and can be written",
+    "SQLITE_BUSY": f"another process has held the file for more than {BUSY_SECONDS:g} s",
+    "SQLITE_LOCKED": f"another process has held the file for more than {BUSY_SECONDS:g} s",
+    "SQLITE_NOTADB": "this is no SQLite file: give the log another one",
+    "SQLITE_CORRUPT": "the file is damaged: move it away, and get back what can be read with `sqlite3 FILE .recover`",
+    "SQLITE_IOERR": "the disk could not be read or written",
+}
+
+
+@contextmanager
+def errors_of(path: Path) -> Generator[None]:
+    """Make what SQLite raises an `EventLogError` that names the file and says what to do."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        name = str(getattr(error, "sqlite_errorname", ""))
+        hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
+        raise EventLogError(f"the event log {path}: {error}" + (f"; {hint}" if hint else "")) from error
+
+
+def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
+    """Open the file, make it where it is not there, and bring its schema up to date.
+
+    Raises:
+        EventLogError: It is the file of another program, or of a newer version of rxloop; what is in it stays as it is.
+    """
+    # Used by one thread at a time, though not always the one that opened it.
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _check(connection, path)
+        if _number(connection, "user_version") < len(SCHEMA):
+            _migrate(connection, path)
+        connection.execute(f"PRAGMA synchronous = {fsync}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse what is not ours before anything is written."""
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    owner, version = _number(connection, "application_id"), _number(connection, "user_version")
+    if owner != APPLICATION_ID and (tables or owner):
+        raise EventLogError(f"{path} is the database of another program: give the event log a file of its own")
+    if version > len(SCHEMA):
+        raise EventLogError(
+            f"{path} was written by a newer version of rxloop (schema {version}; this one knows {len(SCHEMA)}): "
+            "install that version"
+        )
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Take the steps that the file has not had, all of them or none."""
+    if _number(connection, "user_version") == 0:
+        # Only while there is no table can the file learn to give room back.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have come first.
+        _check(connection, path)
+        for step in SCHEMA[_number(connection, "user_version") :]:
+            for statement in step.split(";"):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(SCHEMA)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        roll_back(connection)
+        raise
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """End a transaction that failed; some failures have ended it already."""
+    if connection.in_transaction:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+    return value

@@ -1,0 +1,71 @@
+"""What is written to the tables of a SQLite event log, inside a transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from rxloop.errors import ConflictError
+from rxloop.eventlog._database import roll_back
+from rxloop.eventlog._rules import conflict, state_after
+from rxloop.events import Event, TaskEvent, ends_attempt
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """All of it or nothing; others may read, and do not write, meanwhile."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        roll_back(connection)
+        raise
+
+
+def append(
+    connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int
+) -> ConflictError | None:
+    """Append a batch; a conflict is given back, so that the other batches of the transaction stand."""
+    found = connection.execute("SELECT number, seq, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
+    number, held, state = found or (None, 0, "submitted")
+    rows = [(event.seq, event.sub, event.to_json()) for event in events]
+    if held != expected_seq:
+        if number is not None and _is_there(connection, number, rows):
+            return None
+        return conflict(task_id, expected_seq, held)
+    if number is None:
+        first = events[0]
+        agent_name = first.agent_name if isinstance(first, TaskEvent) else ""
+        number = connection.execute(
+            "INSERT INTO runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated)"
+            " VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0)",
+            (task_id, first.context_id, agent_name, first.timestamp),
+        ).lastrowid
+    # Transient events alone do not move `seq`: the same batch a second time replaces the first.
+    connection.executemany(
+        "INSERT OR REPLACE INTO events (run, seq, sub, json) VALUES (?, ?, ?, ?)", [(number, *row) for row in rows]
+    )
+    durable = [event for event in events if event.durable]
+    if durable:
+        last = durable[-1]
+        connection.execute(
+            "UPDATE runs SET state = ?, at_rest = ?, attempt = ?, seq = ?, updated = ? WHERE number = ?",
+            (state_after(state, durable), ends_attempt(last), last.attempt, last.seq, last.timestamp, number),
+        )
+    return None
+
+
+def _is_there(connection: sqlite3.Connection, number: int, rows: Sequence[tuple[int, int, bytes]]) -> bool:
+    """Whether exactly these rows are in the log already: their writer was cancelled, and did not hear of it."""
+    query = "SELECT json FROM events WHERE run = ? AND seq = ? AND sub = ?"
+    return all(connection.execute(query, (number, seq, sub)).fetchone() == (json,) for seq, sub, json in rows)
+
+
+def remove(connection: sqlite3.Connection, numbers: Sequence[int], deltas_only: bool = False) -> None:
+    """Remove runs, or only their transient events."""
+    keys = [(number,) for number in numbers]
+    connection.executemany(f"DELETE FROM events WHERE run = ?{' AND sub > 0' if deltas_only else ''}", keys)
+    if not deltas_only:
+        connection.executemany("DELETE FROM runs WHERE number = ?", keys)

@@ -1,0 +1,346 @@
+"""An event log in a SQLite file: the embedded default."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeVar
+
+from rxloop.errors import ConfigurationError
+from rxloop.eventlog._database import Fsync, connect, errors_of
+from rxloop.eventlog._rows import append, remove, transaction
+from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, unknown
+from rxloop.events import Event, State
+from rxloop.protocols import RunRecord
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.02
+_FREE_PAGES = 2_000
+_RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated"
+
+
+class SqliteEventLog:
+    """Keeps the durable events of runs in one SQLite file.
+
+    Any number of processes may read it at once, and each run may be written by one. The file is opened, or made, at the
+    first use; nothing of it blocks the event loop. Writes of several runs that come at once share a transaction.
+
+    Example:
+        >>> log = SqliteEventLog("runs.db")
+        >>> agent = Agent("zai:glm-4.7", log=log)
+        >>> for record in await log.runs(unfinished=True):
+        ...     await agent.resume(record.task_id)
+    """
+
+    def __init__(self, path: str | PathLike[str], *, fsync: Fsync = "normal", keep_deltas: bool = False) -> None:
+        """Make a log; nothing is opened yet.
+
+        Args:
+            path: The file. Its folder has to be there.
+            fsync: `"normal"` writes every batch to the operating system before `append` returns: nothing is lost when
+                the process is killed. Against a loss of power only `"full"` guards the last moments, at the price of
+                waiting for the disk at each batch.
+            keep_deltas: Keep transient events as well, with their times, for faithful replays.
+
+        Raises:
+            ConfigurationError: The path or `fsync` cannot be used.
+        """
+        if fspath(path) in ("", ":memory:"):
+            raise ConfigurationError(f"{path!r} is no file: use MemoryEventLog for a log in memory")
+        if fsync not in ("normal", "full"):
+            raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
+        self.path = Path(path)
+        self.keeps_deltas = keep_deltas
+        self._writer = _Worker(self.path, fsync, "rxloop-log-writer")
+        self._reader = _Worker(self.path, fsync, "rxloop-log-reader")
+        self._batches: deque[_Batch] = deque()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<SqliteEventLog {self.path}>"
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
+        """Append a batch to a run: all of it, or nothing. When it returns, the batch is in the file.
+
+        A batch that is in the file already, from a call that was cancelled while it was written, is not written again.
+
+        Args:
+            task_id: The run.
+            events: Events numbered on from `expected_seq` without a gap; transient ones only with `keep_deltas`.
+            expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
+
+        Raises:
+            ConflictError: The log holds another last `seq`: somebody else writes this run.
+            EventLogError: An event has the wrong number, or the file cannot be written; the message says why.
+        """
+        check_batch(task_id, events, expected_seq, self.keeps_deltas)
+        if not events:
+            return
+        batch = _Batch(task_id, tuple(events), expected_seq, Future())
+        self._batches.append(batch)
+        # The first of several finds the others' batches as well, and theirs find nothing more to do.
+        self._writer.submit(self._write)
+        await asyncio.wrap_future(batch.written)
+        self._wake()
+
+    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
+        """The events of a run behind `after_seq`, in order.
+
+        Args:
+            task_id: The run.
+            after_seq: The last `seq` that is not wanted.
+            deltas: Give the transient events too, where the log keeps them.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+            EventLogError: The file cannot be read.
+        """
+        rows, _ = await self._read(task_id, after_seq, deltas)
+        return tuple(map(Event.from_json, rows))
+
+    async def follow(self, task_id: str, *, after_seq: int = 0) -> AsyncIterator[Event]:
+        """The durable events behind `after_seq`, then those that come, from whatever process.
+
+        It ends when it has caught up with the final event of an attempt, whatever its state; where a later attempt has
+        begun by then, it goes on with that one.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+            EventLogError: The file cannot be read.
+        """
+        while True:
+            rows, at_rest = await self._read(task_id, after_seq, False)
+            for row in rows:
+                event = Event.from_json(row)
+                after_seq = event.seq
+                yield event
+            if at_rest and not rows:
+                return
+            if not rows:
+                await self._grown()
+
+    async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
+        """The runs of a conversation, or of all, oldest first.
+
+        Args:
+            context_id: Only those of this conversation.
+            unfinished: Only those that are neither completed nor failed.
+
+        Raises:
+            EventLogError: The file cannot be read.
+        """
+        where, values = ["1"], list[str]()
+        if context_id is not None:
+            where.append("context_id = ?")
+            values.append(context_id)
+        if unfinished:
+            where.append("state NOT IN ('completed', 'failed')")
+
+        def select(connection: sqlite3.Connection) -> list[RunRecord]:
+            query = f"SELECT {_RECORD} FROM runs WHERE {' AND '.join(where)} ORDER BY created, number"
+            return [RunRecord(*row) for row in connection.execute(query, values)]
+
+        return await self._reading(select, [])
+
+    async def delete(self, task_id: str) -> None:
+        """Remove a run that has ended for good.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+            EventLogError: The run can still go on, or the file cannot be written.
+        """
+
+        def work(connection: sqlite3.Connection) -> None:
+            found = connection.execute("SELECT number, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
+            if found is None:
+                raise unknown(task_id)
+            check_finished(task_id, found[1])
+            remove(connection, [found[0]])
+
+        await self._writing(work)
+
+    async def trim(
+        self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
+    ) -> list[str]:
+        """Remove the runs that ended for good, and longer ago than that. A run that can still go on always stays.
+
+        Args:
+            older_than: Seconds since the last event of a run.
+            states: Only runs in these states, of `completed` and `failed`.
+            deltas_only: Remove only the transient events of these runs.
+
+        Returns:
+            The ids of the runs that something was removed of.
+
+        Raises:
+            EventLogError: The file cannot be written.
+        """
+        before = round((time.time() - older_than) * 1000)
+        wanted = [state for state in states if state in FINISHED]
+
+        def work(connection: sqlite3.Connection) -> list[str]:
+            marks = ", ".join("?" * len(wanted))
+            having = " AND EXISTS (SELECT 1 FROM events WHERE run = number AND sub > 0)" if deltas_only else ""
+            query = f"SELECT number, task_id FROM runs WHERE updated < ? AND state IN ({marks}){having} ORDER BY number"
+            found = connection.execute(query, (before, *wanted)).fetchall()
+            remove(connection, [number for number, _ in found], deltas_only)
+            return [task_id for _, task_id in found]
+
+        return await self._writing(work)
+
+    async def aclose(self) -> None:
+        """Close the file; may be called more than once. A log that is used again opens it again."""
+        await self._writer.aclose()
+        await self._reader.aclose()
+
+    # -- in the threads
+
+    def _write(self) -> None:
+        """Write all batches that wait, in one transaction."""
+        waiting: list[_Batch] = []
+        with suppress(IndexError):
+            while True:
+                waiting.append(self._batches.popleft())
+        batches = [batch for batch in waiting if batch.written.set_running_or_notify_cancel()]
+        if not batches:
+            return
+        try:
+            with errors_of(self.path):
+                connection = self._writer.connection()
+                with transaction(connection):
+                    outcomes = [append(connection, each.task_id, each.events, each.expected_seq) for each in batches]
+        except Exception as error:
+            for batch in batches:
+                batch.written.set_exception(error)
+            return
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            if outcome is None:
+                batch.written.set_result(None)
+            else:
+                batch.written.set_exception(outcome)
+
+    async def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def write() -> T:
+            with errors_of(self.path):
+                connection = self._writer.connection()
+                with transaction(connection):
+                    result = work(connection)
+                connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
+                return result
+
+        return await asyncio.wrap_future(self._writer.submit(write))
+
+    async def _reading(self, work: Callable[[sqlite3.Connection], T], empty: T) -> T:
+        """What a query gives; of a file that is not there yet, what it would give of an empty one."""
+
+        def read() -> T:
+            with errors_of(self.path):
+                return work(self._reader.connection())
+
+        if not self.path.exists():
+            return empty
+        return await asyncio.wrap_future(self._reader.submit(read))
+
+    async def _read(self, task_id: str, after_seq: int, deltas: bool) -> tuple[list[bytes], bool]:
+        """The JSON of the events behind `after_seq`, and whether the run was at rest at their end."""
+
+        def select(connection: sqlite3.Connection) -> tuple[list[bytes], bool] | None:
+            # In one transaction, so that both are of one moment.
+            connection.execute("BEGIN")
+            try:
+                found = connection.execute("SELECT number, at_rest FROM runs WHERE task_id = ?", (task_id,)).fetchone()
+                if found is None:
+                    return None
+                query = "SELECT json FROM events WHERE run = ? AND seq > ?" + ("" if deltas else " AND sub = 0")
+                rows = connection.execute(f"{query} ORDER BY seq, sub", (found[0], after_seq)).fetchall()
+            finally:
+                connection.execute("ROLLBACK")
+            return [row for (row,) in rows], bool(found[1])
+
+        found = await self._reading(select, None)
+        if found is None:
+            raise unknown(task_id)
+        return found
+
+    # -- followers
+
+    async def _grown(self) -> None:
+        """Wait until somebody has written: at once if it was this log, else within 20 ms."""
+        waiter = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=POLL_SECONDS)
+        finally:
+            with self._lock:
+                self._waiters.discard(waiter)
+
+    def _wake(self) -> None:
+        with self._lock:
+            waiters = tuple(self._waiters)
+        for waiter in waiters:
+            # The loop of a follower may be another one, or closed by now.
+            with suppress(RuntimeError):
+                waiter.get_loop().call_soon_threadsafe(_release, waiter)
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Events that wait to be written."""
+
+    task_id: str
+    events: tuple[Event, ...]
+    expected_seq: int
+    written: Future[None]
+
+
+class _Worker:
+    """A thread with a connection of its own, both made when they are first needed."""
+
+    def __init__(self, path: Path, fsync: Fsync, name: str) -> None:
+        self._path = path
+        self._fsync: Fsync = fsync
+        self._name = name
+        self._threads: ThreadPoolExecutor | None = None
+        self._connection: sqlite3.Connection | None = None
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have something done in the thread."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        return self._threads.submit(work)
+
+    def connection(self) -> sqlite3.Connection:
+        """The connection, for what is done in the thread."""
+        if self._connection is None:
+            self._connection = connect(self._path, self._fsync)
+        return self._connection
+
+    async def aclose(self) -> None:
+        """Finish what is to be done, and close the connection."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            closing = threads.submit(self._close)
+            threads.shutdown(wait=False)
+            await asyncio.wrap_future(closing)
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,42 @@
+"""What can be said of one run, beside its prompt and its dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from rxloop.protocols import Provider
+from rxloop.questions import OnInput
+from rxloop.requests import Strategy
+from rxloop.settings import Limits, ModelSettings
+from rxloop.tools import AnyTool
+
+
+class Options(TypedDict, total=False):
+    """What can be said of one run and of a fork."""
+
+    model: Provider | str | None
+    settings: ModelSettings | None
+    """Over those of the agent."""
+    limits: Limits | None
+    """Over those of the agent: a limit that is not set here stays as it is there."""
+    strategy: Strategy | None
+    on_input: OnInput | None
+    """Answers the questions of `ctx.ask` while the run waits."""
+    metadata: dict[str, Any] | None
+
+
+class _Conversation(TypedDict, total=False):
+    context_id: str | None
+    """The conversation to go on with; its history comes from the agent's log."""
+
+
+class RunOptions(_Conversation, Options):
+    """What can be said of one run."""
+
+
+class ForkOptions(Options, total=False):
+    """What can be said of a fork: all that can be said of a run but its conversation, which is a new one."""
+
+    tools: Sequence[AnyTool] | None
+    """In the place of those of the agent."""

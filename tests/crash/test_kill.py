@@ -1,0 +1,178 @@
+"""Runs that are killed, for real, at random moments, and go on in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rxloop import Event, SqliteEventLog, StatusUpdateEvent, ToolCompleteEvent, UnknownRun
+from rxloop.events import ThoughtStreamEvent
+
+NURSERY = Path(__file__).with_name("nursery.py")
+# More of them take minutes: RXLOOP_KILLS=200 is what a release is measured by.
+KILLS = int(os.environ.get("RXLOOP_KILLS", "12"))
+ANSWER = f"Let me see. The sum is {sum(n * n + (n + 100) ** 2 for n in range(6))}."
+
+
+class Nursery:
+    """Processes to kill."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self.tasks: list[str] = []
+        self.acknowledged = 0
+        self.answers: list[str] = []
+
+    async def carry_out(self, task: str | None, kill_after: float | None) -> None:
+        """Have a run carried out, or resumed, and kill it after some seconds."""
+        assert self._process.stdin is not None
+        order = {"db": str(self._folder / "runs.db"), "effects": str(self._folder / "effects"), "task": task}
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        pid = int((await self._line()).removeprefix("process "))
+        killing = asyncio.get_running_loop().call_later(kill_after, kill, pid) if kill_after is not None else None
+        while (line := await self._line()) != "over":
+            word, _, rest = line.partition(" ")
+            if word == "task":
+                self.tasks.append(rest)
+            elif word == "checkpoint":
+                self.acknowledged = int(rest)
+            elif word == "answer":
+                self.answers.append(rest)
+        if killing is not None:
+            killing.cancel()
+
+    async def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode()
+        assert line.endswith("\n"), line
+        return line.strip()
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, str(NURSERY), stdin=pipe, stdout=pipe)
+    yield process
+    assert process.stdin is not None
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+def folder(parent: Path, name: str) -> Path:
+    (parent / name).mkdir()
+    return parent / name
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+async def left_behind(log: SqliteEventLog) -> str | None:
+    """The run that a process has left behind; it may have ended just before."""
+    records = await log.runs()
+    return records[0].task_id if records else None
+
+
+async def follow(log: SqliteEventLog, task: str) -> list[Event]:
+    return [event async for event in log.follow(task)]
+
+
+async def finished_calls(log: SqliteEventLog, task: str) -> set[str]:
+    """What must not run again: the calls that have a durable result."""
+    events = await log.read(task)
+    calls = [event.call for event in events if isinstance(event, ToolCompleteEvent)]
+    return {f"{call.name} {next(iter(call.arguments.values()))}" for call in calls}
+
+
+async def killed_until_it_ends(processes: asyncio.subprocess.Process, place: Path, longest: float) -> int:
+    """Kill a run up to three times; what it has come to. Returns how often it was killed before its end."""
+    nursery, log = Nursery(processes, place), SqliteEventLog(place / "runs.db")
+    follower: asyncio.Task[list[Event]] | None = None
+    task, kills = None, 0
+    for attempt in range(1, 100):
+        done = await finished_calls(log, task) if task else set[str]()
+        before = len(lines(place / "effects"))
+        seen = nursery.acknowledged
+        await nursery.carry_out(task, random.random() * longest if kills < 3 else None)
+        again = {line.removesuffix(" starts") for line in lines(place / "effects")[before:]} & done
+        assert not again, f"attempt {attempt} ran again what had its result: {again}"
+        if nursery.answers:
+            break
+        kills += 1
+        if task is None:
+            task = await left_behind(log)
+            if task is not None:
+                follower = asyncio.create_task(follow(log, task))
+        if task is not None:
+            held = await log.read(task)
+            assert [event.seq for event in held] == list(range(1, len(held) + 1))
+            assert len(held) >= nursery.acknowledged >= seen
+    assert nursery.answers == [ANSWER]
+    task = task or nursery.tasks[-1]
+    events = await log.read(task)
+    if follower is not None:
+        assert await asyncio.wait_for(follower, 10) == list(events)
+    check(events, lines(place / "effects"))
+    await log.aclose()
+    return kills
+
+
+def check(events: Sequence[Event], effects: list[str]) -> None:
+    """The whole stream, over all attempts."""
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    final = events[-1]
+    assert isinstance(final, StatusUpdateEvent)
+    assert (final.state, final.content) == ("completed", ANSWER)
+    results = [(event.step, event.index) for event in events if isinstance(event, ToolCompleteEvent)]
+    assert len(results) == len(set(results)) == 24
+    thoughts = [event for event in events if isinstance(event, ThoughtStreamEvent)]
+    assert [event.index for event in thoughts] == list(range(len(thoughts)))
+    assert len({event.thought_id for event in thoughts}) == len(thoughts)
+    paid = [line for line in effects if line.startswith("pay") and line.endswith("starts")]
+    assert len(paid) == len(set(paid)), "a tool that is not idempotent was called twice"
+
+
+@pytest.mark.timeout(1200)
+async def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_answer(
+    processes: asyncio.subprocess.Process, tmp_path: Path
+) -> None:
+    # L87, L88, L89
+    assert await killed_until_it_ends(processes, folder(tmp_path, "first"), 1e9) == 0
+    # The first run of the nursery has waited for its start.
+    started = time.monotonic()
+    assert await killed_until_it_ends(processes, folder(tmp_path, "whole"), 1e9) == 0
+    takes = time.monotonic() - started
+    killed = 0
+    for number in range(10 * KILLS):
+        killed += await killed_until_it_ends(processes, folder(tmp_path, str(number)), takes)
+        if killed >= KILLS:
+            break
+    assert killed >= KILLS
+
+
+async def test_the_log_of_a_process_that_was_killed_at_once_holds_nothing_or_a_whole_beginning(
+    processes: asyncio.subprocess.Process, tmp_path: Path
+) -> None:
+    nursery = Nursery(processes, tmp_path)
+    await nursery.carry_out(None, 0.0)
+    log = SqliteEventLog(tmp_path / "runs.db")
+    with suppress(UnknownRun):
+        for record in await log.runs():
+            assert (await log.read(record.task_id))[0].kind == "task"
+    await log.aclose()
