@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, InvalidInput, MemoryEventLog, PendingInput, Result
+from rxloop.testing import ScriptedModel, call, turn
+from rxloop.tools.request_input import request_input
+
+FIELDS = {"city": "string", "days": "integer"}
+
+
+def asking(*calls: Any) -> Agent[None, str]:
+    return Agent(ScriptedModel(*calls, "Good."), tools=[request_input], log=MemoryEventLog())
+
+
+async def paused(agent: Agent[None, str]) -> Result[str]:
+    result = await agent.run("Plan it.")
+    assert result.state == "input-required"
+    return result
+
+
+def answer_text(result: Result[str]) -> str:
+    return next(message.text for message in reversed(result.messages) if message.role == "tool")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "value", "told"),
+    [
+        ({"prompt": "Where to?"}, "text", "Oslo", "Oslo"),
+        ({"prompt": "Where to?"}, "text", "", ""),
+        ({"prompt": "Shall I?", "kind": "confirmation"}, "confirmation", False, "false"),
+        ({"prompt": "Which?", "options": ["a", "b"]}, "selection", "b", "b"),
+        (
+            {"prompt": "When and where?", "fields": FIELDS},
+            "data",
+            {"city": "Oslo", "days": 0},
+            '{"city":"Oslo","days":0}',
+        ),
+    ],
+)
+async def test_the_model_asks_and_the_answer_is_its_result(
+    arguments: dict[str, Any], kind: str, value: Any, told: str
+) -> None:
+    # L96, L103
+    agent = asking(call("request_input", **arguments))
+    result = await paused(agent)
+    (question,) = result.pending
+    assert (question.prompt, question.input_kind) == (arguments["prompt"], kind)
+    again = await agent.resume(result.task_id, inputs={question.input_id: value})
+    assert again.output == "Good."
+    assert answer_text(again) == told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "says"),
+    [
+        ({"prompt": "Which?", "options": ["a", "b"]}, "c", "none of the options"),
+        ({"prompt": "Shall I?", "kind": "confirmation"}, "yes", "boolean"),
+        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo", "days": "two"}, "days is to be a JSON integer"),
+        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo"}, "lacks 'days'"),
+        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo", "days": 2, "by": "car"}, "has no 'by'"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_is_refused_and_the_run_still_waits(
+    arguments: dict[str, Any], value: Any, says: str
+) -> None:
+    # L101, L104
+    agent = asking(call("request_input", **arguments))
+    result = await paused(agent)
+    input_id = result.pending[0].input_id
+    with pytest.raises(InvalidInput, match=says):
+        await agent.resume(result.task_id, inputs={input_id: value})
+    assert agent.log is not None
+    (record,) = await agent.log.runs(unfinished=True)
+    assert (record.state, record.attempt) == ("input-required", 1)
+
+
+async def test_the_answer_may_come_while_the_run_waits() -> None:
+    def answer(question: PendingInput) -> str:
+        return question.prompt.upper()
+
+    result = await asking(call("request_input", prompt="why?")).run("Plan it.", on_input=answer)
+    assert answer_text(result) == "WHY?"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"prompt": "Which?", "options": ["a"], "fields": FIELDS}, "options or fields, not both"),
+        ({"prompt": "Which?", "fields": {"a b": "string"}}, "'a b' cannot be the name of a field"),
+        ({"prompt": "Which?", "fields": {"model_dump": "string"}}, "'model_dump' cannot be the name"),
+        ({"prompt": "Which?", "fields": {"a": "date"}}, "fields"),
+        ({"prompt": ""}, "prompt"),
+    ],
+)
+async def test_a_question_that_cannot_be_put_is_told_to_the_model(arguments: dict[str, Any], says: str) -> None:
+    result = await asking(call("request_input", **arguments)).run("Plan it.")
+    assert says in answer_text(result)
+
+
+async def test_two_questions_at_once_are_both_asked() -> None:
+    # L98
+    agent = asking(turn(calls=[call("request_input", prompt="Where?"), call("request_input", prompt="When?")]))
+    result = await paused(agent)
+    where, when = (question.input_id for question in result.pending)
+    half = await agent.resume(result.task_id, inputs={where: "Oslo"})
+    assert [question.input_id for question in half.pending] == [when]
+    whole = await agent.resume(result.task_id, inputs={when: "Monday"})
+    assert [message.text for message in whole.messages if message.role == "tool"] == ["Oslo", "Monday"]
