@@ -9,6 +9,7 @@ Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -30,7 +31,13 @@ def _read_time(value: Any, handler: ValidatorFunctionWrapHandler) -> int:
 
 def _write_time(value: int) -> str:
     seconds, millis = divmod(value, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03}Z"
+    return f"{_second(seconds)}.{millis:03}Z"
+
+
+# Events come many a second, and writing a date costs as much as the rest of an event.
+@lru_cache(maxsize=64)
+def _second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 Timestamp = Annotated[

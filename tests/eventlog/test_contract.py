@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, cast
@@ -407,3 +408,87 @@ def test_a_follower_sees_what_a_later_read_gives_however_the_batches_fall(
     seen, read = asyncio.run(scenario(make_log()))
 
     assert seen == read
+
+
+async def finished(log: BuiltIn, task_id: str, state: State, *, at: int = 0, **fields: Any) -> None:
+    events = [
+        task(task_id=task_id, timestamp=at),
+        ContentDeltaEvent(seq=1, sub=1, delta="a", task_id=task_id),
+        status(2, state, final=True, timestamp=at, **fields),
+    ]
+    await log.append(task_id, events if log.keeps_deltas else [events[0], events[2]], expected_seq=0)
+
+
+async def test_a_finished_run_can_be_deleted(log: BuiltIn) -> None:
+    await finished(log, "old", "completed")
+    await finished(log, "new", "completed")
+
+    await log.delete("old")
+
+    assert [record.task_id for record in await log.runs()] == ["new"]
+    with pytest.raises(UnknownRun, match="old"):
+        await log.read("old")
+    with pytest.raises(UnknownRun, match="old"):
+        await log.delete("old")
+
+
+@pytest.mark.parametrize("state", ["canceled", "input-required", "auth-required"])
+async def test_a_run_that_can_go_on_is_never_removed(log: BuiltIn, state: State) -> None:  # L94
+    await finished(log, "waits", state)
+    await log.append("works", begun(task_id="works"), expected_seq=0)
+
+    with pytest.raises(EventLogError, match=f"waits is {state}"):
+        await log.delete("waits")
+    with pytest.raises(EventLogError, match="works is working"):
+        await log.delete("works")
+
+    assert await log.trim(0, states=("completed", "failed", state, "working")) == []
+    assert len(await log.runs()) == 2
+
+
+async def test_trimming_goes_by_age_and_state(log: BuiltIn) -> None:  # L94
+    now = round(time.time() * 1000)
+    await finished(log, "old", "completed", at=now - 3_600_000)
+    await finished(log, "failed", "failed", at=now - 3_600_000)
+    await finished(log, "new", "completed", at=now - 60_000)
+
+    assert await log.trim(1_800, states=("completed",)) == ["old"]
+    assert [record.task_id for record in await log.runs()] == ["failed", "new"]
+    assert await log.trim(1_800) == ["failed"]
+    assert await log.trim(1_800) == []
+
+
+async def test_transient_events_are_kept_on_demand_and_given_on_demand(make_log: MakeLog) -> None:
+    log = make_log(keep_deltas=True)
+    delta = [ContentDeltaEvent(seq=2, sub=at, delta="a", step="1", timestamp=1_000 + at) for at in (1, 2)]
+    await log.append("run", [*begun(), *delta], expected_seq=0)
+    await log.append("run", [ContentDeltaEvent(seq=2, sub=3, delta="b")], expected_seq=2)
+    await log.append("run", [note(3)], expected_seq=2)
+
+    whole = await log.read("run", deltas=True)
+    assert [(event.seq, event.sub) for event in whole] == [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (3, 0)]
+    assert list(whole[2:4]) == delta
+    assert [event.seq for event in await log.read("run")] == [1, 2, 3]
+    assert [event.seq for event in await log.read("run", after_seq=2, deltas=True)] == [3]
+    await log.aclose()
+
+
+async def test_the_transient_events_alone_can_be_trimmed(make_log: MakeLog) -> None:
+    log = make_log(keep_deltas=True)
+    await finished(log, "run", "completed")
+    assert len(await log.read("run", deltas=True)) == 3
+
+    assert await log.trim(0, deltas_only=True) == ["run"]
+
+    assert len(await log.read("run", deltas=True)) == 2
+    assert await log.trim(0, deltas_only=True) == []
+    await log.aclose()
+
+
+async def test_transient_events_have_to_be_in_order_too(make_log: MakeLog) -> None:
+    log = make_log(keep_deltas=True)
+    await log.append("run", begun(), expected_seq=0)
+    for bad in (ContentDeltaEvent(seq=1, sub=1, delta="a"), ContentDeltaEvent(seq=2, sub=0, delta="a")):
+        with pytest.raises(EventLogError, match=r"content-delta has the number"):
+            await log.append("run", [bad], expected_seq=2)
+    await log.aclose()

@@ -31,7 +31,7 @@ SCHEMA = (
         updated INTEGER NOT NULL
     );
     CREATE INDEX runs_by_context ON runs (context_id, created, number);
-    CREATE INDEX runs_by_state ON runs (state, updated);
+    CREATE INDEX runs_unfinished ON runs (created, number) WHERE state NOT IN ('completed', 'failed');
     CREATE TABLE events (
         run INTEGER NOT NULL,
         seq INTEGER NOT NULL,

@@ -8,9 +8,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.eventlog._database import Fsync, connect, errors_of
 from rxloop.eventlog._rows import append, remove, transaction
 from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, unknown
+from rxloop.eventlog._worker import Answer, Worker
 from rxloop.events import Event, State
 from rxloop.protocols import RunRecord
 
@@ -61,8 +62,8 @@ class SqliteEventLog:
             raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
         self.path = Path(path)
         self.keeps_deltas = keep_deltas
-        self._writer = _Worker(self.path, fsync, "rxloop-log-writer")
-        self._reader = _Worker(self.path, fsync, "rxloop-log-reader")
+        self._writer = Worker(partial(_open, self.path, fsync), "rxloop-log-writer")
+        self._reader = Worker(partial(_open, self.path, fsync), "rxloop-log-reader")
         self._batches: deque[_Batch] = deque()
         self._waiters: set[asyncio.Future[None]] = set()
         self._lock = threading.Lock()
@@ -87,11 +88,11 @@ class SqliteEventLog:
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:
             return
-        batch = _Batch(task_id, tuple(events), expected_seq, Future())
+        batch = _Batch(task_id, tuple(events), expected_seq, Answer())
         self._batches.append(batch)
         # The first of several finds the others' batches as well, and theirs find nothing more to do.
-        self._writer.submit(self._write)
-        await asyncio.wrap_future(batch.written)
+        self._writer.submit(self._write, self._fail)
+        await batch.written.future
         self._wake()
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
@@ -206,51 +207,56 @@ class SqliteEventLog:
 
     # -- in the threads
 
-    def _write(self) -> None:
+    def _write(self, connection: sqlite3.Connection) -> None:
         """Write all batches that wait, in one transaction."""
-        waiting: list[_Batch] = []
-        with suppress(IndexError):
-            while True:
-                waiting.append(self._batches.popleft())
-        batches = [batch for batch in waiting if batch.written.set_running_or_notify_cancel()]
+        batches = self._waiting()
         if not batches:
             return
         try:
-            with errors_of(self.path):
-                connection = self._writer.connection()
-                with transaction(connection):
-                    outcomes = [append(connection, each.task_id, each.events, each.expected_seq) for each in batches]
+            with errors_of(self.path), transaction(connection):
+                outcomes = [append(connection, each.task_id, each.events, each.expected_seq) for each in batches]
         except Exception as error:
             for batch in batches:
-                batch.written.set_exception(error)
+                batch.written.fail(error)
             return
         for batch, outcome in zip(batches, outcomes, strict=True):
             if outcome is None:
-                batch.written.set_result(None)
+                batch.written.give(None)
             else:
-                batch.written.set_exception(outcome)
+                batch.written.fail(outcome)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell those who wait that the file cannot be opened."""
+        for batch in self._waiting():
+            batch.written.fail(error)
+
+    def _waiting(self) -> list[_Batch]:
+        batches: list[_Batch] = []
+        with suppress(IndexError):
+            while True:
+                batches.append(self._batches.popleft())
+        return batches
 
     async def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def write() -> T:
+        def write(connection: sqlite3.Connection) -> T:
             with errors_of(self.path):
-                connection = self._writer.connection()
                 with transaction(connection):
                     result = work(connection)
                 connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
                 return result
 
-        return await asyncio.wrap_future(self._writer.submit(write))
+        return await self._writer.do(write)
 
     async def _reading(self, work: Callable[[sqlite3.Connection], T], empty: T) -> T:
         """What a query gives; of a file that is not there yet, what it would give of an empty one."""
 
-        def read() -> T:
+        def read(connection: sqlite3.Connection) -> T:
             with errors_of(self.path):
-                return work(self._reader.connection())
+                return work(connection)
 
         if not self.path.exists():
             return empty
-        return await asyncio.wrap_future(self._reader.submit(read))
+        return await self._reader.do(read)
 
     async def _read(self, task_id: str, after_seq: int, deltas: bool) -> tuple[list[bytes], bool]:
         """The JSON of the events behind `after_seq`, and whether the run was at rest at their end."""
@@ -300,6 +306,11 @@ def _release(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
+def _open(path: Path, fsync: Fsync) -> sqlite3.Connection:
+    with errors_of(path):
+        return connect(path, fsync)
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """Events that wait to be written."""
@@ -307,40 +318,4 @@ class _Batch:
     task_id: str
     events: tuple[Event, ...]
     expected_seq: int
-    written: Future[None]
-
-
-class _Worker:
-    """A thread with a connection of its own, both made when they are first needed."""
-
-    def __init__(self, path: Path, fsync: Fsync, name: str) -> None:
-        self._path = path
-        self._fsync: Fsync = fsync
-        self._name = name
-        self._threads: ThreadPoolExecutor | None = None
-        self._connection: sqlite3.Connection | None = None
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have something done in the thread."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix=self._name)
-        return self._threads.submit(work)
-
-    def connection(self) -> sqlite3.Connection:
-        """The connection, for what is done in the thread."""
-        if self._connection is None:
-            self._connection = connect(self._path, self._fsync)
-        return self._connection
-
-    async def aclose(self) -> None:
-        """Finish what is to be done, and close the connection."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            closing = threads.submit(self._close)
-            threads.shutdown(wait=False)
-            await asyncio.wrap_future(closing)
-
-    def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    written: Answer[None]

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, ConfigurationError, ConflictError, EventLogError, RunError, SqliteEventLog
+from rxloop.eventlog import _database
+from rxloop.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
+from rxloop.messages import Message
+from rxloop.testing import ScriptedModel, call
+
+WRITER = Path(__file__).with_name("writer.py")
+
+
+def task(**fields: Any) -> TaskEvent:
+    return TaskEvent(seq=1, attempt=1, messages=[Message.user("Hi")], model="m", agent_name="helper", **fields)
+
+
+def notes(first: int, last: int) -> list[Event]:
+    return [CustomEvent(seq=seq, attempt=1, name=f"note {seq}") for seq in range(first, last + 1)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+async def written(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task(task_id="run"), *notes(2, 3)], expected_seq=0)
+    await log.aclose()
+
+
+async def refused(path: Path) -> str:
+    """What a log says of a file that it cannot use, whether it reads or writes."""
+    log = SqliteEventLog(path)
+    with pytest.raises(EventLogError) as reading:
+        await log.runs()
+    with pytest.raises(EventLogError) as writing:
+        await log.append("run", [task()], expected_seq=0)
+    await log.aclose()
+    assert str(reading.value) == str(writing.value)
+    return str(reading.value)
+
+
+async def test_nothing_is_written_before_the_first_event(path: Path) -> None:
+    # L119
+    log = SqliteEventLog(path)
+    Agent(ScriptedModel("Hi"), log=log)
+    assert await log.runs() == []
+    with pytest.raises(EventLogError, match="no run nowhere"):
+        await log.read("nowhere")
+    assert not path.exists()
+    await log.aclose()
+
+
+async def test_what_one_process_wrote_another_reads(path: Path) -> None:
+    await written(path)
+    again = SqliteEventLog(path)
+    assert [event.seq for event in await again.read("run")] == [1, 2, 3]
+    await again.aclose()
+
+
+async def test_a_log_that_was_closed_opens_again(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    await log.aclose()
+    await log.append("run", notes(2, 2), expected_seq=1)
+    assert len(await log.read("run")) == 2
+    await log.aclose()
+
+
+@pytest.mark.parametrize("name", ["", ":memory:"])
+def test_what_is_no_file_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="MemoryEventLog"):
+        SqliteEventLog(name)
+
+
+def test_an_unknown_fsync_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'normal' or 'full', not 'always'"):
+        SqliteEventLog(path, fsync="always")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("fsync", "level"), [("normal", 1), ("full", 2)])
+async def test_fsync_is_what_sqlite_is_told(path: Path, fsync: Any, level: int) -> None:
+    connection = _database.connect(path, fsync)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+async def test_a_batch_whose_writer_did_not_hear_of_it_is_not_written_twice(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    batch = notes(2, 4)
+    lost = asyncio.ensure_future(log.append("run", batch, expected_seq=1))
+    await asyncio.sleep(0)
+    lost.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await lost
+
+    await log.append("run", batch, expected_seq=1)
+    with pytest.raises(ConflictError, match="run run: the writer expected seq 1"):
+        await log.append("run", [CustomEvent(seq=2, attempt=1, name="another")], expected_seq=1)
+
+    assert [event.seq for event in await log.read("run")] == [1, 2, 3, 4]
+    await log.aclose()
+
+
+async def test_many_runs_write_at_once_and_each_has_its_own_outcome(path: Path) -> None:
+    log = SqliteEventLog(path)
+    names = [f"run-{number}" for number in range(50)]
+    await asyncio.gather(*(log.append(name, [task(task_id=name)], expected_seq=0) for name in names))
+    outcomes = await asyncio.gather(
+        *(log.append(name, notes(2, 2), expected_seq=1 if place % 2 else 7) for place, name in enumerate(names)),
+        return_exceptions=True,
+    )
+    for place, outcome in enumerate(outcomes):
+        assert outcome is None if place % 2 else f"run-{place}" in str(outcome) or "seq" in str(outcome)
+    assert sorted(record.seq for record in await log.runs()) == [1] * 25 + [2] * 25
+    await log.aclose()
+
+
+async def test_a_follower_sees_what_another_process_writes(path: Path) -> None:
+    # L132
+    await written(path)
+    mine, theirs = SqliteEventLog(path), SqliteEventLog(path)
+    seen: list[int] = []
+
+    async def follow() -> None:
+        seen.extend([event.seq async for event in mine.follow("run")])
+
+    follower = asyncio.create_task(follow())
+    for seq in range(4, 20):
+        await theirs.append("run", notes(seq, seq), expected_seq=seq - 1)
+    await theirs.append("run", [StatusUpdateEvent(seq=20, state="completed", final=True)], expected_seq=19)
+    await asyncio.wait_for(follower, 10)
+    assert seen == list(range(1, 21))
+    await mine.aclose()
+    await theirs.aclose()
+
+
+async def test_a_second_process_that_writes_the_same_run_is_stopped(path: Path) -> None:
+    """Two agents go on with one run: the one that comes second ends, and says why."""
+    log = SqliteEventLog(path)
+    other = SqliteEventLog(path)
+
+    async def meddle() -> str:
+        (record,) = await other.runs()
+        await other.append(record.task_id, [CustomEvent(seq=record.seq + 1, name="meddling")], expected_seq=record.seq)
+        return "done"
+
+    agent = Agent(ScriptedModel(call("meddle"), "Never said."), tools=[meddle], log=log)
+    with pytest.raises(RunError, match="somebody else writes this run") as failure:
+        await agent.run("Hi")
+    assert failure.value.code == "log"
+    await log.aclose()
+    await other.aclose()
+
+
+async def test_a_file_of_another_program_is_refused_and_stays_as_it_is(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    before = path.read_bytes()
+    assert "database of another program" in await refused(path)
+    assert path.read_bytes() == before
+
+
+async def test_a_newer_schema_is_refused(path: Path) -> None:
+    # L93
+    await written(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    says = await refused(path)
+    assert "newer version of rxloop (schema 99; this one knows 1)" in says
+    assert "install" in says
+
+
+async def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # L93
+    await written(path)
+    steps = (*_database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE INDEX by_note ON runs (note);")
+    monkeypatch.setattr(_database, "SCHEMA", steps)
+    await written_on(path)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("SELECT note, seq FROM runs").fetchall() == [(None, 4)]
+    connection.close()
+
+
+async def written_on(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", notes(4, 4), expected_seq=3)
+    await log.aclose()
+
+
+async def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await written(path)
+    steps = (*_database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE TABLE runs (x);")
+    with monkeypatch.context() as patch:
+        patch.setattr(_database, "SCHEMA", steps)
+        assert "already exists" in await refused(path)
+    await written_on(path)
+
+
+async def test_what_is_no_database_is_refused_with_what_to_do(path: Path) -> None:
+    path.write_bytes(b"no database at all, but long enough to look at" * 100)
+    says = await refused(path)
+    assert "no SQLite file" in says
+    assert str(path) in says
+
+
+async def test_a_damaged_file_is_refused_with_what_to_do(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task(task_id="run"), *notes(2, 2_000)], expected_seq=0)
+    await log.aclose()
+    data = bytearray(path.read_bytes())
+    data[8192:-8192] = b"\xff" * (len(data) - 16384)
+    path.write_bytes(data)
+    log = SqliteEventLog(path)
+    with pytest.raises(EventLogError, match=r"damaged.*\.recover"):
+        await log.read("run")
+    await log.aclose()
+
+
+async def test_a_truncated_file_is_refused(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task(task_id="run"), *notes(2, 2_000)], expected_seq=0)
+    await log.aclose()
+    path.write_bytes(path.read_bytes()[:20_000])
+    log = SqliteEventLog(path)
+    with pytest.raises(EventLogError, match="damaged"):
+        await log.read("run")
+    await log.aclose()
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "nowhere" / "runs.db")
+    with pytest.raises(EventLogError, match="see whether its folder is there"):
+        await log.append("run", [task()], expected_seq=0)
+    await log.aclose()
+
+
+async def test_a_file_that_another_process_holds_is_an_error_after_a_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await written(path)
+    monkeypatch.setattr(_database, "BUSY_SECONDS", 0.05)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    log = SqliteEventLog(path)
+    with pytest.raises(EventLogError, match="another process has held the file"):
+        await log.append("run", notes(4, 4), expected_seq=3)
+    holder.execute("ROLLBACK")
+    holder.close()
+    await log.append("run", notes(4, 4), expected_seq=3)
+    await log.aclose()
+
+
+def in_a_process(*arguments: str) -> str:
+    command = [sys.executable, str(WRITER), *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+async def acknowledged_is_there(path: Path, printed: str) -> None:
+    said = [int(line.split()[1]) for line in printed.splitlines() if line.startswith("written")]
+    log = SqliteEventLog(path)
+    held = await log.read("run")
+    assert [event.seq for event in held] == list(range(1, len(held) + 1))
+    assert len(held) >= max(said)
+    await log.append("run", notes(len(held) + 1, len(held) + 1), expected_seq=len(held))
+    await log.aclose()
+
+
+async def test_a_full_disk_is_an_error_and_what_was_acknowledged_is_there(path: Path) -> None:
+    # The limit on the size of files stands for the full disk: the system refuses the write in the middle.
+    printed = await asyncio.to_thread(in_a_process, "limited", str(path))
+    assert "failed the event log" in printed
+    await acknowledged_is_there(path, printed)
+
+
+async def test_a_run_whose_disk_is_full_ends_with_a_final_event_that_says_so(path: Path) -> None:
+    printed = await asyncio.to_thread(in_a_process, "agent", str(path))
+    assert "failed log the event log" in printed
+
+
+async def test_a_file_that_may_not_be_written_is_an_error_that_says_so() -> None:
+    # Not under tmp_path, which nobody but its owner may enter.
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "runs.db"
+        await written(path)
+        path.chmod(0o444)
+        path.parent.chmod(0o555)
+        printed = await asyncio.to_thread(in_a_process, "nobody", str(path))
+        path.parent.chmod(0o755)
+    assert "cannot be" in printed
+
+
+async def test_what_was_acknowledged_is_there_when_the_process_is_killed(path: Path) -> None:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, str(WRITER), "append", str(path), stdout=pipe)
+    assert process.stdout is not None
+    printed = b"".join([await process.stdout.readline() for _ in range(60)])
+    process.send_signal(signal.SIGKILL)
+    printed += await process.stdout.read()
+    await process.wait()
+    whole, _, _ = printed.rpartition(b"\n")
+    await acknowledged_is_there(path, whole.decode())
