@@ -14,6 +14,7 @@ from rxloop import (
     ImagePart,
     MemoryEventLog,
     Message,
+    RunCancelled,
     TaskEvent,
     TextPart,
     ToolCall,
@@ -176,6 +177,71 @@ def test_a_second_turn_is_refused_while_one_is_under_way() -> None:  # L120
     assert events[-1].state == "completed"  # type: ignore[attr-defined]
     assert after == "after"
     assert [record.state for record in asyncio.run(runs_of(log))] == ["completed", "completed"]
+
+
+def test_turns_that_wait_are_taken_in_order_and_know_what_was_said_before() -> None:  # L120
+    log = MemoryEventLog()
+    with virtual_time() as time:
+
+        async def main() -> list[str]:
+            of = agent(log, frames("--one-|"), "two", "three")
+            first = of.run("1", context_id="c")
+            first.events.subscribe(lambda event: None)
+            await asyncio.sleep(0.03)
+            second = of.run("2", context_id="c", when_busy="wait")
+            third = of.run("3", context_id="c", when_busy="wait")
+            results = await asyncio.gather(second, third, first)
+            assert [message.text for message in results[0].messages] == ["1", "one", "2", "two"]
+            assert [message.text for message in results[1].messages] == ["1", "one", "2", "two", "3", "three"]
+            return [result.output for result in results]
+
+        assert time.run(main()) == ["two", "three", "one"]
+
+
+def test_a_turn_that_is_cancelled_while_it_waits_lets_the_next_one_through() -> None:  # L120
+    log = MemoryEventLog()
+    with virtual_time() as time:
+
+        async def main() -> None:
+            of = agent(log, frames("--one-|"), "three")
+            first = of.run("1", context_id="c")
+            first.events.subscribe(lambda event: None)
+            await asyncio.sleep(0.03)
+            second = of.run("2", context_id="c", when_busy="wait")
+            third = of.run("3", context_id="c", when_busy="wait")
+            both = asyncio.gather(second, third, return_exceptions=True)
+            await asyncio.sleep(0.001)
+            second.cancel("changed my mind")
+            cancelled, after = await both
+            assert isinstance(cancelled, RunCancelled)
+            assert not isinstance(after, BaseException)
+            assert after.output == "three"
+            assert len(await log.runs()) == 2
+
+        time.run(main())
+
+
+def test_a_resumed_run_can_wait_for_its_turn_too() -> None:  # L120
+    log = MemoryEventLog()
+    with virtual_time() as time:
+
+        async def main() -> None:
+            of = agent(log, frames("--one-|"), frames("----two|"), "again")
+            first = of.run("1", context_id="c")
+            first.events.subscribe(lambda event: None)
+            await asyncio.sleep(0.03)
+            first.cancel()
+            with pytest.raises(RunCancelled):
+                await first
+            second = of.run("2", context_id="c")
+            second.events.subscribe(lambda event: None)
+            await asyncio.sleep(0.03)
+            with pytest.raises(ContextBusy):
+                await of.resume(first.task_id)
+            assert (await of.resume(first.task_id, when_busy="wait")).output == "again"
+            assert (await second).output == "two"
+
+        time.run(main())
 
 
 async def runs_of(log: MemoryEventLog) -> Any:

@@ -394,6 +394,7 @@ class Agent(Generic[D, O]):
             log=self.log,
             metadata=dict(options.get("metadata") or {}),
             on_input=options.get("on_input"),
+            when_busy=options.get("when_busy") or "refuse",
             parse=self._output.parse,
             output_prompt=self._output.prompt(chosen),
             response_schema=self._output.schema,

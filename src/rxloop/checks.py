@@ -61,6 +61,7 @@ def check_agent(
 def check_options(
     *,
     context_id: Any = None,
+    when_busy: Any = None,
     model: Any = None,
     settings: Any = None,
     limits: Any = None,
@@ -75,6 +76,8 @@ def check_options(
     """
     if context_id is not None and not isinstance(context_id, str):
         raise _wrong("context_id", context_id, "give a text")
+    if when_busy not in (None, "refuse", "wait"):
+        raise _wrong("when_busy", when_busy, "give 'refuse' or 'wait'")
     if model is not None:
         check_model(model)
     _check_values("settings", settings, ModelSettings, "temperature=0")

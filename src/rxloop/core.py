@@ -21,6 +21,7 @@ from rxloop.events import (
 from rxloop.fork import Fork
 from rxloop.messages import Message
 from rxloop.operators.compose import describe
+from rxloop.options import WhenBusy
 from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import OnInput, ask
 from rxloop.requests import (
@@ -74,6 +75,7 @@ class RunSpec:
     parse: Callable[[str], Any] = str
     output_prompt: str | None = None
     response_schema: dict[str, Any] | None = None
+    when_busy: WhenBusy = "refuse"
     resume: bool = False
     inputs: Mapping[str, Any] | None = None
     fork: Fork | None = None

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from rxloop import turns
 from rxloop.conversation import conversation, reading
 from rxloop.core import Canceled, Core, End
 from rxloop.errors import (
@@ -47,10 +48,6 @@ log = logging.getLogger("rxloop")
 
 GRACE = 5.0
 """Seconds that the tasks of a run have to stop in."""
-
-_BUSY: dict[int, set[str]] = {}
-"""The conversations that have a run under way in this process, by the identity of their log, which those runs hold."""
-
 
 CLOSING = Canceled("the event loop is closing")
 """Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
@@ -122,7 +119,10 @@ async def _load(core: Core) -> Event | None:
         return await _until_end(core, _load_run(core, spec.log))
     if spec.fork is not None:
         return await _until_end(core, _load_fork(core, spec.log, spec.fork))
-    _occupy(core, spec.log)
+    if not _occupied(core, spec.log):
+        await _until_end(core, _turn(core, spec.log))
+        if not core.occupies:
+            return None
     core.writer = LogWriter(spec.log, spec.task_id, 0, core.finish)
     if spec.keep_context:
         before = conversation(spec.log, core.context_id, before=spec.task_id)
@@ -133,7 +133,8 @@ async def _load(core: Core) -> Event | None:
 async def _load_run(core: Core, event_log: EventLog) -> Event | None:
     events = await reading(event_log.read(core.task_id))
     core.context_id = events[0].context_id
-    _occupy(core, event_log)
+    if not _occupied(core, event_log):
+        await _turn(core, event_log)
     core.states[None] = await conversation(event_log, core.context_id, before=core.task_id)
     return _take_up(core, events)
 
@@ -150,28 +151,37 @@ async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
         model=core.model.name,
         metadata={**events[0].metadata, **core.spec.metadata},
     )
-    _occupy(core, event_log)
+    if not _occupied(core, event_log):
+        await _turn(core, event_log)
     _recall(core, core.past)
     _go_on(core, fold_all(core.past))
     core.writer = LogWriter(event_log, core.task_id, 0, core.finish)
 
 
-def _occupy(core: Core, event_log: EventLog) -> None:
-    if core.context_id in _BUSY.get(id(event_log), ()):
+def _occupied(core: Core, event_log: EventLog) -> bool:
+    """Whether the run has its turn in the conversation at once.
+
+    Raises:
+        ContextBusy: It has not, and is not to wait.
+    """
+    core.occupies = turns.take(event_log, core.context_id)
+    if not core.occupies and core.spec.when_busy == "refuse":
         raise ContextBusy(
             f"the conversation {core.context_id} has a run that has not ended: "
-            "await it, cancel it, or use another context_id"
+            'await it, cancel it, use another context_id, or queue this one with when_busy="wait"'
         )
-    _BUSY.setdefault(id(event_log), set()).add(core.context_id)
+    return core.occupies
+
+
+async def _turn(core: Core, event_log: EventLog) -> None:
+    """Wait for the run's turn in the conversation."""
+    await turns.wait(event_log, core.context_id)
     core.occupies = True
 
 
 def _release(core: Core) -> None:
     if core.spec.log is not None and core.occupies:
-        busy = _BUSY[id(core.spec.log)]
-        busy.discard(core.context_id)
-        if not busy:
-            del _BUSY[id(core.spec.log)]
+        turns.give_back(core.spec.log, core.context_id)
 
 
 def _take_up(core: Core, events: Sequence[Event]) -> Event | None:

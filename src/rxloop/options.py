@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from rxloop.protocols import Provider
 from rxloop.questions import OnInput
 from rxloop.requests import Strategy
 from rxloop.settings import Limits, ModelSettings
 from rxloop.tools import AnyTool
+
+WhenBusy = Literal["refuse", "wait"]
 
 
 class Options(TypedDict, total=False):
@@ -29,6 +31,8 @@ class Options(TypedDict, total=False):
 class _Conversation(TypedDict, total=False):
     context_id: str | None
     """The conversation to go on with; its history comes from the agent's log."""
+    when_busy: WhenBusy
+    """What to do while another run of the conversation is under way: `refuse`, or `wait` for it to end, in order."""
 
 
 class RunOptions(_Conversation, Options):
