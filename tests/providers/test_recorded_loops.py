@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import orjson
 import pytest
 
 from recorded import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
-from rxloop import Agent, Limits, Message
+from rxloop import Agent, Limits, Message, SqliteEventLog, replay
 from rxloop.errors import LimitReached, RunError
 from rxloop.messages import ImagePart, Part, TextPart, ToolCall
 from rxloop.requests import RunContext, ToolDefinition
@@ -102,16 +103,24 @@ async def drive(
     conversation, loop = recording(name), LOOPS[name]["loops"][0]
     left = [dict(each) for each in results]
     vendor.play(conversation, first)
+    folder = TemporaryDirectory()
+    log = SqliteEventLog(f"{folder.name}/runs.db")
     agent = Agent(
         vendor.provider(conversation["exchanges"][0]),
         tools=tools_of(loop, left),
         thoughts=False,
         limits=Limits(iterations=len(loop["exchanges"]) - first, tool_failures=None),
+        log=log,
     )
     try:
         result, error = await agent.run(list(messages)), None
     except (RunError, LimitReached) as failure:
         result, error = failure.result, failure
+    recorded = await replay(log, result.task_id).result()
+    await log.aclose()
+    folder.cleanup()
+    # L144: what the log folds to is what the run was.
+    assert (recorded.messages, recorded.usage, recorded.state) == (result.messages, result.usage, result.state)
     return Outcome(result, error, [each["body"] for each in vendor.replay.requests], vendor.replay.problems, left)
 
 
