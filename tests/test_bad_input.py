@@ -56,7 +56,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest_one(method: str, wrong:
 
     assert f"Agent.{method}()" in str(raised.value)
     assert repr(wrong) in str(raised.value)
-    assert "context_id, when_busy, model, settings" in str(raised.value) if meant is None else repr(meant) in str(raised.value)
+    shown = "context_id, when_busy, model, settings" if meant is None else repr(meant)
+    assert shown in str(raised.value)
 
 
 @pytest.mark.parametrize(

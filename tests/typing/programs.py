@@ -284,7 +284,7 @@ async def chain(agent: Agent[None, str]) -> None:
         print(f"[{t.thought_type}] {t.thought_id} <- {t.related_to}: {t.content}")
     result = await run
     print(result.thoughts.tree())
-    Path("chain.mmd").write_text(result.thoughts.to_mermaid())  # noqa: ASYNC240
+    Path("chain.mmd").write_text(result.thoughts.to_mermaid())
 
 
 # 10 Resume after a crash; a fork

@@ -26,6 +26,8 @@ from rxloop.protocols import RunRecord
 T = TypeVar("T")
 
 POLL_SECONDS = 0.02
+_PAGE = 500
+"""Events that a follower takes at once, so that a long run is never in memory as a whole."""
 _FREE_PAGES = 2_000
 _RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated"
 
@@ -107,7 +109,7 @@ class SqliteEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The file cannot be read.
         """
-        rows, _ = await self._read(task_id, after_seq, deltas)
+        rows, _ = await self._read(task_id, after_seq, deltas=deltas)
         return tuple(map(Event.from_json, rows))
 
     async def follow(self, task_id: str, *, after_seq: int = 0) -> AsyncIterator[Event]:
@@ -121,7 +123,7 @@ class SqliteEventLog:
             EventLogError: The file cannot be read.
         """
         while True:
-            rows, at_rest = await self._read(task_id, after_seq, False)
+            rows, at_rest = await self._read(task_id, after_seq, limit=_PAGE)
             for row in rows:
                 event = Event.from_json(row)
                 after_seq = event.seq
@@ -258,8 +260,10 @@ class SqliteEventLog:
             return empty
         return await self._reader.do(read)
 
-    async def _read(self, task_id: str, after_seq: int, deltas: bool) -> tuple[list[bytes], bool]:
-        """The JSON of the events behind `after_seq`, and whether the run was at rest at their end."""
+    async def _read(
+        self, task_id: str, after_seq: int, *, deltas: bool = False, limit: int = -1
+    ) -> tuple[list[bytes], bool]:
+        """The JSON of the events behind `after_seq`, and whether the run was at rest at that time."""
 
         def select(connection: sqlite3.Connection) -> tuple[list[bytes], bool] | None:
             # In one transaction, so that both are of one moment.
@@ -269,7 +273,8 @@ class SqliteEventLog:
                 if found is None:
                     return None
                 query = "SELECT json FROM events WHERE run = ? AND seq > ?" + ("" if deltas else " AND sub = 0")
-                rows = connection.execute(f"{query} ORDER BY seq, sub", (found[0], after_seq)).fetchall()
+                query += " ORDER BY seq, sub LIMIT ?"
+                rows = connection.execute(query, (found[0], after_seq, limit)).fetchall()
             finally:
                 connection.execute("ROLLBACK")
             return [row for (row,) in rows], bool(found[1])

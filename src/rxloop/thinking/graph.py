@@ -226,6 +226,17 @@ class ThoughtGraph:
         """The graph as JSON: `nodes`, each with a `key`, and `edges` between keys."""
         return drawing.json(*self._drawing())
 
+    def to_html(self, title: str = "Thoughts") -> str:
+        """The graph as one HTML file that opens in any browser: a click on a node shows its whole text.
+
+        Args:
+            title: The title of the page.
+        """
+        # Imported when there is something to draw: the page is text that most programs never need.
+        from rxloop.thinking.html import html
+
+        return html(*self._drawing(), title)
+
     def _drawing(self) -> tuple[dict[int, Node], list[tuple[int, int]]]:
         """The nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges."""
         parents = self._parents()

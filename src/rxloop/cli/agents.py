@@ -1,0 +1,168 @@
+"""The agent that the options of a command describe."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+from rxloop.agent import Agent
+from rxloop.errors import ConfigurationError
+from rxloop.protocols import EventLog, Provider
+from rxloop.providers import PRESETS, OpenAIChat, openai_chat, resolve_model
+from rxloop.tools import AnyTool, Thoughts
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What was said of the agent on the command line."""
+
+    agent: str | None = None
+    tools: Sequence[str] = ()
+    model: str | None = None
+    base_url: str | None = None
+
+    def flags(self) -> str:
+        """The same, to be typed again: what the log does not know of a run."""
+        given = [("--agent", self.agent), *(("--tools", each) for each in self.tools), ("--base-url", self.base_url)]
+        if self.base_url:
+            given.append(("--model", self.model))
+        return "".join(f" {name} {shlex.quote(value)}" for name, value in given if value)
+
+    def make(self, *, recorded: str | None = None) -> Ready:
+        """The agent.
+
+        Args:
+            recorded: The model to take where none is named.
+
+        Raises:
+            ConfigurationError: The options name nothing, or do not go together.
+        """
+        if self.agent is not None:
+            if self.tools:
+                raise ConfigurationError("--tools goes with no --agent: that agent has tools of its own")
+            named = self.model is not None or self.base_url is not None
+            model = self._provider(None) if named else None
+            return Ready(_load_agent(self.agent), model, model)
+        model = self._provider(recorded)
+        # Everybody sees the thoughts, and nobody the calls that make them.
+        return Ready(Agent(model, tools=self.load_tools(), thoughts=Thoughts(hidden=True)), None, model)
+
+    def load_tools(self) -> list[AnyTool]:
+        """The tools that `--tools` names."""
+        tools: list[AnyTool] = []
+        for reference in self.tools:
+            found = load(reference, "--tools")
+            tools += cast("Sequence[AnyTool]", found) if isinstance(found, list | tuple) else [found]
+        return tools
+
+    def _provider(self, recorded: str | None) -> Provider:
+        model = self.model or recorded
+        if self.base_url is not None:
+            if model is None:
+                raise ConfigurationError("--base-url needs the name of a model: add --model")
+            prefix, colon, name = model.partition(":")
+            if not colon or prefix not in PRESETS:
+                return openai_chat(model.rpartition("#")[2], base_url=self.base_url)
+            return _with_key(openai_chat(name or None, preset=prefix, base_url=self.base_url))
+        if model is None:
+            keys = {preset.key_env: name for name, preset in PRESETS.items() if preset.key() and preset.default_model}
+            there = "".join(f" ({key} is set: --model {name})" for key, name in list(keys.items())[:1])
+            raise ConfigurationError(f"no model is named: add --model zai:glm-4.7, or set RXLOOP_MODEL{there}")
+        try:
+            return _with_key(resolve_model(model))
+        except ConfigurationError as error:
+            if self.model is not None:
+                raise
+            raise ConfigurationError(
+                f"the model that the run had is not to be had here: {error}; add --model"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An agent, closed at the end of an `async with`."""
+
+    agent: Agent[Any, Any]
+    model: Provider | None
+    """What its runs get in the place of its own model."""
+    made: Provider | None
+    """The model that was made of the options, which no agent closes."""
+
+    def logging_to(self, log: EventLog) -> Ready:
+        """The same with this log in the place of the agent's own: a run belongs where the command looks for it."""
+        agent = copy.copy(self.agent)
+        agent.log = log
+        return replace(self, agent=agent)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.agent.aclose()
+        if self.made is not None:
+            await self.made.aclose()
+
+
+def load(reference: str, option: str) -> Any:
+    """The object that `module:object` names; modules of the folder in which the command was called come first.
+
+    Raises:
+        ConfigurationError: There is no such thing.
+    """
+    place, colon, name = reference.partition(":")
+    if not (colon and place and name):
+        raise ConfigurationError(f"{option} {reference!r}: write module:object, such as weather:get_weather")
+    folder, module = Path.cwd(), place
+    if place.endswith(".py"):
+        folder, module = Path(place).absolute().parent, Path(place).stem
+    # It stays there: a tool may import what lies beside it when it is called.
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
+            raise ConfigurationError(f"{option} {reference!r}: there is no module {module!r} in {folder}") from error
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigurationError(
+            f"{option} {reference!r}: {place} cannot be imported: {type(error).__name__}: {error} "
+            f"({at.filename}, line {at.lineno})"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"{option} {reference!r}: {place} has no {part!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _load_agent(reference: str) -> Agent[Any, Any]:
+    found = load(reference, "--agent")
+    if callable(found) and not isinstance(found, type):
+        found = found()
+    if not isinstance(found, Agent):
+        raise ConfigurationError(
+            f"--agent {reference!r} is {found!r}: it must be an Agent, or a function that gives one"
+        )
+    return cast("Agent[Any, Any]", found)
+
+
+def _with_key(provider: Provider) -> Provider:
+    """The provider, if it can be called; a run without a key need not begin.
+
+    Raises:
+        ConfigurationError: The key is missing.
+    """
+    if isinstance(provider, OpenAIChat):
+        preset = provider.preset
+        if preset.key_env and not preset.key_optional and preset.key() is None:
+            raise ConfigurationError(
+                f"{provider.name} needs a key: export {preset.key_env}=..., or name another model with --model"
+            )
+    return provider

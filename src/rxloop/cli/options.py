@@ -1,0 +1,93 @@
+"""The options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from rxloop.errors import ConfigurationError
+
+
+class ThoughtLevel(StrEnum):
+    """How much of the thoughts is shown."""
+
+    none = "none"
+    brief = "brief"
+    all = "all"
+
+
+Database = Annotated[
+    Path | None,
+    typer.Option("--db", envvar="RXLOOP_DB", metavar="FILE", help="The database of runs.", show_default=False),
+]
+RunId = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run: the beginning or the end of its id, or 'last'.", show_default=False)
+]
+Thoughts = Annotated[ThoughtLevel, typer.Option("--thoughts", help="How much of the thoughts to show.")]
+Json = Annotated[bool, typer.Option("--json", help="Write the events as JSON, one a line.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        envvar="RXLOOP_MODEL",
+        metavar="MODEL",
+        help="Such as zai:glm-4.7, openai:gpt-5 or ollama:qwen3.",
+        show_default=False,
+    ),
+]
+OtherModel = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="MODEL", help="Another model than the run had.", show_default=False),
+]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--base-url", metavar="URL", help="The endpoint of the model, without /chat/completions.", show_default=False
+    ),
+]
+Tools = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tools",
+        metavar="MODULE:OBJECT",
+        help="A function, a tool, or a list of them; may be repeated.",
+        show_default=False,
+    ),
+]
+AgentName = Annotated[
+    str | None,
+    typer.Option(
+        "--agent",
+        metavar="MODULE:AGENT",
+        help="An agent of yours, or a function without parameters that makes one.",
+        show_default=False,
+    ),
+]
+NoLog = Annotated[bool, typer.Option("--no-log", help="Leave no trace in the database.")]
+
+
+def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """The values of an option such as `--input ID=JSON`.
+
+    Raises:
+        ConfigurationError: One is not written like that.
+    """
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise ConfigurationError(f"{option} {text!r}: write NAME=JSON")
+        try:
+            found[name] = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            quoted = f"{name}={orjson.dumps(value).decode()}"
+            raise ConfigurationError(
+                f"{option} {text!r}: {value!r} is no JSON; a text is {option} '{quoted}'"
+            ) from None
+    return found

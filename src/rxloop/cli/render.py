@@ -1,0 +1,204 @@
+"""What an event says to a person: one line or a few of them, with colours where the terminal has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from rich.text import Text
+
+from rxloop.cli.options import ThoughtLevel
+from rxloop.events import (
+    ArtifactUpdateEvent,
+    AuthRequiredEvent,
+    CheckpointEvent,
+    ContentCompleteEvent,
+    ContextCompressedEvent,
+    CustomEvent,
+    Event,
+    GapEvent,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    LLMCallEvent,
+    LLMFailedEvent,
+    MessageAddedEvent,
+    PendingInput,
+    StageEvent,
+    StatusUpdateEvent,
+    SubtaskEvent,
+    TaskEvent,
+    ThinkingFailedEvent,
+    ThoughtStreamEvent,
+    ToolCompleteEvent,
+    ToolProgressEvent,
+    ToolStartEvent,
+    UsageEvent,
+)
+from rxloop.messages import Message, ToolCall
+from rxloop.thinking.drawing import label, one_line
+from rxloop.tools.think_aloud import NAME as THINK_ALOUD
+
+WIDTH = 160
+"""The characters of arguments and results that are shown."""
+
+# A model writes what it likes: what would move the cursor or change the colours of the terminal is taken out.
+_CONTROL = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
+
+
+def clean(text: str) -> str:
+    """The text without control characters other than line ends and tabs."""
+    return text.translate(_CONTROL)
+
+
+def many(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def called(call: ToolCall) -> str:
+    """A tool call as it would stand in a program."""
+    if call.error is not None:
+        return f"{one_line(call.name)}({one_line(call.raw or '', WIDTH)})"
+    arguments = (f"{name}={_json(value)}" for name, value in call.arguments.items())
+    return f"{one_line(call.name)}({one_line(', '.join(arguments), WIDTH)})"
+
+
+def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
+    """What happened, as somebody wants to see it who looks on; None for what is bookkeeping, and for plain text."""
+    shown = _thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _happened(event)
+    if shown is not None and event.agent_path:
+        return Text.assemble((f"{' > '.join(event.agent_path)} ", "dim"), shown)
+    return shown
+
+
+def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
+    """What an event says, bookkeeping included; None only for thoughts that nobody wants to see."""
+    if (shown := describe(event, thoughts)) is not None:
+        return shown
+    if isinstance(event, ThoughtStreamEvent):
+        return None
+    return _booked(event)
+
+
+def question(pending: PendingInput) -> Text:
+    """A question that waits for an answer."""
+    text = Text.assemble(("? ", "bold yellow"), clean(pending.prompt))
+    if pending.options is not None:
+        text.append(f" ({', '.join(map(_json, pending.options))})")
+    elif pending.input_kind == "confirmation":
+        text.append(" (yes or no)")
+    return text
+
+
+def _happened(event: Event) -> Text | None:
+    match event:
+        case ToolStartEvent() if event.name != THINK_ALOUD:
+            return Text.assemble(("→ ", "cyan"), (called(event.call), "cyan"))
+        case ToolProgressEvent():
+            share = f" {event.fraction:.0%}" if event.fraction is not None else ""
+            return Text(f"  … {one_line(event.name)}: {one_line(event.message, WIDTH)}{share}", "dim")
+        case ToolCompleteEvent() if event.name != THINK_ALOUD or not event.success:
+            mark, style = ("← ", "green") if event.success else ("✗ ", "red")
+            said = one_line(event.content, WIDTH)
+            return Text.assemble((mark, style), (one_line(event.name), style), f" {said}", (_took(event), "dim"))
+        case InputRequiredEvent():
+            return question(event.input)
+        case InputReceivedEvent():
+            return Text.assemble(("! ", "yellow"), one_line(_json(event.value), WIDTH))
+        case MessageAddedEvent():
+            said = clean(Message(role=event.role, content=event.content).text)
+            return Text.assemble((f"+ {event.role} ({event.cause}): ", "yellow"), said)
+        case LLMFailedEvent():
+            again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
+            return Text.assemble(("! ", "yellow"), one_line(event.error.message, WIDTH), (again, "dim"))
+        case AuthRequiredEvent():
+            where = f" at {clean(event.url)}" if event.url else ""
+            return Text.assemble(("? ", "bold yellow"), f"{one_line(event.provider)} wants you to sign in{where}")
+        case _:
+            return _moved(event)
+
+
+def _moved(event: Event) -> Text | None:
+    match event:
+        case StageEvent():
+            refused = "" if event.accepted else f" refused: {one_line(event.reason, WIDTH)}"
+            return Text(f"~ {event.strategy}: {event.to_stage}{refused}", "blue")
+        case ContextCompressedEvent():
+            return Text(f"~ compressed: {event.tokens_before:,} to {event.tokens_after:,} tokens", "blue")
+        case ThinkingFailedEvent():
+            return Text.assemble(("! ", "yellow"), f"not compressed: {one_line(event.reason, WIDTH)}")
+        case SubtaskEvent():
+            return Text(f"~ {event.agent_name} begins", "blue")
+        case CustomEvent():
+            return Text(f"~ {event.name} {one_line(_json(event.data), WIDTH)}", "blue")
+        case ArtifactUpdateEvent():
+            return Text(f"~ file {event.name or event.artifact_id}, part {event.index}", "blue")
+        case GapEvent():
+            count = f"{event.count} events are" if event.count else "something is"
+            return Text(f"! {count} missing here ({event.reason})", "yellow")
+        case _:
+            return None
+
+
+def _booked(event: Event) -> Text:
+    match event:
+        case TaskEvent():
+            text = clean(event.messages[-1].text) if event.messages else ""
+            fork = f" (fork of {event.fork_of} at {event.fork_seq})" if event.fork_of else ""
+            return Text.assemble((f"> {text}", "bold"), (fork, "dim"))
+        case StatusUpdateEvent():
+            return ending(event) if event.final else Text(f"{event.state}{' again' * event.resumed}", "dim")
+        case LLMCallEvent():
+            size = f"{many(event.message_count, 'message')}, {many(event.tool_count, 'tool')}"
+            return Text(f"model {event.model}, {size}", "dim")
+        case ContentCompleteEvent():
+            # What it thinks comes as thoughts.
+            calls = ", ".join(call.name if call.name == THINK_ALOUD else called(call) for call in event.tool_calls)
+            text = Text(clean(event.content).strip())
+            return text or Text(f"asks for {calls}" if calls else f"({event.finish_reason})", "dim")
+        case UsageEvent():
+            return Text(f"{event.input_tokens:,} tokens in, {event.output_tokens:,} out", "dim")
+        case CheckpointEvent():
+            return Text(f"checkpoint{f' at {event.durable_seq}' if event.durable_seq else ''}", "dim")
+        case ToolStartEvent() | ToolCompleteEvent():
+            return Text(f"{event.kind} {event.name}", "dim")
+        case _:
+            return Text(event.kind, "dim")
+
+
+def ending(event: StatusUpdateEvent) -> Text:
+    """How an attempt ended."""
+    match event.state:
+        case "completed":
+            cut = f", cut off ({event.finish_reason})" if event.finish_reason not in (None, "stop") else ""
+            return Text.assemble((f"completed{cut}", "green"))
+        case "canceled":
+            return Text("cancelled", "yellow")
+        case "input-required" | "auth-required":
+            return Text(f"waits for {many(len(event.pending), 'answer') if event.pending else 'a sign-in'}", "yellow")
+        case _:
+            code = event.error.code if event.error else event.reason
+            why = f": {clean(event.error.message)}" if event.error else ""
+            return Text.assemble(("failed", "bold red"), f" ({code}){why}")
+
+
+def _thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text | None:
+    if thoughts is ThoughtLevel.none:
+        return None
+    if thoughts is ThoughtLevel.brief:
+        return Text(f"· {label(event, 100)}", "magenta")
+    basis = f" <- {one_line(event.related_to)}" if event.related_to else ""
+    sure = f" ({event.confidence:.2g})" if event.confidence is not None else ""
+    text = Text.assemble((f"· {event.thought_type} {one_line(event.thought_id)}{basis}{sure}: ", "magenta"))
+    text.append(clean(event.content).strip(), "magenta")
+    for other in event.alternatives:
+        text.append(f"\n    or: {clean(other)}", "magenta dim")
+    return text
+
+
+def _took(event: ToolCompleteEvent) -> str:
+    return f"  {event.duration:.2f} s" if event.duration >= 0.005 else ""
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, default=str).decode()

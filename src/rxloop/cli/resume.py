@@ -1,0 +1,86 @@
+"""`rxloop resume`: go on with a run that was cancelled, was cut off, or waits for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import reactivex.operators as rx
+import typer
+
+from rxloop.cli import options
+from rxloop.cli.agents import AgentOptions
+from rxloop.cli.options import ThoughtLevel, pairs
+from rxloop.cli.runs import ago
+from rxloop.cli.session import CODES, Session, exit_code
+from rxloop.cli.session import show as write_live
+from rxloop.cli.store import find_run, first_event, opened, short_id
+from rxloop.cli.terminal import FAILED, WAITS, ask, asks, running, say
+from rxloop.events import Event, PendingInput
+from rxloop.protocols import EventLog, RunRecord
+from rxloop.replay import replay
+
+
+def resume(
+    run: options.RunId,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="ID=JSON", help="An answer; may be repeated.", show_default=False),
+    ] = None,
+    model: options.OtherModel = None,
+    base_url: options.BaseUrl = None,
+    tools: options.Tools = None,
+    agent: options.AgentName = None,
+    thoughts: options.Thoughts = ThoughtLevel.brief,
+    json: options.Json = False,
+    db: options.Database = None,
+) -> None:
+    """Go on with a run.
+
+    What is done stays done. The model is the one that the run had, unless another one is named; tools must be named
+    again. A person at the terminal is asked what the run waits for.
+    """
+    given = AgentOptions(agent, tuple(tools or ()), model, base_url)
+
+    async def main() -> int:
+        answers = pairs(inputs, "--input")
+        async with opened(db) as log:
+            record = await find_run(log, run)
+            if record.finished:
+                return await _over(log, record, thoughts, json)
+            pending = (await replay(log, record.task_id).result()).pending
+            session = Session(thoughts, json, log, db, given.flags())
+            if pending and not answers:
+                asked = await _asked(session, log, record, pending)
+                if asked is None:
+                    return WAITS
+                answers = asked
+            first = await first_event(log, record.task_id)
+            made = given.make(recorded=first.model if first is not None else None)
+            async with made.logging_to(log) as ready:
+                taken_up = ready.agent.resume(record.task_id, inputs=answers or None, model=ready.model)
+                return exit_code(await session.carry_out(ready.agent, taken_up))
+
+    running(main())
+
+
+async def _asked(
+    session: Session, log: EventLog, record: RunRecord, pending: Sequence[PendingInput]
+) -> dict[str, Any] | None:
+    """The answers of the person at the terminal; without one, what is to be done."""
+    if asks() and not session.json:
+        return ask(pending)
+    session.list_pending(await short_id(log, record.task_id), pending)
+    return None
+
+
+async def _over(log: EventLog, record: RunRecord, thoughts: ThoughtLevel, json: bool) -> int:
+    """Show the end of a run that has ended for good; there is nothing to go on with."""
+
+    def is_last(event: Event) -> bool:
+        return event.seq == record.seq
+
+    if not json:
+        say(f"this run is over, since {ago(record.updated)}")
+    await write_live(replay(log, record.task_id).pipe(rx.filter(is_last)), thoughts, json=json)
+    return CODES.get(record.state, FAILED)

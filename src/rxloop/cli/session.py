@@ -1,0 +1,151 @@
+"""A run at the terminal: shown as it goes on, cancelled by Ctrl-C, taken up again when its questions are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.text import Text
+
+from rxloop.agent import Agent
+from rxloop.cli.options import ThoughtLevel
+from rxloop.cli.render import clean, question
+from rxloop.cli.store import short_id
+from rxloop.cli.terminal import CANCELLED, FAILED, WAITS, ask, asks, say, write, write_json
+from rxloop.cli.views import live
+from rxloop.errors import AttemptError
+from rxloop.events import Event, PendingInput
+from rxloop.protocols import EventLog
+from rxloop.result import Result
+from rxloop.run import Run
+from rxloop.stream.stream import Stream
+
+CODES = {"completed": 0, "canceled": CANCELLED, "input-required": WAITS, "auth-required": WAITS}
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """How runs are shown, and how a person goes on with one later."""
+
+    thoughts: ThoughtLevel
+    json: bool
+    log: EventLog | None
+    """Where a later command finds the run; None if nothing is kept."""
+    database: Path | None = None
+    flags: str = ""
+    """The options that a later command needs to make the same agent."""
+    chatting: bool = False
+    """The next question comes at once: nothing is said of a run that went well."""
+
+    async def carry_out(self, agent: Agent[Any, Any], run: Run[Any]) -> Result[Any]:
+        """Show a run to its end; the person at the terminal is asked what it asks."""
+        while True:
+            result = await self._watch(run)
+            if result.state != "input-required" or self.json or not asks():
+                break
+            inputs = ask(result.pending)
+            if inputs is None:
+                break
+            run = agent.resume(result.task_id, inputs=inputs)
+        await self._close(result)
+        return result
+
+    async def _watch(self, run: Run[Any]) -> Result[Any]:
+        with _interrupts(run.cancel):
+            # The run ends with what shows it: a pipe whose reader has left is no reason to ask the model on.
+            async with run:
+                await show(run.events, self.thoughts, json=self.json)
+                try:
+                    return await run
+                except AttemptError as error:
+                    return error.result
+
+    async def _close(self, result: Result[Any]) -> None:
+        if not self.json and self.thoughts is not ThoughtLevel.none and len(result.thoughts):
+            say(Text(f"\n{clean(result.thoughts.tree())}", "magenta"))
+        if self.log is None:
+            return
+        name = await short_id(self.log, result.task_id)
+        if result.state == "completed" and self.chatting:
+            return
+        if result.state == "completed":
+            say(f"rxloop show {name}{self.place}")
+        elif result.pending:
+            self.list_pending(name, result.pending)
+        elif result.state == "canceled":
+            say(f"go on with: rxloop resume {name}{self.place}{self.flags}")
+        else:
+            say(f"look at it with: rxloop show {name}{self.place}")
+
+    def list_pending(self, name: str, pending: Sequence[PendingInput]) -> None:
+        """Say which answers a run waits for, and how to give them."""
+        say(f"the run {name} waits for {'an answer' if len(pending) == 1 else f'{len(pending)} answers'}:")
+        for each in pending:
+            say(Text.assemble(f"  {each.input_id}  ", question(each)))
+        inputs = " ".join(f"--input {shlex.quote(f'{each.input_id}={_example(each)}')}" for each in pending)
+        say(f"go on with: rxloop resume {name}{self.place}{self.flags} {inputs}")
+
+    @property
+    def place(self) -> str:
+        """The option that names the database to a later command."""
+        if self.database is None or str(self.database) == os.environ.get("RXLOOP_DB"):
+            return ""
+        return f" --db {shlex.quote(str(self.database))}"
+
+
+async def show(events: Stream[Event], thoughts: ThoughtLevel, *, json: bool) -> None:
+    """Write a stream of events as it comes: text on stdout, everything else beside it; or as JSON."""
+    if json:
+        async for event in events:
+            write_json(event)
+    else:
+        async for text, answer in events.pipe(live(thoughts)):
+            write(text, beside=not answer)
+
+
+@contextmanager
+def _interrupts(cancel: Callable[[str], None]) -> Generator[None]:
+    """Ctrl-C cancels, once; the second one leaves at once."""
+    loop = asyncio.get_running_loop()
+    pressed = False
+
+    def begin() -> None:
+        say("\ncancelling; Ctrl-C once more leaves at once")
+        cancel("interrupted at the terminal")
+
+    def on_signal(*_: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            # Nothing is waited for, which is safe: what the log acknowledged is in it.
+            os.write(2, b"left without waiting\n")
+            os._exit(CANCELLED)
+        pressed = True
+        # Not here: the signal may have come in the middle of a write to the same stream.
+        loop.call_soon_threadsafe(begin)
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def exit_code(result: Result[Any]) -> int:
+    """What the command says to the shell."""
+    return CODES.get(result.state, FAILED)
+
+
+def _example(pending: PendingInput) -> str:
+    """An answer of the right form."""
+    if pending.options:
+        return orjson.dumps(pending.options[0], default=str).decode()
+    kinds = {"boolean": "true", "integer": "1", "number": "1.5", "array": "[]", "object": "{}"}
+    return kinds.get(str(pending.answer_schema.get("type")), '"..."')

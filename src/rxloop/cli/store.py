@@ -1,0 +1,129 @@
+"""The database of the command, and the runs in it by what a person types."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import platformdirs
+
+from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
+from rxloop.eventlog import SqliteEventLog
+from rxloop.events import TaskEvent
+from rxloop.protocols import EventLog, RunRecord
+
+LAST = "last"
+"""The word for the run that was started last."""
+_SHORTEST = 6
+
+
+def default_database() -> Path:
+    """Where the runs are kept when nobody says where."""
+    return platformdirs.user_data_path("rxloop", appauthor=False) / "runs.db"
+
+
+@asynccontextmanager
+async def opened(database: Path | None, *, write: bool = False) -> AsyncGenerator[EventLog]:
+    """The log in the database; only who is going to write makes one.
+
+    Raises:
+        EventLogError: There is none, or its folder cannot be made.
+    """
+    path = database or default_database()
+    if write:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EventLogError(f"the folder of the database {path} cannot be made: {error.strerror}") from error
+    elif not path.exists():
+        raise EventLogError(
+            f"there are no runs yet: {path} does not exist. rxloop run makes it; --db or RXLOOP_DB names another one"
+        )
+    log = SqliteEventLog(path)
+    try:
+        yield log
+    finally:
+        await log.aclose()
+
+
+async def find_run(log: EventLog, given: str) -> RunRecord:
+    """The run whose id is, begins or ends with what was given; `last` is the one that was started last.
+
+    Raises:
+        UnknownRun: There is none.
+        ConfigurationError: There are several.
+    """
+    records = await log.runs()
+    if given == LAST and records:
+        return records[-1]
+    task_id = _find(given, [record.task_id for record in records], "run")
+    return next(record for record in records if record.task_id == task_id)
+
+
+async def find_context(log: EventLog, given: str) -> str:
+    """The conversation whose id is, begins or ends with what was given.
+
+    Raises:
+        UnknownRun: There is none.
+        ConfigurationError: There are several.
+    """
+    records = await log.runs()
+    return _find(given, list(dict.fromkeys(record.context_id for record in records)), "conversation")
+
+
+def _find(given: str, ids: Sequence[str], noun: str) -> str:
+    if given in ids:
+        return given
+    found = [each for each in ids if given and (each.startswith(given) or each.endswith(given))]
+    if not found:
+        raise UnknownRun(f"no {noun} has an id like {given!r}; rxloop runs lists those that there are")
+    if len(found) > 1:
+        short = short_ids(ids)
+        shown = ", ".join(f"{short[each]} ({each})" for each in found[-5:])
+        more = f", and {len(found) - 5} more" if len(found) > 5 else ""
+        raise ConfigurationError(f"{given!r} fits {len(found)} {noun}s: {shown}{more}")
+    return found[0]
+
+
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """For each id the end of it that can be typed in its place.
+
+    The ends, because the ids of one minute begin alike.
+    """
+    short: dict[str, str] = {}
+    waiting, length = list(ids), _SHORTEST
+    while waiting:
+        fits = Counter(each[-length:] for each in ids)
+        # What one id ends with, another one may begin with.
+        fits.update({each[:length] for each in ids if len(each) > length})
+        rest: list[str] = []
+        for each in waiting:
+            end = each[-length:]
+            own = 1 + (len(each) > length and each.startswith(end))
+            if length >= len(each) or fits[end] <= own:
+                short[each] = end
+            else:
+                rest.append(each)
+        waiting, length = rest, length + 1
+    return short
+
+
+async def short_id(log: EventLog, task_id: str) -> str:
+    """The end of the run's id that can be typed in its place."""
+    ids = [record.task_id for record in await log.runs()]
+    return short_ids(ids).get(task_id, task_id)
+
+
+async def first_event(log: EventLog, task_id: str) -> TaskEvent | None:
+    """What a run was started with, without reading all of it."""
+    events = log.follow(task_id)
+    try:
+        async for event in events:
+            return event if isinstance(event, TaskEvent) else None
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()
+    return None

@@ -1,0 +1,103 @@
+"""`rxloop export` and `rxloop import`: runs as lines of JSON."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rxloop.cli import options
+from rxloop.cli.render import many
+from rxloop.cli.store import find_run, opened, short_id
+from rxloop.cli.terminal import running, say, write_json
+from rxloop.envelope import PROTOCOL_VERSION
+from rxloop.errors import ConfigurationError, ConflictError, UnknownRun
+from rxloop.events import Event, TaskEvent
+from rxloop.protocols import EventLog
+
+
+def export(run: options.RunId, db: options.Database = None) -> None:
+    """Write the events of a run as JSON, one a line."""
+
+    async def main() -> None:
+        async with opened(db) as log:
+            record = await find_run(log, run)
+            for event in await log.read(record.task_id):
+                write_json(event)
+
+    running(main())
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'rxloop export' wrote; '-' is stdin.")],
+    db: options.Database = None,
+) -> None:
+    """Take runs over from a file.
+
+    All of it is checked before anything is written, and the ids stay as they are.
+    """
+
+    async def main() -> None:
+        name = "stdin" if str(file) == "-" else str(file)
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        runs = read_runs(data, name)
+        async with opened(db, write=True) as log:
+            for task_id in runs:
+                await _must_be_new(log, task_id)
+            for task_id, events in runs.items():
+                await log.append(task_id, events, expected_seq=0)
+                say(f"run {await short_id(log, task_id)}: {many(len(events), 'event')}")
+
+    running(main())
+
+
+def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
+    """The durable events in lines of JSON, by their runs.
+
+    Raises:
+        ConfigurationError: A line is no event, or the events of a run are not those of a whole run from its beginning.
+    """
+    runs: dict[str, list[Event]] = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        if line.strip():
+            event = _read(line, f"{name}, line {number}")
+            # What streamed is in the message that came of it.
+            if event.durable:
+                _check(event, runs.setdefault(event.task_id, []), f"{name}, line {number}")
+                runs[event.task_id].append(event)
+    if not runs:
+        raise ConfigurationError(f"{name} holds no events")
+    return runs
+
+
+def _read(line: bytes, where: str) -> Event:
+    try:
+        event = Event.from_json(line)
+    except (ConfigurationError, ValueError) as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    if event.version > PROTOCOL_VERSION:
+        raise ConfigurationError(f"{where}: version {event.version} of the protocol is newer than this rxloop")
+    return event
+
+
+def _check(event: Event, before: list[Event], where: str) -> None:
+    if not event.task_id or not event.context_id:
+        raise ConfigurationError(f"{where}: the event has no taskId, or no contextId")
+    if event.seq != len(before) + 1:
+        raise ConfigurationError(
+            f"{where}: the run {event.task_id} has the seq {event.seq} where {len(before) + 1} comes next"
+        )
+    if not before and not isinstance(event, TaskEvent):
+        raise ConfigurationError(f"{where}: the first event of a run is a task, not a {event.kind}")
+    if before and event.context_id != before[0].context_id:
+        raise ConfigurationError(f"{where}: the run {event.task_id} has changed its conversation")
+
+
+async def _must_be_new(log: EventLog, task_id: str) -> None:
+    try:
+        await log.read(task_id)
+    except UnknownRun:
+        return
+    raise ConflictError(f"the database has the run {task_id} already; nothing was imported")

@@ -1,0 +1,120 @@
+"""The page that a graph of thoughts is drawn into; `$` marks what is filled in."""
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; --ink: #1d2430; --quiet: #667; --paper: #fafafa; --box: #fff; --line: #b8bcc8; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8eaf0; --quiet: #99a; --paper: #15181f; --box: #1e232d; --line: #4a5060; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; height: 100vh; display: grid; grid-template: auto 1fr / 1fr 24rem;
+  font: 14px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
+header { grid-column: 1 / -1; display: flex; gap: .75rem; align-items: center; padding: .6rem 1rem;
+  border-bottom: 1px solid var(--line); }
+h1 { font-size: 1rem; margin: 0; } header span { color: var(--quiet); flex: 1; }
+input, button { font: inherit; color: inherit; background: var(--box); border: 1px solid var(--line);
+  border-radius: 6px; padding: .25rem .6rem; }
+main { overflow: auto; } main p { padding: 2rem; color: var(--quiet); } main p:empty { display: none; }
+aside { overflow: auto; padding: 1rem; border-left: 1px solid var(--line); }
+aside h2 { font-size: 1rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
+aside pre { white-space: pre-wrap; overflow-wrap: anywhere; font: inherit; margin: 0 0 1rem; }
+dl { display: grid; grid-template-columns: auto 1fr; gap: .2rem .8rem; margin: 0; }
+dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; } aside a { color: inherit; }
+path { fill: none; stroke: var(--line); stroke-width: 1.5; marker-end: url(#arrow); }
+path.back { stroke-dasharray: 5 4; } path.near { stroke: var(--ink); stroke-width: 2; }
+.node { cursor: pointer; outline: none; --kind: #7a8194; }
+.node rect { fill: var(--box); stroke: var(--kind); stroke-width: 1.5; }
+.node text { fill: var(--quiet); font-size: 12px; } .node .head { fill: var(--kind); font-weight: 600; }
+.node:hover rect, .node:focus rect, .node.open rect { stroke-width: 3; }
+.node.open rect { fill: color-mix(in srgb, var(--kind) 14%, var(--box)); } .node.off { opacity: .18; }
+.planning { --kind: #3b74d9; } .reasoning { --kind: #7457c8; } .reflection { --kind: #a34fb5; }
+.decision { --kind: #2c8a57; } .observation { --kind: #2a8899; } .critique { --kind: #c6503c; }
+.strategy { --kind: #5560c9; } .analysis { --kind: #8a6d1f; } .call { --kind: #c07716; }
+@media (max-width: 800px) { body { grid-template: auto 1fr 40% / 1fr; }
+  aside { border-left: 0; border-top: 1px solid var(--line); } }
+</style>
+</head>
+<body>
+<header><h1>$title</h1><span>$count</span>
+<input id="find" type="search" placeholder="Find" aria-label="Find in the thoughts">
+<button id="less" aria-label="Smaller">&minus;</button><button id="more" aria-label="Larger">+</button></header>
+<main><p>$empty</p>
+<svg width="$width" height="$height" viewBox="0 0 $width $height" role="group" aria-label="Graph of thoughts">
+<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+<path d="M0 0L8 4L0 8z" style="fill:var(--line);stroke:none;marker:none"/></marker></defs>
+$edges
+$nodes
+</svg></main>
+<aside aria-live="polite"><p>Click a node, or move with Tab and press Enter.</p></aside>
+<script type="application/json" id="data">$data</script>
+<script>
+"use strict";
+const graph = JSON.parse(document.getElementById("data").textContent);
+const byKey = new Map(graph.nodes.map(node => [node.key, node]));
+const panel = document.querySelector("aside"), svg = document.querySelector("svg");
+const make = (tag, text) => Object.assign(document.createElement(tag), {textContent: text});
+const named = node => node.kind === "call" ? node.name + " " + node.id : node.thoughtType + " · " + node.id;
+const SHOWN = {index: "number", confidence: "confidence", verbosity: "verbosity", source: "source",
+  relatedTo: "related to", toolCallId: "tool call"};
+function links(list, title, keys) {
+  if (!keys.length) return;
+  list.append(make("dt", title));
+  const all = make("dd", "");
+  for (const key of keys) {
+    const link = make("a", named(byKey.get(key)));
+    link.href = "#" + key;
+    all.append(link, document.createElement("br"));
+  }
+  list.append(all);
+}
+function open(key) {
+  const node = byKey.get(key);
+  if (!node) return;
+  document.querySelectorAll(".open, .near").forEach(each => each.classList.remove("open", "near"));
+  const box = document.getElementById(key);
+  box.classList.add("open");
+  box.scrollIntoView({block: "nearest", inline: "nearest"});
+  document.querySelectorAll("[data-edge]").forEach(
+    each => each.classList.toggle("near", each.dataset.edge.split(" ").includes(key)));
+  const text = node.kind === "call" ? JSON.stringify(node.arguments, null, 2) : node.content;
+  const facts = document.createElement("dl");
+  for (const [field, title] of Object.entries(SHOWN))
+    if (node[field] !== null && node[field] !== undefined) facts.append(make("dt", title), make("dd", node[field]));
+  for (const other of node.alternatives || []) facts.append(make("dt", "alternative"), make("dd", other));
+  links(facts, "follows from", graph.edges.filter(edge => edge.to === key).map(edge => edge.from));
+  links(facts, "leads to", graph.edges.filter(edge => edge.from === key).map(edge => edge.to));
+  panel.replaceChildren(make("h2", named(node)), make("pre", text), facts);
+}
+const show = key => { if (location.hash === "#" + key) open(key); else location.hash = key; };
+svg.addEventListener("click", event => { const box = event.target.closest(".node"); if (box) show(box.id); });
+svg.addEventListener("keydown", event => {
+  const box = event.target.closest(".node");
+  if (box && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); show(box.id); }
+});
+addEventListener("hashchange", () => open(location.hash.slice(1)));
+document.getElementById("find").addEventListener("input", event => {
+  const wanted = event.target.value.toLowerCase();
+  for (const node of graph.nodes)
+    document.getElementById(node.key).classList.toggle("off", !JSON.stringify(node).toLowerCase().includes(wanted));
+});
+let zoom = 1;
+const [width, height] = [svg.width.baseVal.value, svg.height.baseVal.value];
+function scale(by) {
+  zoom = Math.min(3, Math.max(.1, zoom * by));
+  svg.setAttribute("width", width * zoom);
+  svg.setAttribute("height", height * zoom);
+}
+document.getElementById("less").onclick = () => scale(1 / 1.25);
+document.getElementById("more").onclick = () => scale(1.25);
+open(location.hash.slice(1));
+</script>
+</body>
+</html>
+"""

@@ -1,0 +1,295 @@
+"""The command as a process: signals, pipes, terminals, and what is not installed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+import pytest
+
+from commands import SOURCE, Place
+
+LIMIT = 10
+
+
+def until(read: Callable[[], bytes], wanted: str) -> str:
+    """What is written up to some text."""
+    got = b""
+    while wanted not in got.decode(errors="replace"):
+        more = read()
+        assert more, got.decode(errors="replace")
+        got += more
+    return got.decode(errors="replace")
+
+
+def from_pipe(pipe: IO[bytes] | None) -> Callable[[], bytes]:
+    assert pipe is not None
+    return lambda: os.read(pipe.fileno(), 4096)
+
+
+class Terminal:
+    """A person at a terminal, with the command in it."""
+
+    def __init__(self, place: Place, *arguments: str, **options: Any) -> None:
+        self._master, slave = pty.openpty()
+        self._unseen = ""
+        self.colours = False
+        place.env["PYTHONFAULTHANDLER"] = "1"
+        streams = {name: slave for name in ("stdin", "stdout", "stderr") if name not in options}
+        # The terminal is the controlling one, so that Ctrl-C becomes a signal.
+        options |= {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
+        self.process = place.process(*arguments, **streams, **options)
+        os.close(slave)
+
+    def sees(self, wanted: str) -> None:
+        """Wait until that is on the screen, behind what was seen before."""
+        while wanted not in self._unseen:
+            assert self._more(), self._unseen
+        self._unseen = self._unseen.partition(wanted)[2]
+
+    def types(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def presses(self, key: str) -> None:
+        """Press a key until something comes of it: readline does not see a signal that comes before it waits."""
+        self.types(key)
+        while not select.select([self._master], [], [], 0.5)[0]:
+            self.types(key)
+
+    def leaves(self) -> tuple[int, str]:
+        """The exit code, and what was written since."""
+        while self._more():
+            pass
+        code = self.process.wait(LIMIT)
+        os.close(self._master)
+        return code, self._unseen
+
+    def _more(self) -> bool:
+        if not select.select([self._master], [], [], LIMIT)[0]:
+            # It says where it stands, and that is worth more than the wait.
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(LIMIT)
+            raise AssertionError(f"nothing more comes after {self._unseen!r}: {os.read(self._master, 65536).decode()}")
+        try:
+            got = os.read(self._master, 4096).decode(errors="replace")
+        except OSError:
+            # What Linux says when nobody has the other end open any more.
+            return False
+        self.colours |= "\x1b[3" in got
+        self._unseen += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", got)
+        return bool(got)
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich", "platformdirs"])
+def test_without_the_extra_the_command_names_it(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from rxloop.cli import main; main()"
+    done = python(code, "runs")
+    assert done.returncode == 1
+    assert done.stderr == f'The command needs {missing}, which is not installed: pip install "rxloop[cli]"\n'
+
+
+def test_what_else_is_missing_is_no_matter_of_the_extra() -> None:
+    done = python("import sys; sys.modules['pydantic'] = None; from rxloop.cli import main; main()")
+    assert "rxloop[cli]" not in done.stderr
+
+
+def test_the_version_is_that_of_the_package(place: Place) -> None:
+    process = place.process("--version")
+    out, err = process.communicate(timeout=LIMIT)
+    assert re.fullmatch(rb"rxloop \d+\.\d+\S*\n", out)
+    assert (err, process.returncode) == (b"", 0)
+
+
+def test_a_question_through_a_pipe_is_answered_on_stdout_alone(place: Place) -> None:
+    process = place.process("run")
+    out, err = process.communicate(b"Please pay.\n", timeout=LIMIT)
+    assert (out.count(b"\n"), process.returncode) == (1, 0)
+    assert b"completed" in err
+    assert b"\x1b" not in out + err
+
+
+def test_wrong_usage_is_exit_code_2(place: Place) -> None:
+    process = place.process("run", "--nonsense")
+    _, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 2
+    assert b"--nonsense" in err
+
+
+def started(place: Place, question: str, tool: str) -> subprocess.Popen[bytes]:
+    """A run that is in the middle of a tool."""
+    process = place.process("run", question, "--tools", "kit:tools")
+    # The tool says so itself: what led to its call is durable by then.
+    until(from_pipe(process.stderr), f"… {tool}: begun\n")
+    return process
+
+
+def test_ctrl_c_cancels_shows_what_there_is_and_how_to_go_on(place: Place) -> None:
+    process = started(place, "Please wait.", "wait")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130
+    assert out.decode() == "Let me see. \n"
+    assert re.search(r"\ncancelled · 1 model call · 1 tool call · .*\n", err.decode())
+    assert "Traceback" not in err.decode()
+    [row] = place.rows()
+    assert row["state"] == "canceled"
+    (place.folder / "go").touch()
+    arguments = shlex.split(err.decode().splitlines()[-1].removeprefix("go on with: rxloop "))
+    place.run(*arguments)
+    assert [row["state"] for row in place.rows()] == ["completed"]
+
+
+def test_ctrl_c_twice_leaves_at_once_and_the_run_can_be_resumed(place: Place) -> None:
+    process = started(place, "Please resist.", "resist")
+    process.send_signal(signal.SIGINT)
+    until(from_pipe(process.stderr), "cancelling; Ctrl-C once more leaves at once\n")
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=LIMIT)
+    assert time.monotonic() - begun < 2
+    assert (process.returncode, err) == (130, b"left without waiting\n")
+    place.run("resume", "last", "--tools", "kit:tools")
+    assert place.rows()[0]["state"] == "completed"
+
+
+def test_a_run_that_was_killed_goes_on(place: Place) -> None:
+    process = started(place, "Please wait.", "wait")
+    process.kill()
+    process.communicate(timeout=LIMIT)
+    [row] = place.rows("--unfinished")
+    assert row["state"] == "working"
+    (place.folder / "go").touch()
+    place.run("resume", row["taskId"][-6:], "--tools", "kit:tools")
+    assert [row["state"] for row in place.rows()] == ["completed"]
+
+
+def test_a_run_in_another_process_can_be_followed(place: Place) -> None:
+    process = started(place, "Please wait.", "wait")
+    follower = place.process("show", "last", "--follow")
+    said = until(from_pipe(follower.stdout), "→ wait()\n")
+    (place.folder / "go").touch()
+    said += follower.communicate(timeout=LIMIT)[0].decode()
+    process.communicate(timeout=LIMIT)
+    assert follower.returncode == process.returncode == 0
+    assert said.splitlines()[2:] == place.run("show", "last").stdout.splitlines()[2:]
+
+
+def test_a_reader_that_leaves_ends_the_run_without_a_word(place: Place) -> None:
+    process = place.process("run", "Please wait.", "--tools", "kit:tools", "--json")
+    until(from_pipe(process.stdout), '"tool-start"')
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    (place.folder / "go").touch()
+    _, err = process.communicate(timeout=LIMIT)
+    assert (process.returncode, err) == (1, b"")
+    assert place.rows()[0]["state"] == "canceled"
+
+
+def test_at_a_terminal_the_person_is_asked(place: Place) -> None:
+    terminal = Terminal(place, "run", "Please pay and book.", "--tools", "kit:tools")
+    terminal.sees("(yes or no)\r\n> ")
+    terminal.types("maybe\n")
+    terminal.sees("please answer yes or no\r\n> ")
+    terminal.types("yes\n")
+    terminal.sees("In whose name?\r\n> ")
+    terminal.types("Ann\n")
+    code, said = terminal.leaves()
+    assert code == 0
+    assert "Done: paid 5, booked for Ann.\r\n" in said
+    assert terminal.colours
+    assert [event["value"] for event in place.events() if event["kind"] == "input-received"] == [True, "Ann"]
+
+
+def test_who_does_not_answer_can_do_it_later(place: Place) -> None:
+    terminal = Terminal(place, "run", "Please pay.", "--tools", "kit:tools")
+    terminal.sees("> ")
+    terminal.types("\x04")
+    code, said = terminal.leaves()
+    assert code == 3
+    assert "go on with: rxloop resume " in said
+    terminal = Terminal(place, "resume", "last", "--tools", "kit:tools")
+    terminal.sees("> ")
+    terminal.types("n\n")
+    code, said = terminal.leaves()
+    assert code == 0
+    assert "was not approved" in said
+
+
+def test_an_answer_that_goes_to_a_file_has_no_colours_and_the_rest_stays_at_the_terminal(place: Place) -> None:
+    with Path("answer.txt").open("wb") as file:
+        weather = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:tools")
+        terminal = Terminal(place, *weather, stdout=file)
+        code, said = terminal.leaves()
+    assert code == 0
+    assert Path("answer.txt").read_text(encoding="utf-8").startswith("Oslo is warmer than Bergen")
+    assert terminal.colours
+    assert "Oslo is warmer than Bergen, by 5 °C. In Oslo" not in said
+
+
+def test_a_terminal_without_colours_gets_none(place: Place) -> None:
+    place.env["NO_COLOR"] = "1"
+    terminal = Terminal(place, "run", "2 + 2")
+    _, said = terminal.leaves()
+    assert "completed" in said
+    assert not terminal.colours
+
+
+def test_a_chat_at_a_terminal_survives_ctrl_c_and_ends_with_ctrl_d(place: Place) -> None:
+    terminal = Terminal(place, "chat", "--tools", "kit:tools")
+    terminal.sees("> ")
+    terminal.types("Please wait.\n")
+    terminal.sees("wait()")
+    terminal.types("\x03")
+    terminal.sees("> ")
+    terminal.types("2 + 2\n")
+    terminal.sees("completed")
+    terminal.sees("> ")
+    terminal.types("\x04")
+    code, said = terminal.leaves()
+    assert code == 0
+    assert "go on with: rxloop chat --context " in said
+    assert [row["state"] for row in place.rows()] == ["completed", "canceled"]
+
+
+def test_ctrl_c_at_the_prompt_of_a_chat_leaves_it(place: Place) -> None:
+    terminal = Terminal(place, "chat")
+    terminal.sees("> ")
+    terminal.presses("\x03")
+    code, said = terminal.leaves()
+    assert code == 130
+    assert "Traceback" not in said
+
+
+def test_a_question_is_missed_at_a_terminal(place: Place) -> None:
+    code, said = Terminal(place, "run").leaves()
+    assert code == 2
+    assert "there is no question" in said
+
+
+def test_every_line_of_json_is_written_when_it_comes(place: Place) -> None:
+    process = place.process("run", "Please wait.", "--tools", "kit:tools", "--json")
+    lines = until(from_pipe(process.stdout), '"tool-start"').splitlines()
+    assert orjson.loads(lines[0])["kind"] == "task"
+    (place.folder / "go").touch()
+    process.communicate(timeout=LIMIT)
+    assert process.returncode == 0

@@ -1,0 +1,151 @@
+"""`rxloop resume`, `fork` and `chat`, in this process."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from commands import Place
+from rxloop.testing import OfflineModel
+
+
+@pytest.fixture(autouse=True)
+def fresh_modules() -> None:
+    """Each test has a `kit` of its own."""
+    sys.modules.pop("kit", None)
+
+
+@pytest.fixture
+def waiting(place: Place) -> Place:
+    """A place with a run that waits for two answers."""
+    place.run("run", "Please pay and book.", "--tools", "kit:tools", code=3)
+    return place
+
+
+def pending(place: Place) -> dict[str, str]:
+    """The ids of the questions, by the tools that ask."""
+    return {each["call"]["name"]: each["inputId"] for each in place.events()[-1]["pending"]}
+
+
+def test_without_a_terminal_resume_says_which_answers_are_missing(waiting: Place) -> None:
+    done = waiting.run("resume", "last", "--tools", "kit:tools", code=3)
+    assert re.search(
+        r"waits for 2 answers:\n .*\? Call pay .*\n .*\? In whose name\?\ngo on with: rxloop resume ", done.stderr
+    )
+    assert "--tools kit:tools --input " in done.stderr
+    assert waiting.rows()[0]["attempt"] == 1
+
+
+def test_a_part_of_the_answers_may_be_given(waiting: Place) -> None:
+    ids = pending(waiting)
+    done = waiting.run("resume", "last", "--tools", "kit:tools", "--input", f"{ids['pay']}=true", code=3)
+    assert "waits for an answer:\n" in done.stderr
+    assert list(pending(waiting)) == ["book"]
+    name = f'{ids["book"]}="Ann"'
+    done = waiting.run("resume", "last", "--tools", "kit:tools", "--input", name)
+    assert done.stdout == "Done: paid 5, booked for Ann.\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "code"),
+    [
+        ("{pay}=maybe", "'maybe' is no JSON; a text is --input '{pay}=\"maybe\"'", 2),
+        ("{pay}", "write NAME=JSON", 2),
+        ("nobody=1", "does not wait for 'nobody'", 2),
+        ('{pay}="yes"', "JSON boolean", 2),
+    ],
+)
+def test_a_wrong_answer_is_one_line_and_changes_nothing(waiting: Place, given: str, said: str, code: int) -> None:
+    ids = pending(waiting)
+    done = waiting.run("resume", "last", "--tools", "kit:tools", "--input", given.format(**ids), code=code)
+    assert said.format(**ids) in done.stderr
+    assert done.stderr.startswith("rxloop: ")
+    assert waiting.rows()[0]["attempt"] == 1
+
+
+def test_a_run_that_is_over_shows_its_end_and_asks_no_model(place: Place, offline: OfflineModel) -> None:
+    live = place.run("run", "2 + 2")
+    asked = len(offline.requests)
+    done = place.run("resume", "last", RXLOOP_MODEL="")
+    assert done.stdout == live.stdout
+    assert "this run is over" in done.stderr
+    assert len(offline.requests) == asked
+    place.run("run", "Please break.", code=1)
+    place.run("resume", "last", code=1)
+
+
+def test_a_model_that_cannot_be_had_asks_for_another_one(waiting: Place) -> None:
+    lines = waiting.run("export", "last").stdout.replace(f"{waiting.url}#demo", "offline:demo")
+    waiting.run("import", "-", "--db", "other.db", given=lines)
+    ids = pending(waiting)
+    answer = ("--input", f"{ids['pay']}=true", "--tools", "kit:tools", "--db", "other.db")
+    done = waiting.run("resume", "last", *answer, code=2)
+    assert "the model that the run had is not to be had here: " in done.stderr
+    assert done.stderr.endswith("add --model\n")
+    waiting.run("resume", "last", *answer, "--model", f"{waiting.url}#demo", code=3)
+
+
+def test_a_fork_goes_on_with_another_result(place: Place) -> None:
+    place.run("run", "Please book.", "--tools", "kit:tools", code=3)
+    call = place.events()[-1]["pending"][0]["call"]["id"]
+    at = next(event["seq"] for event in place.events() if event["kind"] == "content-complete")
+    done = place.run("fork", "last", "--at", str(at), "--result", f'{call}="nothing free"', "--tools", "kit:tools")
+    assert done.stdout == "Done: nothing free.\n"
+    fork, origin = place.rows()
+    assert place.events()[0]["forkOf"] == origin["taskId"]
+    assert fork["contextId"] != origin["contextId"]
+    assert origin["state"] == "input-required"
+    assert f"(fork of {origin['taskId']} at {at})" in place.run("show", "last").stdout
+
+
+def test_a_fork_asks_another_question_of_another_model(place: Place, offline: OfflineModel) -> None:
+    place.run("run", "2 + 2")
+    done = place.run("fork", "last", "--at", "1", "--prompt", "3 + 4", "--model", f"{place.url}#other")
+    assert "7" in done.stdout
+    assert offline.requests[-1]["model"] == "other"
+    assert place.rows()[0]["question"] == "3 + 4"
+
+
+def test_a_fork_behind_the_end_is_one_line(place: Place) -> None:
+    place.run("run", "2 + 2")
+    done = place.run("fork", "last", "--at", "99", code=2)
+    assert done.stderr.startswith("rxloop: ")
+    assert len(place.rows()) == 1
+
+
+def test_a_chat_is_one_conversation(place: Place, offline: OfflineModel) -> None:
+    done = place.run("chat", given="2 + 2\n\nAnd 3 + 3?\n/quit\n5 + 5\n")
+    assert [row["question"] for row in place.rows()] == ["And 3 + 3?", "2 + 2"]
+    assert len({row["contextId"] for row in place.rows()}) == 1
+    assert [message["role"] for message in offline.requests[-1]["messages"]] == ["user", "assistant", "user"]
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_a_chat_can_be_taken_up_again_by_the_line_that_it_printed(place: Place) -> None:
+    done = place.run("chat", given="2 + 2\n")
+    arguments = done.stderr.splitlines()[-1].removeprefix("go on with: rxloop ").split()
+    again = place.run(*arguments, given="And 3 + 3?\n", RXLOOP_MODEL="")
+    assert f"{place.url}#demo; Ctrl-D or /quit ends the conversation" in again.stderr
+    assert "it has 2 messages; the last one was: " in again.stderr
+    assert len({row["contextId"] for row in place.rows()}) == 1
+
+
+def test_a_chat_goes_on_after_a_run_that_failed(place: Place) -> None:
+    done = place.run("chat", given="Please break.\n2 + 2\n")
+    assert "failed (bad_request)" in done.stderr
+    assert "4" in done.stdout
+    assert [row["state"] for row in place.rows()] == ["completed", "failed"]
+
+
+def test_a_chat_without_a_log_remembers_until_it_ends(place: Place, offline: OfflineModel) -> None:
+    done = place.run("chat", "--no-log", given="2 + 2\nAnd 3 + 3?\n")
+    assert len(offline.requests[-1]["messages"]) == 3
+    assert "go on with" not in done.stderr
+    assert not place.database.exists()
+
+
+def test_a_chat_with_no_model_is_wrong_usage(place: Place) -> None:
+    assert "no model is named" in place.run("chat", given="Hi\n", code=2, RXLOOP_MODEL="").stderr
+    assert "an id like 'x'" not in place.run("chat", given="", RXLOOP_MODEL=f"{place.url}#demo").stderr

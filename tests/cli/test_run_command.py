@@ -1,0 +1,183 @@
+"""`rxloop run`, in this process."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import orjson
+import pytest
+
+from commands import Place
+from rxloop import Event, StatusUpdateEvent, TaskEvent
+from rxloop.testing import OfflineModel
+
+WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
+ANSWER = "Oslo is warmer than Bergen, by 5 °C. In Oslo it is 18 °C, rain. In Bergen it is 13 °C, rain.\n"
+
+
+@pytest.fixture(autouse=True)
+def fresh_modules() -> None:
+    """Each test has a `kit` of its own."""
+    sys.modules.pop("kit", None)
+
+
+def test_stdout_is_the_answer_and_stderr_what_led_to_it(place: Place) -> None:
+    done = place.run(*WEATHER)
+    assert done.stdout == ANSWER
+    assert '→ get_weather(city="Oslo")\n' in done.stderr
+    assert "← get_weather {" in done.stderr
+    assert "· planning plan: " in done.stderr
+    assert "completed · 3 model calls · 2 tool calls · " in done.stderr
+    assert "\x1b" not in done.output
+
+
+def test_the_thoughts_are_drawn_as_a_tree_at_the_end(place: Place) -> None:
+    assert "├─ get_weather call_2: " in place.run(*WEATHER).stderr
+    assert "├─" not in place.run(*WEATHER, "--thoughts", "none").stderr
+
+
+@pytest.mark.parametrize(("level", "shown"), [("none", 0), ("brief", 4), ("all", 4)])
+def test_thoughts_are_shown_as_far_as_one_likes(place: Place, level: str, shown: int) -> None:
+    lines = place.run(*WEATHER, "--thoughts", level).stderr.splitlines()
+    assert sum(line.startswith("· ") for line in lines) == shown
+    assert any("<- call_2" in line for line in lines) is (level == "all")
+
+
+def test_json_is_every_event_on_a_line_and_nothing_else(place: Place) -> None:
+    done = place.run(*WEATHER, "--json")
+    events = [Event.from_json(line, strict=True) for line in done.stdout.splitlines()]
+    assert isinstance(events[0], TaskEvent)
+    assert isinstance(events[-1], StatusUpdateEvent)
+    assert events[-1].final
+    assert {"content-delta", "tool-progress"} <= {event.kind for event in events}
+    assert "→" not in done.output
+
+
+@pytest.mark.parametrize("words", [(), ("-",)])
+def test_the_question_may_come_through_a_pipe(place: Place, words: tuple[str, ...]) -> None:
+    place.run("run", *words, given="2 + 2\n")
+    assert place.rows()[0]["question"] == "2 + 2"
+
+
+def test_what_is_piped_may_stand_beside_what_is_typed(place: Place) -> None:
+    place.run("run", "Read", "this:", "-", given="a text\n")
+    assert place.rows()[0]["question"] == "Read this:\n\na text"
+
+
+def test_a_pipe_that_nobody_asked_for_is_left_alone(place: Place) -> None:
+    place.run("run", "2 + 2", given="something else\n")
+    assert place.rows()[0]["question"] == "2 + 2"
+
+
+def test_an_empty_question_is_wrong_usage(place: Place) -> None:
+    assert "the question is empty" in place.run("run", given=" \n", code=2).stderr
+
+
+def test_the_runs_model_is_an_address_where_one_is_given(place: Place, offline: OfflineModel) -> None:
+    place.run("run", "2 + 2", "--base-url", offline.base_url, "--model", "qwen3:8b")
+    assert place.rows()[0]["model"] == f"{offline.base_url}#qwen3:8b"
+    assert offline.requests[-1]["model"] == "qwen3:8b"
+
+
+def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: OfflineModel) -> None:
+    place.run("run", "2 + 2", "--base-url", offline.base_url, "--model", "zai:glm-4.7", ZAI_API_KEY="k")
+    assert place.rows()[0]["model"] == "zai:glm-4.7"
+    assert offline.requests[-1]["model"] == "glm-4.7"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "said"),
+    [
+        ((), {"RXLOOP_MODEL": ""}, "no model is named: add --model zai:glm-4.7, or set RXLOOP_MODEL\n"),
+        ((), {"RXLOOP_MODEL": "", "ZAI_API_KEY": "k"}, "(ZAI_API_KEY is set: --model zai)\n"),
+        (("--model", "zai:glm-4.7"), {}, "zai:glm-4.7 needs a key: export ZAI_API_KEY=..., "),
+        (("--model", "nobody:x"), {}, "nobody"),
+        (("--base-url", "http://localhost:1/v1"), {"RXLOOP_MODEL": ""}, "--base-url needs the name of a model"),
+        (("--tools", "kit"), {}, "--tools 'kit': write module:object"),
+        (("--tools", "nothing_here:x"), {}, "there is no module 'nothing_here' in "),
+        (("--tools", "kit:x"), {}, "kit has no 'x'"),
+        (("--tools", "kit:number"), {}, "5"),
+        (("--agent", "kit:number"), {}, "it must be an Agent"),
+        (("--agent", "kit:agent", "--tools", "kit:tools"), {}, "--tools goes with no --agent"),
+        (("--context", "x", "--no-log"), {}, "--context needs the database"),
+    ],
+)
+def test_wrong_options_are_one_line_exit_code_2_and_no_database(
+    place: Place, arguments: tuple[str, ...], env: dict[str, str], said: str
+) -> None:
+    done = place.run("run", "Hi", *arguments, code=2, **env)
+    assert said in done.stderr
+    assert done.stderr.startswith("rxloop: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not place.database.exists()
+
+
+def test_a_module_that_cannot_be_imported_is_named_with_the_line(place: Place) -> None:
+    (place.folder / "broken.py").write_text("a = 1\nb = a / 0\n")
+    done = place.run("run", "Hi", "--tools", "broken:b", code=2)
+    assert "broken cannot be imported: ZeroDivisionError: division by zero (" in done.stderr
+    assert "broken.py, line 2)" in done.stderr
+
+
+def test_tools_may_be_named_by_their_file(place: Place) -> None:
+    (place.folder / "sub").mkdir()
+    (place.folder / "kit.py").rename(place.folder / "sub/kit.py")
+    done = place.run("run", "Compare the weather in Oslo and Bergen.", "--tools", "sub/kit.py:get_weather")
+    assert done.stdout == ANSWER
+
+
+def test_a_failed_run_is_exit_code_1_and_says_why(place: Place) -> None:
+    done = place.run("run", "Please break.", code=1)
+    assert "failed (bad_request): " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert place.rows()[0]["state"] == "failed"
+
+
+def test_no_log_leaves_no_trace(place: Place) -> None:
+    done = place.run("run", "2 + 2", "--no-log")
+    assert "rxloop show" not in done.stderr
+    assert not place.database.exists()
+
+
+def test_a_run_in_a_conversation_knows_what_was_said(place: Place, offline: OfflineModel) -> None:
+    place.run("run", "2 + 2")
+    context = place.rows()[0]["contextId"]
+    place.run("run", "And 3 + 3?", "--context", context[-8:], RXLOOP_MODEL="")
+    assert [message["role"] for message in offline.requests[-1]["messages"]] == ["user", "assistant", "user"]
+    assert {row["contextId"] for row in place.rows()} == {context}
+
+
+def test_an_agent_of_ones_own_runs_and_logs_in_the_database(place: Place) -> None:
+    done = place.run("run", "Compare the weather in Oslo and Bergen.", "--agent", "kit:agent", RXLOOP_MODEL="")
+    assert done.stdout == ANSWER
+    assert place.rows()[0]["agentName"] == "mine"
+
+
+def test_an_agent_of_ones_own_may_get_another_model(place: Place) -> None:
+    place.run("run", "2 + 2", "--agent", "kit:agent_itself", "--model", f"{place.url}#other")
+    assert (place.rows()[0]["agentName"], place.rows()[0]["model"]) == ("itself", f"{place.url}#other")
+
+
+def test_a_run_that_waits_is_exit_code_3_and_goes_on_with_the_line_that_it_printed(place: Place) -> None:
+    done = place.run("run", "Please pay and book.", "--tools", "kit:tools", code=3)
+    assert "? In whose name?" in done.stderr
+    assert "(yes or no)" in done.stderr
+    assert "waits for 2 answers" in done.stderr
+    line = done.stderr.splitlines()[-1].removeprefix("go on with: ").replace('"..."', '"Ann"')
+    program, *arguments = shlex.split(line)
+    assert program == "rxloop"
+    assert place.run(*arguments).stdout == "Done: paid 5, booked for Ann.\n"
+    assert [row["state"] for row in place.rows()] == ["completed"]
+
+
+def test_what_a_model_writes_cannot_steer_the_terminal(place: Place) -> None:
+    assert place.run("run", "Please escape.").stdout == "[31mred[0m\n"
+
+
+def test_the_events_of_json_can_be_imported(place: Place) -> None:
+    lines = place.run(*WEATHER, "--json", "--no-log").stdout
+    place.run("import", "-", given=lines)
+    durable = [event for event in map(orjson.loads, lines.splitlines()) if not event["sub"]]
+    assert place.events() == durable

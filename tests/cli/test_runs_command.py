@@ -1,0 +1,178 @@
+"""`rxloop runs`, and the runs by what a person types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commands import Place
+from rxloop import ConfigurationError, EventLogError, MemoryEventLog, StatusUpdateEvent, TaskEvent, UnknownRun
+from rxloop.cli.runs import ago
+from rxloop.cli.store import find_context, find_run, first_event, opened, short_ids
+
+
+def begun(task_id: str, context_id: str = "c", created: int = 0) -> TaskEvent:
+    return TaskEvent(
+        task_id=task_id,
+        context_id=context_id,
+        seq=1,
+        attempt=1,
+        timestamp=created,
+        messages=[],
+        model="m",
+        agent_name="a",
+    )
+
+
+async def holding(*task_ids: str) -> MemoryEventLog:
+    log = MemoryEventLog()
+    for number, task_id in enumerate(task_ids):
+        await log.append(task_id, [begun(task_id, f"context-{task_id}", number)], expected_seq=0)
+    return log
+
+
+def test_a_list_of_runs_says_what_each_was_about_newest_first(place: Place) -> None:
+    place.run("run", "2 + 2")
+    place.run("run", "Please pay.", "--tools", "kit:pay", code=3)
+    head, first, second = place.run("runs").stdout.splitlines()
+    assert head.split() == ["RUN", "STARTED", "STATE", "AGENT", "MODEL", "QUESTION"]
+    assert "input-required" in first
+    assert first.endswith("  Please pay.")
+    assert "just now" in second
+    assert second.endswith("  2 + 2")
+
+
+def test_what_stands_in_the_list_can_be_typed(place: Place) -> None:
+    place.run("run", "2 + 2")
+    place.run("run", "3 + 3")
+    for line, question in zip(place.run("runs").stdout.splitlines()[1:], ("3 + 3", "2 + 2"), strict=True):
+        assert f"> {question}" in place.run("show", line.split()[0]).stdout
+
+
+def test_runs_of_a_conversation_and_unfinished_ones_can_be_listed_alone(place: Place) -> None:
+    place.run("run", "2 + 2")
+    place.run("run", "Please pay.", "--tools", "kit:pay", code=3)
+    [waiting] = place.rows("--unfinished")
+    assert waiting["state"] == "input-required"
+    context = place.rows()[-1]["contextId"]
+    assert [row["question"] for row in place.rows("--context", context[-7:])] == ["2 + 2"]
+    assert "no run" not in place.run("runs", "--context", "zzz", code=1).stdout
+
+
+def test_a_long_list_is_cut_off_and_says_so(place: Place) -> None:
+    for _ in range(3):
+        place.run("run", "2 + 2")
+    done = place.run("runs", "--limit", "2")
+    assert (len(done.stdout.splitlines()), done.stderr) == (3, "and 1 more: --limit 0 lists all\n")
+    assert len(place.rows("--limit", "0")) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("runs",),
+        ("show", "last"),
+        ("replay", "last"),
+        ("resume", "last"),
+        ("fork", "last", "--at", "1"),
+        ("diff", "a", "b"),
+        ("graph", "last"),
+        ("export", "last"),
+        ("chat", "--context", "x"),
+    ],
+)
+def test_what_reads_says_that_there_is_no_database_and_makes_none(place: Place, arguments: tuple[str, ...]) -> None:
+    done = place.run(*arguments, code=1)
+    assert f"there are no runs yet: {place.database} does not exist" in done.stderr
+    assert done.stdout == ""
+    assert not place.database.exists()
+
+
+def test_the_database_of_an_option_goes_before_that_of_the_environment(place: Place) -> None:
+    other = place.folder / "deep/er/other.db"
+    done = place.run("run", "2 + 2", "--db", str(other))
+    assert f"--db {other}" in done.stderr
+    assert not place.database.exists()
+    assert place.run("runs", "--db", str(other)).stdout.endswith("2 + 2\n")
+
+
+def test_without_a_word_the_runs_are_in_the_users_data_folder(place: Place) -> None:
+    place.run("run", "2 + 2", RXLOOP_DB="")
+    assert [path.name for path in (place.folder / "data/rxloop").glob("*.db")] == ["runs.db"]
+
+
+async def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EventLogError, match=r"file/runs\.db cannot be made"):
+        async with opened(tmp_path / "file/runs.db", write=True):
+            pass
+
+
+async def test_a_run_is_found_by_the_beginning_or_the_end_of_its_id() -> None:
+    log = await holding("abc-123", "abd-124")
+    assert [(await find_run(log, given)).task_id for given in ("abc", "124", "abd-124")] == [
+        "abc-123",
+        "abd-124",
+        "abd-124",
+    ]
+    assert await find_context(log, "123") == "context-abc-123"
+
+
+async def test_a_whole_id_is_found_even_if_another_one_begins_with_it() -> None:
+    assert (await find_run(await holding("abc", "abcd"), "abc")).task_id == "abc"
+
+
+async def test_last_is_the_run_that_was_started_last() -> None:
+    assert (await find_run(await holding("b", "a"), "last")).task_id == "a"
+    with pytest.raises(UnknownRun, match="'last'"):
+        await find_run(MemoryEventLog(), "last")
+
+
+async def test_an_id_that_fits_several_runs_lists_them() -> None:
+    with pytest.raises(ConfigurationError, match=r"'ab' fits 2 runs: .*\(abc-123\), .*\(abd-124\)$"):
+        await find_run(await holding("abc-123", "abd-124"), "ab")
+
+
+@pytest.mark.parametrize("given", ["x", ""])
+async def test_an_id_that_fits_no_run_says_so(given: str) -> None:
+    with pytest.raises(UnknownRun, match=f"no run has an id like '{given}'"):
+        await find_run(await holding("abc"), given)
+
+
+@given(st.lists(st.text("ab1-", min_size=1, max_size=12), min_size=1, max_size=12, unique=True))
+async def test_every_short_id_finds_its_run_and_no_other(ids: list[str]) -> None:
+    log = await holding(*ids)
+    for task_id, short in short_ids(ids).items():
+        assert (await find_run(log, short)).task_id == task_id
+
+
+async def test_the_first_event_is_read_alone() -> None:
+    log = await holding("a")
+    end = StatusUpdateEvent(task_id="a", context_id="c", seq=2, attempt=1, state="completed", final=True)
+    await log.append("a", [end], expected_seq=1)
+    first = await first_event(log, "a")
+    assert first is not None
+    assert first.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "just now"),
+        (-5, "just now"),
+        (5, "5 seconds ago"),
+        (59, "59 seconds ago"),
+        (60, "1 minute ago"),
+        (7_199, "1 hour ago"),
+        (7_200, "2 hours ago"),
+        (86_400, "1 day ago"),
+        (6 * 86_400, "6 days ago"),
+        (30 * 86_400, "2001-08-10"),
+    ],
+)
+def test_times_are_told_as_people_tell_them(seconds: int, said: str) -> None:
+    now = 1_000_000_000.0
+    assert ago(round((now - seconds) * 1000), now) == said
