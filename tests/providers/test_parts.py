@@ -8,17 +8,20 @@ from typing import Any
 import orjson
 import pytest
 
+from rxloop.errors import BadRequest
 from rxloop.messages import FilePart, ImagePart, Message, Part, TextPart
-from rxloop.providers import PRESETS
+from rxloop.providers import PRESETS, openai_chat
 from rxloop.providers._encode import RequestEncoder
+from rxloop.providers._vendors import CUSTOM
 from rxloop.requests import ModelRequest
+from servers import collect
 
 PDF = "data:application/pdf;base64,JVBERg=="
 
 
-def sent(*parts: Part) -> list[dict[str, Any]]:
+def sent(*parts: Part, to: str = "openai") -> list[dict[str, Any]]:
     request = ModelRequest(messages=[Message.user(parts)])
-    return orjson.loads(RequestEncoder("m", PRESETS["openai"], True).encode(request))["messages"][0]["content"]
+    return orjson.loads(RequestEncoder("m", PRESETS[to], True).encode(request))["messages"][0]["content"]
 
 
 def test_parts_keep_their_order() -> None:
@@ -49,15 +52,57 @@ def test_parts_keep_their_order() -> None:
             FilePart(data=b"%PDF", media_type="application/x-own"),
             {"type": "file", "file": {"filename": "file", "file_data": "data:application/x-own;base64,JVBERg=="}},
         ),
-        (
-            FilePart(url="https://e.org/a.pdf", filename="a.pdf"),
-            {"type": "file", "file": {"filename": "a.pdf", "file_data": "https://e.org/a.pdf"}},
-        ),
-        (FilePart(url="https://e.org/a.pdf"), {"type": "file", "file": {"file_data": "https://e.org/a.pdf"}}),
+        (FilePart(url=PDF, filename="a.pdf"), {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}),
     ],
 )
 def test_each_part_has_its_documented_form(part: Part, form: dict[str, Any]) -> None:
     assert sent(part) == [form]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "form"),
+    [
+        (
+            "openrouter",
+            FilePart(url="https://e.org/a.pdf", filename="a.pdf"),
+            {"type": "file", "file": {"filename": "a.pdf", "file_data": "https://e.org/a.pdf"}},
+        ),
+        (
+            "openrouter",
+            FilePart(url="https://e.org/a.pdf"),
+            {"type": "file", "file": {"file_data": "https://e.org/a.pdf"}},
+        ),
+        (
+            "mistral",
+            FilePart(url="https://e.org/a.pdf", filename="a.pdf"),
+            {"type": "document_url", "document_url": "https://e.org/a.pdf", "document_name": "a.pdf"},
+        ),
+        (
+            "mistral",
+            FilePart(data=b"%PDF", media_type="application/pdf"),
+            {"type": "document_url", "document_url": PDF},
+        ),
+    ],
+)
+def test_some_vendors_take_a_file_in_another_way(name: str, part: Part, form: dict[str, Any]) -> None:
+    assert sent(part, to=name) == [form]
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("openrouter", "mistral")])
+async def test_a_file_by_its_url_is_refused_where_the_vendor_would_not_fetch_it(name: str) -> None:
+    request = ModelRequest(messages=[Message.user([FilePart(url="https://e.org/a.pdf")])])
+    model = openai_chat("m", preset=name, base_url="http://127.0.0.1:9", api_key="k")
+    answer = await collect(model.call(request))
+    assert isinstance(answer.error, BadRequest)
+    assert "https://e.org/a.pdf" in str(answer.error)
+    assert "FilePart(data=" in str(answer.error)
+    assert not answer.error.retryable
+
+
+def test_an_endpoint_that_is_not_known_decides_for_itself() -> None:
+    request = ModelRequest(messages=[Message.user([FilePart(url="https://e.org/a.pdf")])])
+    body = orjson.loads(RequestEncoder("m", CUSTOM, True).encode(request))
+    assert body["messages"][0]["content"][0]["file"] == {"file_data": "https://e.org/a.pdf"}
 
 
 def test_a_file_goes_from_its_path_to_the_wire(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(marks)]
 
 
-def split(*pieces: str, names: tuple[str, ...] = THOUGHT_TAGS) -> list[Any]:
+def split(*pieces: str, names: tuple[str, ...] = THOUGHT_TAGS, thinks_first: bool = False) -> list[Any]:
     """The text and the thoughts in their order; adjacent texts joined, and each thought checked against its pieces."""
-    splitter = TagSplitter(names)
+    splitter = TagSplitter(names, thinks_first=thinks_first)
     found: list[Any] = []
     streamed: list[str] = []
     for piece in [each for text in pieces for each in splitter.feed(text)] + splitter.finish():
@@ -317,3 +317,67 @@ def test_the_names_can_be_others() -> None:
 def test_a_name_that_is_none_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigurationError, match="no name of a tag"):
         TagSplitter(names)
+
+
+def test_a_text_that_begins_inside_a_thought_needs_no_opening_tag() -> None:
+    assert brief(split("\nHmm.\n</think>\n\nHello", thinks_first=True)) == [("\nHmm.\n",), "\n\nHello"]
+    assert brief(split("a</think>b<think>c</think>d", thinks_first=True)) == [("a",), "b", ("c",), "d"]
+    assert brief(split("a<think>b</think>c</think>d", thinks_first=True)) == [("a<think>b</think>c",), "d"]
+    assert brief(split("a</plan>b", names=("Plan",), thinks_first=True)) == [("a",), "b"]
+
+
+def test_the_opening_tag_may_come_all_the_same() -> None:
+    for whole in (
+        "<think>a</think>b",
+        " \n<THINK id=x>a</think>b",
+        "<reasoning>a</reasoning>b",
+        "<think content='a'/>b",
+    ):
+        for found in (split(whole, thinks_first=True), split(*whole, thinks_first=True)):
+            assert "".join(piece for piece in found if isinstance(piece, str)).strip() == "b"
+            assert [piece for piece in brief(found) if isinstance(piece, tuple)] == [("a",)]
+
+
+def test_a_text_that_ends_before_its_first_thought_does_is_that_thought() -> None:
+    # L44
+    (thought,) = split("Hm", "m <thi", thinks_first=True)
+    assert (thought.content, thought.incomplete, thought.raw) == ("Hmm <thi", True, "Hmm <thi")
+    assert split(thinks_first=True) == []
+    assert split(" ", "\n", thinks_first=True) == [" \n"]
+
+
+def test_the_first_words_of_a_thought_are_not_held_back() -> None:
+    splitter = TagSplitter(thinks_first=True)
+    assert splitter.feed("\n") == []
+    assert splitter.feed("Hm") == [ThoughtText("\nHm")]
+    assert splitter.feed("m") == [ThoughtText("m")]
+
+
+def test_a_splitter_that_is_told_that_the_answer_comes_first_takes_no_thought_for_granted() -> None:
+    splitter = TagSplitter(thinks_first=True)
+    assert not splitter.idle
+    splitter.answers_first()
+    assert splitter.idle
+    assert splitter.feed("a</think>b") == ["a</think>b"]
+
+
+@given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
+def test_a_text_that_begins_inside_a_thought_is_split_the_same_however_it_is_cut(text: str, cuts: list[int]) -> None:
+    # L41
+    whole = split(text, thinks_first=True)
+    assert split(*pieces_of(text, cuts), thinks_first=True) == whole == split(*text, thinks_first=True)
+    assert "".join(piece.raw if isinstance(piece, Thought) else piece for piece in whole) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("x<think>a</think>```\n<think>b</think>", ["x", ("a",), "```\n", ("b",)]),
+        ("> <think>a</think>```\n<think>b</think>", ["> ", ("a",), "```\n<think>b</think>"]),
+        ("<think>a</think>~~~\n<think>b</think>", [("a",), "~~~\n<think>b</think>"]),
+        ("x\n<think>a</think> \t```\n<think>b</think>", ["x\n", ("a",), " \t```\n<think>b</think>"]),
+    ],
+)
+def test_a_line_is_one_line_also_where_a_thought_was_taken_out_of_it(text: str, found: list[Any]) -> None:
+    # L47
+    assert brief(split(text)) == brief(split(*text)) == found

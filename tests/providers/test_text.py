@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -328,3 +329,37 @@ def test_the_deltas_add_up_to_the_content_whatever_comes_and_however_it_is_cut(
 
     marks = sorted({0, len(whole), *(cut % (len(whole) + 1) for cut in cuts)})
     assert read(*(whole[a:b] for a, b in pairwise(marks))) == read(whole) == read(*whole)
+
+
+THINKS_FIRST = replace(PRESETS["vllm"], thinks_first=True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_server_that_puts_the_opening_tag_into_the_prompt(server: Server, stream: bool) -> None:
+    words = ("\nThe user", " greets.\n</th", "ink>\n\nHello", " there")
+    body = {"choices": [{"message": {"role": "assistant", "content": "".join(words)}, "finish_reason": "stop"}]}
+    server.answer(say(*words) if stream else Reply([orjson.dumps(body)], content_type="application/json"))
+    model = openai_chat("m", preset=THINKS_FIRST, base_url=server.base_url, stream=stream)
+    answer = await collect(model.call(REQUEST))
+    (thought,) = [event for event in answer.events if isinstance(event, ThoughtStreamEvent)]
+    assert (thought.content, thought.incomplete) == ("\nThe user greets.\n", False)
+    assert answer.events[-1].content == "\n\nHello there" == text(answer)
+    await model.aclose()
+
+
+async def test_reasoning_in_a_field_of_its_own_is_the_thought_instead(server: Server) -> None:
+    server.answer(Reply(sse(delta(reasoning_content="Hmm."), delta("stop", content="Hello"))))
+    model = openai_chat("m", preset=THINKS_FIRST, base_url=server.base_url)
+    answer = await collect(model.call(REQUEST))
+    assert (answer.events[-1].content, answer.events[-1].reasoning) == ("Hello", "Hmm.")
+    await model.aclose()
+
+
+def test_a_closing_tag_alone_is_text_where_the_preset_does_not_say_otherwise() -> None:
+    assert not any(preset.thinks_first for preset in PRESETS.values())
+    assert not vars(openai_chat("m", preset=THINKS_FIRST, thought_tags=False))["_rules"].thinks_first
+    events: list[Event] = []
+    answer = AnswerText(events.append, "1", TextRules(thought_tags=THOUGHT_TAGS))
+    answer.write("Hmm.</think>Hello")
+    answer.finish()
+    assert answer.content == "Hmm.</think>Hello"

@@ -33,6 +33,12 @@ def another_may_help(error: Exception) -> bool:
     return isinstance(error, ProviderError) and not isinstance(error, BadRequest)
 
 
+def keep_to_schema(*providers: Provider) -> bool | None:
+    """Whether each of them holds its model to a schema; None where one does not say, and none says no."""
+    said = [getattr(provider, "keeps_to_schema", None) for provider in providers]
+    return False if False in said else None if None in said else True
+
+
 def ask(provider: Provider, request: ModelRequest) -> Observable[Event]:
     """The answer of a provider that is called upon subscription: what `call` raises is the error of the answer."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, cast
 
 import orjson
@@ -30,6 +31,8 @@ _FINISH = {
     "safety": "content_filter",
     "sensitive": "content_filter",
 }
+# What a chunk has that is no piece of an answer, but says something: the reason, if no more comes.
+_NOTICE = frozenset(("message", "msg", "detail"))
 # Finish reasons with which a vendor reports that the answer failed.
 _FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
 
@@ -58,6 +61,7 @@ class ChatAccumulator:
         self._details: list[dict[str, Any]] = []
         self._finish: str | None = None
         self._usage: dict[str, Any] | None = None
+        self._notice: dict[str, Any] | None = None
 
     @property
     def ended(self) -> bool:
@@ -124,6 +128,7 @@ class ChatAccumulator:
             answer: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
             answer = _lenient(body)
+        answer = _alone(answer)
         if not isinstance(answer, dict):
             raise ProviderProtocolError(f"{self._where} answered with what is no JSON object: {_shown(body)}")
         answer = cast("dict[str, Any]", answer)
@@ -144,8 +149,10 @@ class ChatAccumulator:
         """Push what ends the answer: the text held back, its reasoning as one thought, the usage, the whole message.
 
         Raises:
-            ProviderConnectionError: The bytes ended before the answer did.
+            ProviderError: The bytes ended before the answer did, or the vendor reports that it failed.
         """
+        if self._notice is not None and not self._finish:
+            raise from_error_object(self._notice, self._where)
         if not self.ended:
             raise cut_short(self._where)
         if self._finish in _FAILED:
@@ -193,6 +200,7 @@ class ChatAccumulator:
 
     def _chunk(self, chunk: Any) -> None:
         """Read any chunk, trusting nothing."""
+        chunk = _alone(chunk)
         if not isinstance(chunk, dict):
             raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON object")
         chunk = cast("dict[str, Any]", chunk)
@@ -202,9 +210,10 @@ class ChatAccumulator:
         usage = chunk.get("usage") or _dict(chunk.get("x_groq")).get("usage")
         if usage and isinstance(usage, dict):
             self._usage = cast("dict[str, Any]", usage)
-        error = chunk.get("error") or (chunk if chunk.get("object") == "error" else None)
-        if error:
-            raise from_error_object(error, self._where)
+        if chunk.get("error") or chunk.get("object") == "error":
+            raise from_error_object(chunk, self._where)
+        if "choices" not in chunk and _NOTICE.intersection(chunk):
+            self._notice = chunk
 
     def _choice(self, choice: dict[str, Any]) -> None:
         delta = _dict(choice.get("delta"))
@@ -288,14 +297,21 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) else 0
+    return int(value) if isinstance(value, int) or (isinstance(value, float) and isfinite(value)) else 0
+
+
+def _alone(value: Any) -> Any:
+    """What a list of one object holds: Google's endpoint puts its errors into one."""
+    if isinstance(value, list) and len(items := cast("list[Any]", value)) == 1:
+        return items[0]
+    return cast("Any", value)
 
 
 def _lenient(data: bytes) -> Any:
     """JSON that orjson refuses: half a surrogate pair, which becomes a replacement character. None if it is no JSON."""
     try:
         return json.loads(data, parse_constant=lambda _: None, object_hook=_whole_characters)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

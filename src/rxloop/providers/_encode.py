@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import chain
 from mimetypes import guess_extension
 from typing import Any, cast
 
 import orjson
 
+from rxloop.errors import BadRequest
 from rxloop.history import History
 from rxloop.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from rxloop.providers._schemas import response_format
@@ -17,7 +21,9 @@ from rxloop.providers.presets import Preset
 from rxloop.requests import ModelRequest, ToolDefinition
 from rxloop.settings import ModelSettings
 
-_WireKey = tuple[str, str | None, bool, bool]
+_WireKey = tuple[str | bool | None, ...]
+_BRIDGE = b'{"role":"assistant","content":"Understood."}'
+_SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
 
 class RequestEncoder:
@@ -36,6 +42,9 @@ class RequestEncoder:
             preset.reasoning_field,
             preset.reasoning_details,
             preset.extra_content,
+            preset.short_call_ids,
+            preset.file_part,
+            preset.file_urls,
         )
         self._format: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
         self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")
@@ -51,8 +60,7 @@ class RequestEncoder:
         parts = [dumps(fields)[:-1]]
         if "messages" not in extra:
             parts.append(b',"messages":[')
-            groups = (request.system, request.messages, request.tail)
-            parts += (b",".join([encoded for group in groups if (encoded := self._messages(group))]), b"]")
+            parts += (self._all_messages(request), b"]")
         if request.tools and "tools" not in extra:
             parts += (b',"tools":', self._tool_list(request.tools))
         parts.append(b"}")
@@ -90,6 +98,24 @@ class RequestEncoder:
             self._format = (schema, response_format(schema, self._preset.strict))
         return self._format[1]
 
+    def _all_messages(self, request: ModelRequest) -> bytes:
+        groups = (request.system, request.messages, request.tail)
+        if self._preset.assistant_after_tool:
+            return b",".join(self._in_order(chain(*groups)))
+        return b",".join([encoded for group in groups if (encoded := self._messages(group))])
+
+    def _in_order(self, messages: Iterable[Message]) -> Iterator[bytes]:
+        """The messages in an order that the endpoint takes; see `Preset.assistant_after_tool`."""
+        last = ""
+        for message in messages:
+            if last == "tool" and message.role in ("user", "system"):
+                yield _BRIDGE
+                last = "assistant"
+            if last == "assistant" and message.role == "system":
+                message = Message.user(message.content)
+            yield self._message(message)
+            last = message.role
+
     def _messages(self, messages: Sequence[Message]) -> bytes:
         if isinstance(messages, History):
             return messages.joined(self._key, self._message)
@@ -106,15 +132,15 @@ class RequestEncoder:
     def _plain_message(self, message: Message) -> dict[str, Any]:
         content = message.content
         if message.role == "tool":
-            return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
+            return {"role": "tool", "tool_call_id": self._call_id(message.tool_call_id or ""), "content": message.text}
         plain: dict[str, Any] = {
             "role": message.role,
-            "content": content if isinstance(content, str) else [_part(part) for part in content],
+            "content": content if isinstance(content, str) else [self._part(part) for part in content],
         }
         if message.role == "assistant":
             if message.tool_calls:
                 plain["content"] = plain["content"] or None
-                plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+                plain["tool_calls"] = [_tool_call(call, self._call_id(call.id)) for call in message.tool_calls]
                 extra = (message.provider_state or {}).get("extra_content")
                 if self._preset.extra_content and extra:
                     _add_extra(plain["tool_calls"], extra)
@@ -124,6 +150,28 @@ class RequestEncoder:
             if self._preset.reasoning_details and details:
                 plain["reasoning_details"] = details
         return plain
+
+    def _call_id(self, call_id: str) -> str:
+        if not self._preset.short_call_ids or _SHORT_ID.fullmatch(call_id):
+            return call_id
+        return sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, TextPart):
+            return {"type": "text", "text": part.text}
+        url = part.url or f"data:{part.media_type};base64,{b64encode(part.data or b'').decode()}"
+        if isinstance(part, ImagePart):
+            return {"type": "image_url", "image_url": {"url": url}}
+        preset = self._preset
+        if part.url is not None and not preset.file_urls and not part.url.startswith("data:"):
+            raise BadRequest(
+                f"{preset.name}:{self._model} takes no file by its URL, such as {part.url}: "
+                "fetch it, and pass FilePart(data=..., media_type=...)"
+            )
+        if preset.file_part == "document_url":
+            name = {} if part.filename is None else {"document_name": part.filename}
+            return {"type": "document_url", "document_url": url, **name}
+        return {"type": "file", "file": _file(part, url)}
 
     def _tool_list(self, tools: tuple[ToolDefinition, ...]) -> bytes:
         # Equal definitions are nearly always the same objects, which a comparison of tuples sees at once.
@@ -169,7 +217,7 @@ def _tool(tool: ToolDefinition, can_be_strict: bool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
+def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     if call.error is not None:
         # What the model wrote is no JSON, and vendors refuse a request with it; its answer says what was wrong.
         arguments = "{}"
@@ -177,7 +225,7 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
         arguments = call.raw
     else:
         arguments = dumps(call.arguments).decode()
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _add_extra(calls: list[dict[str, Any]], extra: dict[str, Any]) -> None:
@@ -185,15 +233,6 @@ def _add_extra(calls: list[dict[str, Any]], extra: dict[str, Any]) -> None:
     for place, call in enumerate(calls):
         if str(place) in extra:
             call["extra_content"] = extra[str(place)]
-
-
-def _part(part: Part) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    url = part.url or f"data:{part.media_type};base64,{b64encode(part.data or b'').decode()}"
-    if isinstance(part, ImagePart):
-        return {"type": "image_url", "image_url": {"url": url}}
-    return {"type": "file", "file": _file(part, url)}
 
 
 def _file(part: FilePart, url: str) -> dict[str, Any]:

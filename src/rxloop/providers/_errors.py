@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, cast
@@ -103,13 +105,28 @@ def from_response(status: int, headers: Mapping[str, str], body: bytes, where: E
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         found = body.decode("utf-8", "replace")
-    error = cast("dict[str, Any]", found).get("error", found) if isinstance(found, dict) else found
-    return _error(error, status, where, retry_after(headers))
+    return _error(_unwrapped(found), status, where, retry_after(headers))
 
 
 def from_error_object(error: Any, where: Endpoint) -> ProviderError:
     """The error that a vendor reports inside an answer that began as a success."""
-    return _error(error, None, where, None)
+    return _error(_unwrapped(error), None, where, None)
+
+
+def _unwrapped(found: Any) -> Any:
+    """What a vendor says of a failure, taken out of the lists and the objects that it comes in."""
+    for _ in range(4):
+        if isinstance(found, list) and found:
+            found = cast("list[Any]", found)[0]
+        elif isinstance(found, dict):
+            fields = cast("dict[str, Any]", found)
+            inner = fields.get("error") or fields.get("errors")
+            if not isinstance(inner, str | dict | list) or (isinstance(inner, str) and fields.get("message")):
+                break
+            found = cast("Any", inner)
+        else:
+            break
+    return cast("Any", found)
 
 
 def _error(error: Any, status: int | None, where: Endpoint, wait: float | None) -> ProviderError:
@@ -144,13 +161,13 @@ def _kind(status: int | None, names: list[str], message: str) -> type[ProviderEr
 
 def _message(fields: dict[str, Any]) -> str:
     """The vendor's words, wherever it puts them."""
-    for name in ("message", "msg", "detail", "error", "error_description"):
+    for name in ("message", "msg", "detail", "error_description"):
         value = fields.get(name)
         if value:
             text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
             break
     else:
-        text = orjson.dumps(fields, default=str).decode() if fields.keys() - {"message"} else "no explanation"
+        text = orjson.dumps(fields, default=str).decode() if any(fields.values()) else "no explanation"
     metadata = fields.get("metadata")
     if isinstance(metadata, dict):
         # OpenRouter: "Provider returned error", and the reason behind it.
@@ -178,17 +195,27 @@ def _number(value: Any) -> int:
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """The seconds that the vendor asks to wait: from `retry-after-ms` or `retry-after`, a number or a date."""
+    milliseconds = _seconds(headers.get("retry-after-ms", ""))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after", "")
+    seconds = _seconds(value)
+    if seconds is not None:
+        return seconds
     try:
-        if "retry-after-ms" in headers:
-            return max(0.0, float(headers["retry-after-ms"]) / 1000)
-        value = headers.get("retry-after")
-        if value is None:
-            return None
-        if value.strip().replace(".", "", 1).isdigit():
-            return float(value)
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
+        date = parsedate_to_datetime(value)
+        # Dates in headers are in UTC, also those that do not say so.
+        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _seconds(value: str) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if number >= 0 and math.isfinite(number) else None
 
 
 def from_httpx(error: Exception, where: Endpoint) -> RxloopError:

@@ -70,7 +70,9 @@ async def _send(
     """Send the request; the response of a success, its body not yet read."""
     try:
         request = client.build_request("POST", where.url, content=body, headers=headers, timeout=limits)
-        response = await client.send(request, stream=True)
+        # A client of the user's that follows redirects would take the key to another host, where it is in a header that
+        # httpx does not know for one.
+        response = await client.send(request, stream=True, follow_redirects=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise _errors.from_httpx(error, where) from error
     except RuntimeError as error:
@@ -138,6 +140,9 @@ class _Batches:
         self._reading = reading
         self._decoder = SSEDecoder()
         self._held: list[bytes] = []
+        self._begun = False
+        self._body: bytearray | None = None
+        """All that came, where it is no stream of events: a whole answer, or a page, under a wrong name."""
 
     def add(self, data: bytes) -> None:
         """Take a chunk."""
@@ -153,6 +158,12 @@ class _Batches:
             return
         data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
         self._held.clear()
+        if not self._begun and (start := data.lstrip()[:1]):
+            self._begun = True
+            self._body = bytearray() if start in b"{[<" else None
+        if self._body is not None:
+            self._body += data
+            return
         try:
             self._answer.feed(self._decoder.feed(data))
             if self._answer.done:
@@ -166,7 +177,9 @@ class _Batches:
     def end(self) -> None:
         """Read what is left: there is no more."""
         self.hand_on()
-        if not self.over:
+        if self._body is not None:
+            self._answer.whole(bytes(self._body))
+        elif not self.over:
             self._answer.last(self._decoder.flush())
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from rxloop.errors import ConfigurationError
 from rxloop.events import THOUGHT_TYPES, Verbosity
+from rxloop.providers._fences import Fences
 
 THOUGHT_TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "reflection")
 """The names that models give to such tags."""
@@ -22,14 +23,15 @@ LONGEST_ID = 200
 """Characters of the longest id of a thought."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, these two: there is one for each piece of a thought, and it would take three times as long to make.
+@dataclass(slots=True)
 class ThoughtText:
     """A piece of the thought that is open."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Thought:
     """A thought that is over."""
 
@@ -69,13 +71,19 @@ class TagSplitter:
 
     At most the start of a tag is held back: no more characters than the longest name has and two, unless attributes
     follow, and then `LONGEST_TAG` at most.
+
+    Some servers put the opening tag into the prompt, so that an answer begins inside a thought. With `thinks_first` it
+    is one of the first name, unless the opening tag comes all the same.
     """
 
-    def __init__(self, names: Iterable[str] = THOUGHT_TAGS) -> None:
-        self._tags = _patterns(tuple(names))
-        self._fences = _Fences()
+    def __init__(self, names: Iterable[str] = THOUGHT_TAGS, *, thinks_first: bool = False) -> None:
+        names = tuple(names)
+        self._tags = _patterns(names)
+        self._first = names[0] if thinks_first else ""
+        """The name of the thought that the text may begin in; nothing once that is settled."""
+        self._fences = Fences()
         self._held = ""
-        self._open: re.Match[str] | None = None
+        self._open: Thought | None = None
         self._own = self._tags
         """The tags that count inside the thought that is open."""
         self._depth = 0
@@ -84,7 +92,11 @@ class TagSplitter:
     @property
     def idle(self) -> bool:
         """Whether nothing is held back and no thought is open: text without a `<` would pass as it is."""
-        return self._open is None and not self._held
+        return self._open is None and not self._held and not self._first
+
+    def answers_first(self) -> None:
+        """Take it that the text begins with the answer, since the thoughts came in another way."""
+        self._first = ""
 
     def passed(self, text: str) -> None:
         """Take note of a piece without a `<` that went past an idle splitter; cheaper than `feed`, and the same."""
@@ -92,38 +104,61 @@ class TagSplitter:
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are sure after this much more text."""
-        if "<" not in text and self._open is None and not self._held:
-            self.passed(text)
-            return [text] if text else []
-        return self._read(self._held + text, end=False)
+        if self._first:
+            return self._begin(text, end=False)
+        if self._held:
+            text = self._held + text
+        elif "<" not in text:
+            if self._open is None:
+                self._fences.unread.append(text)
+            return [self._taken(text)] if text else []
+        return self._read(text, end=False)
 
     def finish(self) -> list[Piece]:
         """The pieces that are left at the end of the text."""
-        pieces = self._read(self._held, end=True)
+        pieces = self._begin("", end=True) if self._first else self._read(self._held, end=True)
         if self._open is not None:
-            pieces.append(self._thought(self._open, "", incomplete=True))
-            self._open = None
+            pieces.append(self._closed(self._open, ""))
         return pieces
+
+    def _begin(self, text: str, *, end: bool) -> list[Piece]:
+        """The first pieces of a text that may begin inside a thought; blanks at its start are held back."""
+        text = self._held + text
+        written = text.lstrip()
+        at = len(text) - len(written)
+        tag = self._tags.opening.match(text, at)
+        undecided = not written or written.lower() in self._tags.beginnings or self._may_open(text, at)
+        if tag is None and undecided and not end:
+            self._held = text
+            return []
+        if tag is None and written:
+            self._open, self._own, self._depth = Thought(self._first.lower(), ""), _own_tags(self._first.lower()), 1
+        self._first = ""
+        return self._read(text, end=end)
+
+    def _may_open(self, text: str, at: int) -> bool:
+        return _may_become(self._tags.half_opening, text, at)
 
     def _read(self, text: str, *, end: bool) -> list[Piece]:
         self._held = ""
         pieces: list[Piece] = []
-        at = 0
-        while at < len(text):
-            stop, tag = (self._find_opening if self._open is None else self._find_closing)(text, at, end)
+        at, length = 0, len(text)
+        while at < length:
+            opened = self._open
+            stop, tag = (self._find_opening if opened is None else self._find_closing)(text, at, end)
             if at < stop:
                 pieces.append(self._taken(text[at:stop]))
             if tag is None:
                 self._held = text[stop:]
                 break
             at = tag.end()
-            if self._open is not None:
-                pieces.append(self._thought(self._open, tag[0]))
-                self._open = None
+            if opened is not None:
+                pieces.append(self._closed(opened, tag[0]))
             elif tag[3]:
-                pieces.append(self._thought(tag, ""))
+                pieces.append(_alone(tag))
             else:
-                self._open, self._own, self._depth = tag, _own_tags(tag[1].lower()), 1
+                self._open = opened = _opened(tag)
+                self._own, self._depth = _own_tags(opened.name), 1
         return pieces
 
     def _find_opening(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:
@@ -133,7 +168,7 @@ class TagSplitter:
         while found := tags.start.search(text, at):
             at = found.start()
             tag = tags.opening.match(text, at, at + LONGEST_TAG)
-            if tag is not None or (not end and _may_become(tags.half_opening, text, at)):
+            if tag is not None or (not end and self._may_open(text, at)):
                 fences.unread.append(text[noted:at])
                 noted = at
                 if not fences.in_code():
@@ -167,69 +202,30 @@ class TagSplitter:
         self._body.append(text)
         return ThoughtText(text)
 
-    def _thought(self, tag: re.Match[str], closing: str, *, incomplete: bool = False) -> Thought:
-        attributes: dict[str, str] = {}
-        if tag[2]:
-            for name, *values in _ATTRIBUTE.findall(tag[2]):
-                attributes.setdefault(name, html.unescape("".join(values)))
-        content = "".join(self._body)
-        self._body = []
-        if tag[3]:
-            known = {_plain(name): value for name, value in attributes.items()}
-            content = next((known[name] for name in _TEXT if name in known), "")
-        return Thought(tag[1].lower(), content, attributes, tag[0], closing, incomplete)
+    def _closed(self, thought: Thought, closing: str) -> Thought:
+        """The thought that was open, with what it has become."""
+        thought.content = "".join(self._body)
+        thought.closing = closing
+        thought.incomplete = not closing
+        self._body.clear()
+        self._open = None
+        return thought
 
 
-class _Fences:
-    """Knows whether the text so far ends inside code.
-
-    It reads only when it is asked, since most texts have no tag at all. A fence is a run of three or more backticks or
-    tildes that begins a line, behind blanks and the marks of a quotation; the block ends with a run as long that has
-    nothing behind it on its line. Backticks that come again on a line were code inside that line.
-    """
-
-    def __init__(self) -> None:
-        self.unread: list[str] = []
-        self._fence = ""
-        """The run that opened the block."""
-        self._line = ""
-        """What stands for the line that has not ended: as much of it as matters for what it will be."""
-        self._last = ""
-
-    def in_code(self) -> bool:
-        """Whether a tag that came now would be in code."""
-        if text := "".join(self.unread):
-            if self._line != _ORDINARY or "\n" in text:
-                self._scan(f"\n{self._line}{text}")
-            self._last = text[-1]
-        self.unread = []
-        return bool(self._fence) or self._line.startswith(("```", "~~~")) or self._last == "`"
-
-    def _scan(self, text: str) -> None:
-        at = 0
-        while found := (_CLOSING if self._fence else _OPENING).search(text, at):
-            at = found.end()
-            run = found[1] or found[2]
-            if not self._fence:
-                self._fence = run
-            elif run.startswith(self._fence):
-                self._fence = ""
-        line = text[text.rfind("\n") + 1 :]
-        begin = _RUN.match(line)
-        run = "" if begin is None else begin[1]
-        behind = "" if begin is None else line[begin.end() :]
-        if not behind:
-            self._line = run
-        elif len(run) < 3 or (behind.strip(" \t\r") if self._fence else run[0] == "`" and "`" in behind):
-            self._line = _ORDINARY
-        else:
-            self._line = run + " "
+def _opened(tag: re.Match[str]) -> Thought:
+    attributes: dict[str, str] = {}
+    if tag[2]:
+        for name, *values in _ATTRIBUTE.findall(tag[2]):
+            attributes.setdefault(name, html.unescape("".join(values)))
+    return Thought(tag[1].lower(), "", attributes, tag[0])
 
 
-_ORDINARY = "x"
-_OPENING = re.compile(r"\n[ \t>]*+(?:(`{3,}+)[^`\n]*+|(~{3,}+)[^\n]*+)(?=\n)")
-_CLOSING = re.compile(r"\n[ \t>]*+(`{3,}+|~{3,}+)()[ \t\r]*+(?=\n)")
-_RUN = re.compile(r"[ \t>]*+(`++|~*+)")
+def _alone(tag: re.Match[str]) -> Thought:
+    """The thought that a tag without a body is."""
+    thought = _opened(tag)
+    known = {_plain(name): value for name, value in thought.attributes.items()}
+    thought.content = next((known[name] for name in _TEXT if name in known), "")
+    return thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +238,8 @@ class _Patterns:
     """What an opening tag looks like when the text ends inside it, from its name on."""
     closing: re.Pattern[str]
     half_closing: re.Pattern[str]
-    names: tuple[str, ...]
-    """What tags begin with."""
+    beginnings: frozenset[str]
+    """What the text may end with that the start of a tag may follow upon."""
     reach: int
     """The length of the longest of these."""
 
@@ -265,7 +261,7 @@ def _made(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _Patte
         half_opening=re.compile(rf"<{name}{_ATTRIBUTES}(?:\s*+/?|\s++{_KEY}\s*+(?:=\s*+{_HALF_VALUE})?)\Z", _FLAGS),
         closing=re.compile(rf"</{name}\s*+>", _FLAGS),
         half_closing=re.compile(rf"</{name}\s*+\Z", _FLAGS),
-        names=begins,
+        beginnings=frozenset(name[:length] for name in begins for length in range(1, len(name) + 1)),
         reach=max(map(len, begins)),
     )
 
@@ -292,10 +288,7 @@ def _may_become(half: re.Pattern[str], text: str, at: int) -> bool:
 def _half_name(text: str, start: int, tags: _Patterns) -> int:
     """Where the text ends in what may be the start of a tag; its length if it does not."""
     at = text.rfind("<", max(start, len(text) - tags.reach))
-    if at < 0:
-        return len(text)
-    tail = text[at:].lower()
-    return at if any(name.startswith(tail) for name in tags.names) else len(text)
+    return at if at >= 0 and text[at:].lower() in tags.beginnings else len(text)
 
 
 _TEXT = ("content", "text", "thought")

@@ -16,6 +16,8 @@ class TextRules:
 
     thought_tags: tuple[str, ...] = ()
     """The names of the tags that thoughts stand in."""
+    thinks_first: bool = False
+    """The text begins inside a thought, without the tag that opens it."""
     keep_thoughts: bool = False
     """The thoughts stay in the text as well, tags and all."""
     strip: tuple[str, ...] = ()
@@ -34,11 +36,13 @@ class AnswerText:
         self._push = push
         self._step = step
         self._keep = rules.keep_thoughts
-        self._splitter = TagSplitter(rules.thought_tags) if rules.thought_tags else None
+        self._splitter = (
+            TagSplitter(rules.thought_tags, thinks_first=rules.thinks_first) if rules.thought_tags else None
+        )
         self._stripper = TailStripper(rules.strip) if rules.strip else None
         marks = {"<"} if rules.thought_tags else set[str]()
         self._marks = tuple(marks if self._stripper is None else marks | self._stripper.marks)
-        self._idle = True
+        self._idle = self._splitter is None or self._splitter.idle
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._thoughts = 0
@@ -75,6 +79,8 @@ class AnswerText:
     def think(self, text: str) -> None:
         """Take a piece of the vendor's own reasoning."""
         if text:
+            if not self._reasoning and self._splitter is not None:
+                self._splitter.answers_first()
             self._reasoning.append(text)
             self._thought_delta(text)
 

@@ -71,6 +71,10 @@ _KNOWN = (
         stream_options=False,
         strict=False,
         response_format_with_tools=False,
+        assistant_after_tool=True,
+        short_call_ids=True,
+        file_part="document_url",
+        file_urls=True,
     ),
     Preset(
         name="xai",
@@ -112,6 +116,7 @@ _KNOWN = (
         effort="reasoning",
         reasoning_details=True,
         response_format_with_tools=False,
+        file_urls=True,
         strip=TEMPLATE_TOKENS,
     ),
     Preset(
@@ -120,7 +125,7 @@ _KNOWN = (
         key_env="GROQ_API_KEY",
         default_model="openai/gpt-oss-120b",
         strict=False,
-        # Only some of its models take a schema, and not in a stream.
+        # It takes none in a stream, none beside tools, and a schema only for some models.
         response_format=None,
         strip=TEMPLATE_TOKENS,
     ),
@@ -142,8 +147,8 @@ _KNOWN = (
         max_tokens_field="max_completion_tokens",
         parallel_tool_calls=False,
         strict=False,
-        response_format="json_object",
-        response_format_with_tools=False,
+        # Models that reason, such as its default, take none in a stream.
+        response_format=None,
         strip=TEMPLATE_TOKENS,
     ),
     Preset(
@@ -214,6 +219,7 @@ _KNOWN = (
         key_optional=True,
         parallel_tool_calls=False,
         strict=False,
+        # A schema, but not `json_object`, which it refuses.
         response_format_with_tools=False,
         strip=TEMPLATE_TOKENS,
         hint="Is its server running? Start it with `lms server start`.",
@@ -229,6 +235,7 @@ CUSTOM = Preset(
     key_env="RXLOOP_API_KEY",
     key_optional=True,
     response_format=None,
+    file_urls=True,
     strip=TEMPLATE_TOKENS,
 )
 """Any other endpoint that speaks the protocol, by its address."""

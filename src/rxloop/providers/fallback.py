@@ -8,7 +8,7 @@ from reactivex.disposable import SerialDisposable, SingleAssignmentDisposable
 from rxloop.errors import ConfigurationError
 from rxloop.events import Event, UsageEvent
 from rxloop.protocols import Provider
-from rxloop.providers._answers import another_may_help, ask, begins_answer, close_all, counted, failed
+from rxloop.providers._answers import another_may_help, ask, begins_answer, close_all, counted, failed, keep_to_schema
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 
@@ -53,6 +53,11 @@ class Fallback:
     def name(self) -> str:
         """What it is called on the stream."""
         return f"fallback({', '.join(provider.name for provider in self.providers)})"
+
+    @property
+    def keeps_to_schema(self) -> bool | None:
+        """Whether every model holds to the `response_schema` of a request; None where that is not known."""
+        return keep_to_schema(*self.providers)
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer of the first model that gives one."""

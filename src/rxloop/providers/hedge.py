@@ -10,7 +10,7 @@ from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
 from rxloop.errors import ConfigurationError
 from rxloop.events import Event, UsageEvent
 from rxloop.protocols import Provider
-from rxloop.providers._answers import another_may_help, ask, begins_answer, close_all, counted, failed
+from rxloop.providers._answers import another_may_help, ask, begins_answer, close_all, counted, failed, keep_to_schema
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 from rxloop.stream.scheduler import timers
@@ -58,6 +58,11 @@ class Hedge:
     def name(self) -> str:
         """What it is called on the stream."""
         return f"hedge({self.first.name}, {self.second.name})"
+
+    @property
+    def keeps_to_schema(self) -> bool | None:
+        """Whether both models hold to the `response_schema` of a request; None where that is not known."""
+        return keep_to_schema(self.first, self.second)
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer of the model that begins first."""

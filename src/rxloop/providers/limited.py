@@ -14,7 +14,7 @@ from reactivex.disposable import Disposable, SerialDisposable, SingleAssignmentD
 from rxloop.errors import ConfigurationError
 from rxloop.events import Event
 from rxloop.protocols import Provider
-from rxloop.providers._answers import ask
+from rxloop.providers._answers import ask, keep_to_schema
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 from rxloop.stream.scheduler import timers
@@ -80,6 +80,11 @@ class Limited:
         """The calls of this event loop that wait for their turn."""
         line = self._lines.get(_loop())
         return 0 if line is None else len(line.waiting)
+
+    @property
+    def keeps_to_schema(self) -> bool | None:
+        """Whether the model holds to the `response_schema` of a request; None where that is not known."""
+        return keep_to_schema(self.provider)
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer of the model, when it is its turn."""

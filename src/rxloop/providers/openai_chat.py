@@ -176,7 +176,7 @@ def openai_chat(
         preset: The vendor, by name or as data of your own. Without one, a `base_url` is an endpoint that follows
             OpenAI in everything, and no `base_url` is OpenAI itself.
         http_client: Your own httpx client. It is used as it is and never closed; it belongs to the event loop that it
-            was first used in.
+            was first used in. Redirects are not followed, since the key would go along.
         timeout: How long a call may take.
         retry: When a request that failed is sent again.
         stream: Whether the answer is streamed.
@@ -224,4 +224,5 @@ def _text_rules(
         strip = preset.strip
     else:
         strip = (preset.strip or TEMPLATE_TOKENS) if sanitize else ()
-    return TextRules(thought_tags=names, keep_thoughts=keep_thoughts, strip=strip)
+    first = preset.thinks_first and bool(names)
+    return TextRules(thought_tags=names, thinks_first=first, keep_thoughts=keep_thoughts, strip=strip)

@@ -14,6 +14,7 @@ from rxloop.providers._tags import THOUGHT_TAGS
 
 Effort = Literal["reasoning_effort", "reasoning", "thinking"]
 ResponseFormat = Literal["json_schema", "json_object"]
+FilePartType = Literal["file", "document_url"]
 
 
 def _no_headers() -> Mapping[str, str]:
@@ -75,8 +76,20 @@ class Preset:
     """It takes `parallel_tool_calls`."""
     strict: bool = True
     """It takes `strict` in the definition of a tool."""
+    assistant_after_tool: bool = False
+    """After the answers to tool calls it takes an assistant message alone, and a system message only at the start or
+    behind one of the user: a short message goes between, and the system message goes as one of the user."""
+    short_call_ids: bool = False
+    """The ids of tool calls must be nine letters and digits: another vendor's become such."""
+    file_part: FilePartType = "file"
+    """How it takes a file: in OpenAI's form, or as the address of a document, which may be a `data:` URL."""
+    file_urls: bool = False
+    """It fetches a file by its URL; otherwise it takes the bytes alone."""
     thought_tags: tuple[str, ...] = THOUGHT_TAGS
     """The names of the tags in which its models write thoughts into the text; none where that is left alone."""
+    thinks_first: bool = False
+    """Its answers begin inside a thought, since the opening tag is a part of its prompt: what stands before the closing
+    tag of the first of those names is a thought."""
     strip: tuple[str, ...] = ()
     """The control tokens of chat templates that come off the end of a message, and out of the names of tools."""
     hint: str = ""

@@ -42,6 +42,11 @@ class Routed:
         """What it is called on the stream."""
         return self._name
 
+    @property
+    def keeps_to_schema(self) -> bool:
+        """No: which model it will be is not known when the prompt is written, and the words for it serve any."""
+        return False
+
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer of the chosen model."""
         chosen = self._choose(request)

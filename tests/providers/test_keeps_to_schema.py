@@ -1,0 +1,50 @@
+"""Whether the models behind a combination hold to a schema: what a typed answer goes by."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from rxloop import Agent
+from rxloop.protocols import Provider
+from rxloop.providers import PRESETS, fallback, hedge, limited, openai_chat, routed
+from rxloop.testing import ScriptedModel
+
+OPENAI, AZURE, ZAI = "openai:gpt-5", "azure:gpt-5", "zai:glm-4.7"
+UNKNOWN = ScriptedModel("{}")
+
+
+class City(BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("model", "keeps"),
+    [
+        (fallback(OPENAI, AZURE), True),
+        (fallback(OPENAI, ZAI), False),
+        (fallback(ZAI, UNKNOWN), False),
+        (fallback(OPENAI, UNKNOWN), None),
+        (hedge(OPENAI, AZURE, after=1), True),
+        (hedge(OPENAI, ZAI, after=1), False),
+        (limited(OPENAI, concurrent=1), True),
+        (limited(ZAI, concurrent=1), False),
+        (limited(UNKNOWN, concurrent=1), None),
+        (limited(fallback(OPENAI, AZURE), concurrent=1), True),
+        (routed(lambda request: OPENAI), False),
+    ],
+)
+def test_a_combination_keeps_to_a_schema_if_all_its_models_do(model: Provider, keeps: bool | None) -> None:
+    assert getattr(model, "keeps_to_schema", None) is keeps
+
+
+@pytest.mark.parametrize(("name", "keeps"), [(name, name in ("openai", "azure")) for name in PRESETS])
+def test_only_those_whose_documentation_says_so_are_left_to_the_schema_alone(name: str, keeps: bool) -> None:
+    assert openai_chat("m", preset=name).keeps_to_schema is keeps
+
+
+async def test_the_words_for_the_answer_go_with_a_combination_that_may_not_keep_to_it() -> None:
+    inner = ScriptedModel('{"name": "Oslo"}')
+    result = await Agent(routed(lambda request: inner), output_type=City, output_mode="native").run("?")
+    assert result.output == City(name="Oslo")
+    assert "JSON Schema" in inner.requests[0].system[0].text
