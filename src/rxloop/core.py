@@ -306,6 +306,10 @@ class Core:
         elif not self.loop.is_closed():
             self.loop.call_soon_threadsafe(function, *arguments)
 
+    def durable_now(self) -> int | None:
+        """The last `seq` in the log, if everything that is published is there or can be written without waiting."""
+        return None if self.writer is None else self.writer.flush_now()
+
     async def durable(self) -> int | None:
         """Wait until everything that is published is in the log."""
         return None if self.writer is None else await self.writer.flush()

@@ -153,6 +153,15 @@ class EventLog(Protocol):
         ...
 
 
+@runtime_checkable
+class AppendsNow(Protocol):
+    """What an event log may have beside `append`, to spare a run a turn of the event loop."""
+
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> bool:
+        """Append a batch if that takes no waiting, as `append` does and with its errors; False if it was not done."""
+        ...
+
+
 class TokenCounter(Protocol):
     """Counts the tokens of messages."""
 

@@ -69,6 +69,10 @@ class Host(Protocol):
         """Wait until all that is published is in the log; its last `seq`, or None without a log."""
         ...
 
+    def durable_now(self) -> int | None:
+        """The same without waiting; None if that takes waiting, or there is no log."""
+        ...
+
     async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
         """Put a question to the person or client behind the run."""
         ...

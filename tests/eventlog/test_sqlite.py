@@ -100,7 +100,8 @@ async def test_fsync_is_what_sqlite_is_told(path: Path, fsync: Any, level: int) 
 async def test_a_batch_whose_writer_did_not_hear_of_it_is_not_written_twice(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
-    batch = notes(2, 4)
+    # More than is written without the thread.
+    batch = notes(2, 100)
     lost = asyncio.ensure_future(log.append("run", batch, expected_seq=1))
     await asyncio.sleep(0)
     lost.cancel()
@@ -111,7 +112,7 @@ async def test_a_batch_whose_writer_did_not_hear_of_it_is_not_written_twice(path
     with pytest.raises(ConflictError, match="run run: the writer expected seq 1"):
         await log.append("run", [CustomEvent(seq=2, attempt=1, name="another")], expected_seq=1)
 
-    assert [event.seq for event in await log.read("run")] == [1, 2, 3, 4]
+    assert [event.seq for event in await log.read("run")] == list(range(1, 101))
     await log.aclose()
 
 
@@ -316,3 +317,45 @@ async def test_what_was_acknowledged_is_there_when_the_process_is_killed(path: P
     await process.wait()
     whole, _, _ = printed.rpartition(b"\n")
     await acknowledged_is_there(path, whole.decode())
+
+
+async def test_only_a_short_write_that_nothing_is_in_the_way_of_is_made_at_once(path: Path) -> None:
+    log = SqliteEventLog(path)
+    # Not before the file is open.
+    assert not log.append_now("run", [task()], expected_seq=0)
+    await log.append("run", [task()], expected_seq=0)
+    assert log.append_now("run", notes(2, 3), expected_seq=1)
+    assert not log.append_now("run", notes(4, 103), expected_seq=3)
+    with pytest.raises(ConflictError, match="run run"):
+        log.append_now("run", notes(9, 9), expected_seq=8)
+
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    assert not log.append_now("run", notes(4, 4), expected_seq=3)
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert log.append_now("run", notes(4, 4), expected_seq=3)
+
+    assert [event.seq for event in await log.read("run")] == [1, 2, 3, 4]
+    await log.aclose()
+
+
+async def test_with_fsync_full_every_write_is_the_threads(path: Path) -> None:
+    log = SqliteEventLog(path, fsync="full")
+    await log.append("run", [task()], expected_seq=0)
+    assert not log.append_now("run", notes(2, 2), expected_seq=1)
+    await log.append("run", notes(2, 2), expected_seq=1)
+    assert len(await log.read("run")) == 2
+    await log.aclose()
+
+
+async def test_the_write_ahead_log_does_not_grow_for_ever(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    for seq in range(2, 4_002, 10):
+        await log.append("run", notes(seq, seq + 9), expected_seq=seq - 1)
+    assert path.with_name("runs.db-wal").stat().st_size < 20_000_000
+    assert path.stat().st_size > 100_000
+    await log.aclose()
+    assert len(await log.read("run")) == 4_001
+    await log.aclose()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -199,3 +200,77 @@ async def test_a_write_that_was_cancelled_is_made_again() -> None:
     it.log.gate.set()
     assert await flush == 2
     assert it.log.batches == [[1, 2]]
+
+
+class QuickLog(Log):
+    """A log that may append without waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quick = True
+
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> bool:
+        if self.error is not None:
+            raise self.error
+        if self.quick:
+            self.batches.append([event.seq for event in events])
+            self.expected.append(expected_seq)
+        return self.quick
+
+
+class QuickWriting(Writing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: Any = QuickLog()
+        self.writer = LogWriter(self.log, "t", 0, self.failures.append)
+
+
+async def test_a_log_that_can_append_at_once_is_asked_to() -> None:
+    it = QuickWriting()
+    it.add(2)
+    assert it.writer.flush_now() == 2
+    it.add()
+    assert await it.writer.flush() == 3
+    assert it.writer.flush_now() == 3
+    assert (it.log.batches, it.log.expected) == ([[1, 2], [3]], [0, 2])
+    await it.writer.close()
+    await nothing_left()
+
+
+async def test_where_it_cannot_the_batch_is_waited_for() -> None:
+    it = QuickWriting()
+    it.log.quick = False
+    it.add(2)
+    assert it.writer.flush_now() is None
+    assert await it.writer.flush() == 2
+    assert it.log.batches == [[1, 2]]
+    await it.writer.close()
+    await nothing_left()
+
+
+async def test_nothing_is_appended_past_a_write_that_is_under_way() -> None:
+    it = QuickWriting()
+    it.log.quick = False
+    it.log.gate.clear()
+    it.add()
+    flush = asyncio.ensure_future(it.writer.flush())
+    await settled()
+    it.log.quick = True
+    it.add()
+    assert it.writer.flush_now() is None
+    it.log.gate.set()
+    assert await flush == 2
+    assert it.log.batches == [[1], [2]]
+    await it.writer.close()
+    await nothing_left()
+
+
+async def test_a_failure_at_once_is_the_failure_of_the_log() -> None:
+    it = QuickWriting()
+    it.log.error = OSError("no room")
+    it.add()
+    with pytest.raises(EventLogError, match="no room"):
+        await it.writer.flush()
+    assert [str(error) for error in it.failures] == ["the event log failed: no room"]
+    await it.writer.close()
+    await nothing_left()

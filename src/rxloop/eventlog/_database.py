@@ -79,6 +79,8 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
         if _number(connection, "user_version") < len(SCHEMA):
             _migrate(connection, path)
         connection.execute(f"PRAGMA synchronous = {fsync}")
+        # Not inside a commit, which may be made on the event loop: moving the pages waits for the disk.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
     except BaseException:
         connection.close()
         raise
@@ -117,6 +119,17 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     except BaseException:
         roll_back(connection)
         raise
+
+
+def begin(connection: sqlite3.Connection, wait: float) -> None:
+    """Begin to write, and wait that many seconds for another writer at most."""
+    connection.execute(f"PRAGMA busy_timeout = {round(wait * 1000)}")
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Move what is in the write-ahead log to its place, as far as no reader is in the way."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 def roll_back(connection: sqlite3.Connection) -> None:

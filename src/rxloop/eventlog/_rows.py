@@ -7,15 +7,21 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from rxloop.errors import ConflictError
-from rxloop.eventlog._database import roll_back
+from rxloop.eventlog import _database
+from rxloop.eventlog._database import begin, roll_back
 from rxloop.eventlog._rules import conflict, state_after
 from rxloop.events import Event, TaskEvent, ends_attempt
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """All of it or nothing; others may read, and do not write, meanwhile."""
-    connection.execute("BEGIN IMMEDIATE")
+def transaction(connection: sqlite3.Connection, *, wait: float | None = None) -> Generator[None]:
+    """All of it or nothing; others may read, and do not write, meanwhile.
+
+    Args:
+        connection: The connection.
+        wait: Seconds to wait for another writer; None is as long as usual.
+    """
+    begin(connection, _database.BUSY_SECONDS if wait is None else wait)
     try:
         yield
         connection.execute("COMMIT")

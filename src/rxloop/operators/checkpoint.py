@@ -36,6 +36,9 @@ def checkpoint(every: int = 1) -> Operator:
             return emit(end)
         if end.ctx.log is None:
             return emit(_event(end, None), end)
+        seq = end.ctx.host.durable_now()
+        if seq is not None:
+            return emit(_event(end, seq), end)
 
         async def wait(push: Push[Signal]) -> None:
             push(_event(end, await end.ctx.host.durable()))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rxloop.errors import EventLogError
 from rxloop.events import Event
-from rxloop.protocols import EventLog
+from rxloop.protocols import AppendsNow, EventLog
 
 FLUSH_EVERY = 0.05
 
@@ -21,6 +21,7 @@ class LogWriter:
         """The last event that is in the log."""
         self.error: EventLogError | None = None
         self._log = log
+        self._append_now = log.append_now if isinstance(log, AppendsNow) else None
         self._task_id = task_id
         self._failed = failed
         self._buffer: list[Event] = []
@@ -43,11 +44,28 @@ class LogWriter:
         Raises:
             EventLogError: The log failed, now or before.
         """
-        while self.error is None and (self._buffer or self._writing):
+        while self.error is None and self.flush_now() is None:
             self._start()
             await self._written()
         if self.error is not None:
             raise EventLogError(str(self.error)) from self.error
+        return self.durable_seq
+
+    def flush_now(self) -> int | None:
+        """The last `seq` in the log, if all that was taken is there or can be written without waiting."""
+        if self._writing or self.error is not None:
+            return None
+        if self._buffer:
+            if self._append_now is None:
+                return None
+            try:
+                if not self._append_now(self._task_id, self._buffer, expected_seq=self.durable_seq):
+                    return None
+            except Exception as error:
+                self._fail(error)
+                return None
+            self.durable_seq = self._buffer[-1].seq
+            self._buffer = []
         return self.durable_seq
 
     async def close(self) -> None:
@@ -90,6 +108,9 @@ class LogWriter:
                 self._buffer[:0] = batch
                 raise
             except Exception as error:
-                text = f"the event log failed: {error}"
-                self.error = error if isinstance(error, EventLogError) else EventLogError(text)
-                self._failed(self.error)
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        text = f"the event log failed: {error}"
+        self.error = error if isinstance(error, EventLogError) else EventLogError(text)
+        self._failed(self.error)
