@@ -23,7 +23,7 @@ from rxloop.checks import (
     check_options,
     check_tools,
 )
-from rxloop.core import Core, Instructions, RunSpec
+from rxloop.core import Core
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.fork import make_fork
 from rxloop.messages import Message, as_messages
@@ -39,6 +39,7 @@ from rxloop.result import Result
 from rxloop.run import Run
 from rxloop.settings import Limits, ModelSettings
 from rxloop.share import Share
+from rxloop.spec import Instructions, RunSpec
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
 
 O = TypeVar("O", default=str)  # noqa: E741

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from reactivex.disposable import SerialDisposable
@@ -18,15 +18,12 @@ from rxloop.events import (
     ThoughtStreamEvent,
     ToolCompleteEvent,
 )
-from rxloop.fork import Fork
 from rxloop.messages import Message
 from rxloop.operators.compose import describe
-from rxloop.options import WhenBusy
 from rxloop.protocols import Clock, EventLog, Provider, Tool
-from rxloop.questions import OnInput, ask
+from rxloop.questions import ask
 from rxloop.requests import (
     ModelRequest,
-    Operator,
     Request,
     RunContext,
     RunRequest,
@@ -34,7 +31,8 @@ from rxloop.requests import (
     ToolDefinition,
     ToolRequest,
 )
-from rxloop.settings import Limits, ModelSettings
+from rxloop.settings import Limits
+from rxloop.spec import Canceled, End, RunSpec
 from rxloop.state import CANCELED_CALL, Batch, RunState, Slot, fold, fold_beside
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK
@@ -43,53 +41,8 @@ from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import Scope
 from rxloop.stream.writer import LogWriter
 from rxloop.thinking.graph import ThoughtGraph
-from rxloop.tools import Toolset
 
 log = logging.getLogger("rxloop")
-
-Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
-    """Everything that a run is made of, fixed before it starts."""
-
-    task_id: str
-    context_id: str
-    agent_name: str
-    model: Provider
-    loop: Operator
-    """Answers the `RunRequest`."""
-    tools: Toolset
-    instructions: Instructions
-    limits: Limits
-    settings: ModelSettings
-    thought_limit: int
-    deps: Any = None
-    log: EventLog | None = None
-    keep_context: bool = False
-    """Whether the history of the conversation comes from the log."""
-    messages: tuple[Message, ...] = ()
-    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    on_input: OnInput | None = None
-    parse: Callable[[str], Any] = str
-    output_prompt: str | None = None
-    response_schema: dict[str, Any] | None = None
-    when_busy: WhenBusy = "refuse"
-    resume: bool = False
-    inputs: Mapping[str, Any] | None = None
-    fork: Fork | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Canceled:
-    """A run was cancelled."""
-
-    reason: str
-
-
-End = Exception | Canceled | None
-"""How an attempt came to its end: by an error or a limit, by a cancel, or by having nothing more to do."""
 
 
 class Core:

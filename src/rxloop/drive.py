@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rxloop import turns
 from rxloop.conversation import conversation, reading
-from rxloop.core import Canceled, Core, End
+from rxloop.core import Core
 from rxloop.errors import (
     ConfigurationError,
     ContextBusy,
@@ -39,6 +39,7 @@ from rxloop.json_schema import misfit
 from rxloop.messages import ErrorInfo, Message
 from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
+from rxloop.spec import Canceled, End
 from rxloop.state import LimitHit, RunState, Slot, fold_all
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect

@@ -11,9 +11,10 @@ from typing import cast
 import anyio
 from reactivex import abc
 
-from rxloop.core import Canceled, Core
+from rxloop.core import Core
 from rxloop.drive import drive
 from rxloop.errors import RxloopError
+from rxloop.spec import Canceled
 from rxloop.stream.scope import Gate
 
 NO_LOOP = (

@@ -1,0 +1,60 @@
+"""What a run is made of, and how an attempt of it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rxloop.fork import Fork
+from rxloop.messages import Message
+from rxloop.options import WhenBusy
+from rxloop.protocols import EventLog, Provider
+from rxloop.questions import OnInput
+from rxloop.requests import Operator, RunContext
+from rxloop.settings import Limits, ModelSettings
+from rxloop.tools import Toolset
+
+Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Everything that a run is made of, fixed before it starts."""
+
+    task_id: str
+    context_id: str
+    agent_name: str
+    model: Provider
+    loop: Operator
+    """Answers the `RunRequest`."""
+    tools: Toolset
+    instructions: Instructions
+    limits: Limits
+    settings: ModelSettings
+    thought_limit: int
+    deps: Any = None
+    log: EventLog | None = None
+    keep_context: bool = False
+    """Whether the history of the conversation comes from the log."""
+    messages: tuple[Message, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    on_input: OnInput | None = None
+    parse: Callable[[str], Any] = str
+    output_prompt: str | None = None
+    response_schema: dict[str, Any] | None = None
+    when_busy: WhenBusy = "refuse"
+    resume: bool = False
+    inputs: Mapping[str, Any] | None = None
+    fork: Fork | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Canceled:
+    """A run was cancelled."""
+
+    reason: str
+
+
+End = Exception | Canceled | None
+"""How an attempt came to its end: by an error or a limit, by a cancel, or by having nothing more to do."""
