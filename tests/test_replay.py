@@ -15,6 +15,7 @@ from rxloop import (
     ConfigurationError,
     ContentDeltaEvent,
     Event,
+    Limits,
     MemoryEventLog,
     Replay,
     RunContext,
@@ -298,7 +299,9 @@ class Recorded:
         return self.turns[done] if done < len(self.turns) else "done"
 
     def agent(self) -> Agent:
-        return agent(self.log, *[self.turn] * 20)
+        # Without a limit on failing tools: a script may have nothing else.
+        limits = Limits(tool_failures=None)
+        return Agent(ScriptedModel(*[self.turn] * 20), tools=[work, fail, sure], log=self.log, limits=limits)
 
     def watched(self, run: Any) -> Any:
         """The run; its state behind each durable event is noted where the event gets its number."""
