@@ -20,6 +20,7 @@ from rxloop.errors import (
     EventLogError,
     InvalidInput,
     InvalidOutput,
+    InvalidThought,
     LimitReached,
     NotFinished,
     Overloaded,
@@ -34,10 +35,14 @@ from rxloop.errors import (
     RunError,
     RxloopError,
     ServerError,
+    SessionConflict,
+    SessionError,
+    SessionFull,
     SlowReader,
     ToolError,
     UnknownModel,
     UnknownRun,
+    UnknownSession,
 )
 from rxloop.eventlog import MemoryEventLog
 from rxloop.events import (
@@ -57,6 +62,7 @@ from rxloop.events import (
     LLMFailedEvent,
     MessageAddedEvent,
     PendingInput,
+    SessionLink,
     StageEvent,
     StatusUpdateEvent,
     SubtaskEvent,
@@ -81,6 +87,9 @@ from rxloop.protocols import (
     EventLog,
     Provider,
     RunRecord,
+    SessionChange,
+    SessionRecord,
+    SessionStore,
     TokenCounter,
     Tool,
     ToolProvider,
@@ -103,24 +112,42 @@ from rxloop.settings import Limits, ModelSettings
 from rxloop.state import RunState, fold
 from rxloop.stream.stream import Stream
 from rxloop.thinking.graph import ThoughtGraph
-from rxloop.tools import Thoughts, tool
+from rxloop.tools import Thoughts, ToolResult, tool
 
 if TYPE_CHECKING:
+    from rxloop.eventlog.sessions import SqliteSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog
     from rxloop.providers import Preset, Price, Retry, fallback, hedge, limited, openai_chat
+    from rxloop.thinking.sessions import (
+        MemorySessionStore,
+        SequentialThought,
+        Session,
+        ThinkingSessions,
+        ThoughtInput,
+        ThoughtResult,
+    )
     from rxloop.tools.request_input import request_input
+    from rxloop.tools.sequential_thinking import sequential_thinking
 
 # Imported when they are first asked for: a program need not wait for what it does not use.
 _LATER = {
     "Preset": "rxloop.providers",
     "Price": "rxloop.providers",
     "Retry": "rxloop.providers",
+    "MemorySessionStore": "rxloop.thinking.sessions",
+    "SequentialThought": "rxloop.thinking.sessions",
+    "Session": "rxloop.thinking.sessions",
     "SqliteEventLog": "rxloop.eventlog.sqlite",
+    "SqliteSessionStore": "rxloop.eventlog.sessions",
+    "ThinkingSessions": "rxloop.thinking.sessions",
+    "ThoughtInput": "rxloop.thinking.sessions",
+    "ThoughtResult": "rxloop.thinking.sessions",
     "fallback": "rxloop.providers",
     "hedge": "rxloop.providers",
     "limited": "rxloop.providers",
     "openai_chat": "rxloop.providers",
     "request_input": "rxloop.tools.request_input",
+    "sequential_thinking": "rxloop.tools.sequential_thinking",
 }
 
 
@@ -163,12 +190,14 @@ __all__ = [
     "InputRequiredEvent",
     "InvalidInput",
     "InvalidOutput",
+    "InvalidThought",
     "IterationEnd",
     "LLMCallEvent",
     "LLMFailedEvent",
     "LimitReached",
     "Limits",
     "MemoryEventLog",
+    "MemorySessionStore",
     "Message",
     "MessageAddedEvent",
     "ModelRequest",
@@ -204,10 +233,20 @@ __all__ = [
     "RunSide",
     "RunState",
     "RxloopError",
+    "SequentialThought",
     "ServerError",
+    "Session",
+    "SessionChange",
+    "SessionConflict",
+    "SessionError",
+    "SessionFull",
+    "SessionLink",
+    "SessionRecord",
+    "SessionStore",
     "Signal",
     "SlowReader",
     "SqliteEventLog",
+    "SqliteSessionStore",
     "StageEvent",
     "StatusUpdateEvent",
     "Strategy",
@@ -216,8 +255,11 @@ __all__ = [
     "TaskEvent",
     "TextPart",
     "ThinkingFailedEvent",
+    "ThinkingSessions",
     "ThoughtDeltaEvent",
     "ThoughtGraph",
+    "ThoughtInput",
+    "ThoughtResult",
     "ThoughtStreamEvent",
     "Thoughts",
     "TokenCounter",
@@ -230,10 +272,12 @@ __all__ = [
     "ToolProgressEvent",
     "ToolProvider",
     "ToolRequest",
+    "ToolResult",
     "ToolStartEvent",
     "UnknownEvent",
     "UnknownModel",
     "UnknownRun",
+    "UnknownSession",
     "Usage",
     "UsageEvent",
     "__version__",
@@ -250,5 +294,6 @@ __all__ = [
     "protocol_schema",
     "replay",
     "request_input",
+    "sequential_thinking",
     "tool",
 ]

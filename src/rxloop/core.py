@@ -338,12 +338,16 @@ class Core:
     def _request(self, ctx: RunContext[Any], iteration: int, pressure: int, tools: dict[str, Tool]) -> ModelRequest:
         self._tools.update(tools)
         messages = self.state(ctx.branch).messages
+        settings = self.spec.settings
+        if self.limits.conclude and ctx.branch is None and iteration == self.limits.iterations:
+            answer = next((name for name, tool in tools.items() if tool.definition.answer), "none")
+            settings = settings.model_copy(update={"tool_choice": answer})
         return ModelRequest(
             system=self.system,
             messages=messages,
             history=len(messages),
             tools=self.spec.tools.definitions(tools),
-            settings=self.spec.settings,
+            settings=settings,
             step=ctx.step or "",
             branch=ctx.branch,
             iteration=iteration,

@@ -10,6 +10,11 @@ RxloopError
  ├── EventLogError           the event log failed
  │    ├── ConflictError      another writer appended to the same run
  │    └── UnknownRun         the log has no such run
+ ├── SessionError            a thinking session refused a thought, or could not be used; `code` says why
+ │    ├── InvalidThought     a thought does not fit; nothing was stored
+ │    ├── UnknownSession     there is no session of that id, for this owner
+ │    ├── SessionFull        a limit of the session, or of its owner, is reached
+ │    └── SessionConflict    another writer changed the session first
  ├── ContextBusy             the conversation has a run that has not ended
  ├── ProviderError           a model call failed; `code` and `retryable` say how
  │    ├── AuthenticationError
@@ -24,6 +29,12 @@ RxloopError
  │    ├── ProviderTimeout
  │    ├── ProviderConnectionError
  │    └── ProviderProtocolError
+ ├── StrategyError           a reasoning strategy cannot do what it was asked to
+ │    ├── StageRefused       the stage cannot follow the current one
+ │    │    └── StageChoiceRequired    several stages may follow, and none was named
+ │    ├── BranchRefused      the branch is not there, not open any more, or not ready
+ │    ├── PlanRefused        a plan of tool calls cannot be carried out
+ │    └── NoAnswers          a vote without a single vote
  ├── NotFinished             the output of a run that waits for input was read
  └── AttemptError            an attempt ended without an answer; carries the partial `result`
       ├── LimitReached
@@ -33,6 +44,7 @@ RxloopError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -82,6 +94,49 @@ class ConflictError(EventLogError):
 
 class UnknownRun(EventLogError, LookupError):
     """The log holds no run with that id."""
+
+
+class SessionError(RxloopError):
+    """A thinking session refused a thought, or could not be used.
+
+    Attributes:
+        code: A stable name of the reason for programs, such as `unknown_session`.
+    """
+
+    code: str = "session"
+
+
+class InvalidThought(SessionError, ValueError):
+    """A thought does not fit, and nothing was stored.
+
+    Attributes:
+        fields: What is wrong, by field, in the names of the wire.
+    """
+
+    def __init__(self, message: str, fields: Mapping[str, str] | None = None, *, code: str = "invalid_thought") -> None:
+        super().__init__(message)
+        self.code = code
+        self.fields = dict(fields or {})
+
+
+class UnknownSession(SessionError, LookupError):
+    """There is no session of that id, for this owner."""
+
+    code = "unknown_session"
+
+
+class SessionFull(SessionError):
+    """A limit of the session, or of its owner, is reached; nothing was stored."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SessionConflict(SessionError):
+    """Another writer changed the session first."""
+
+    code = "conflict"
 
 
 class ContextBusy(RxloopError):
@@ -182,6 +237,58 @@ class ProviderProtocolError(ProviderError):
     """The vendor answered with something that is not the protocol."""
 
     code = "protocol"
+
+
+class StrategyError(RxloopError):
+    """A reasoning strategy cannot do what it was asked to; nothing has changed.
+
+    Attributes:
+        code: A stable name of the reason for programs, such as `stage_refused`.
+    """
+
+    code: ClassVar[str] = "strategy"
+
+
+class StageRefused(StrategyError):
+    """A stage cannot follow the current one.
+
+    Attributes:
+        stage: The current stage, in which the flow remains.
+        target: The stage that was asked for, where one was.
+        allowed: The stages that may follow, in the order of the strategy.
+    """
+
+    code = "stage_refused"
+
+    def __init__(self, message: str, *, stage: str, target: str | None, allowed: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.target = target
+        self.allowed = allowed
+
+
+class StageChoiceRequired(StageRefused):
+    """Several stages may follow the current one, and none was named; `allowed` has the choices."""
+
+    code = "stage_choice_required"
+
+
+class BranchRefused(StrategyError):
+    """A branch is not there, not open any more, or not ready for what was asked."""
+
+    code = "branch_refused"
+
+
+class PlanRefused(StrategyError):
+    """A plan of tool calls cannot be carried out: it has no steps, a cycle, or a reference to nothing."""
+
+    code = "plan_refused"
+
+
+class NoAnswers(StrategyError):
+    """A vote in which nobody voted: every path failed."""
+
+    code = "no_answers"
 
 
 class NotFinished(RxloopError):

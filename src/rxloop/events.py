@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args
+from typing import Annotated, Any, Literal, Union, cast, get_args
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from rxloop.envelope import Event, absent
 from rxloop.messages import Content, ErrorInfo, Message, ToolCall, Usage, Wire
@@ -143,8 +143,29 @@ class ThoughtDeltaEvent(Event):
     index: int = 0
 
 
+class SessionLink(Wire):
+    """Where a thought stands in its thinking session."""
+
+    session_id: str
+    number: int
+    """Its number, as its author gave it."""
+    total: int
+    """How many thoughts the author expects."""
+    next_thought_needed: bool = True
+    revises: int | None = None
+    """The number of the thought that it replaces."""
+    revises_id: str | None = None
+    """The `thought_id` of that thought, if there is one."""
+    branch_id: str | None = None
+    """The branch that it is on; None is the main line."""
+    branch_from: int | None = None
+    """In the first thought of a branch: the number of the thought that it leaves from; `related_to` has its id."""
+    stage: str | None = None
+    """The stage of the strategy that it belongs to."""
+
+
 class ThoughtStreamEvent(Event):
-    """A thought: from the tool `think_aloud`, from a tag in the text, or the provider's reasoning as one."""
+    """A thought: from a tool, from a tag in the text, from a strategy, or the provider's reasoning as one."""
 
     kind: Literal["thought-stream"] = "thought-stream"
     thought_id: str
@@ -162,6 +183,8 @@ class ThoughtStreamEvent(Event):
     """The call that the thought came from."""
     incomplete: bool = Field(default=False, exclude_if=absent)
     """The text ended inside the thought."""
+    session: SessionLink | None = Field(default=None, exclude_if=absent)
+    """Its place in a thinking session."""
 
 
 class _ToolEvent(Event):
@@ -314,6 +337,10 @@ class StageEvent(Event):
     to_stage: str
     accepted: bool = True
     reason: str = ""
+    thought_id: str | None = Field(default=None, exclude_if=absent)
+    """The thought that moves it."""
+    session_id: str | None = Field(default=None, exclude_if=absent)
+    """The thinking session that it belongs to."""
 
 
 class LLMFailedEvent(Event):
@@ -439,33 +466,3 @@ def _plain(schema: Any) -> Any:
         for key, value in cast("dict[str, Any]", schema).items()
         if not (key == "title" and isinstance(value, str)) and not (key == "additionalProperties" and value is False)
     }
-
-
-def _template(cls: type[Event]) -> dict[str, Any]:
-    return {name: field.get_default() for name, field in cls.model_fields.items() if field.default_factory is None}
-
-
-_Delta = TypeVar("_Delta", ContentDeltaEvent, ThoughtDeltaEvent)
-_TEXT_DELTA = {cls: _template(cls) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}
-_NO_FIELDS: set[str] = set()
-# The slots of a model, looked up once: they are what a constructor that validates nothing has to fill.
-_set_dict, _set_fields_set, _set_extra, _set_private = (
-    BaseModel.__dict__[name].__set__
-    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-)
-_new = object.__new__
-
-
-def text_delta(cls: type[_Delta], delta: str, index: int, step: str | None) -> _Delta:
-    """A delta event without validation, for the text that a provider has decoded: a third of the constructor's cost."""
-    event = _new(cls)
-    fields = _TEXT_DELTA[cls].copy()
-    fields["delta"] = delta
-    fields["index"] = index
-    fields["step"] = step
-    fields["metadata"] = {}
-    _set_dict(event, fields)
-    _set_fields_set(event, _NO_FIELDS)
-    _set_extra(event, None)
-    _set_private(event, None)
-    return event

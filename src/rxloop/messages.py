@@ -74,6 +74,17 @@ def _field_docstrings(cls: type) -> dict[str, str]:
     }
 
 
+def readable(text: str) -> str:
+    """The text without lone surrogates (a file name that is no UTF-8 has them), which no request can carry."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 class TextPart(Wire):
     """A piece of text inside a message of several parts."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from reactivex import Observable
 
@@ -162,19 +162,121 @@ class AppendsNow(Protocol):
         ...
 
 
-class TokenCounter(Protocol):
-    """Counts the tokens of messages."""
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """What a store knows of a thinking session without reading its entries."""
 
-    def count(self, messages: Sequence[Message]) -> int:
-        """The number of tokens, exact or estimated."""
+    owner: str
+    session_id: str
+    version: int
+    """Counts the changes, from 1."""
+    length: int
+    """How many entries there are."""
+    created: int
+    """Milliseconds since 1970."""
+    used: int
+    """Milliseconds since 1970."""
+    state: Literal["active", "complete", "cleared", "expired"] = "active"
+    """`cleared` and `expired` are what is left of a session: no entries, and the name of the one that follows it."""
+    successor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChange:
+    """One change of a session, for a store to make."""
+
+    record: SessionRecord
+    """The session after the change; its version is one more than that before, which is 0 for a new one."""
+    entries: tuple[bytes, ...] = ()
+    """The entries that come to it, as JSON."""
+    call_id: str | None = None
+    """The tool call that the change was made for."""
+
+
+class SessionStore(Protocol):
+    """Keeps thinking sessions: of each owner, by id, a record and entries that are only ever appended."""
+
+    async def load(self, owner: str, session_id: str) -> SessionRecord | None:
+        """The record of a session; None if there is none."""
+        ...
+
+    async def entries(self, owner: str, session_id: str, *, first: int = 0) -> Sequence[bytes]:
+        """The entries of a session from that one on, counted from 0."""
+        ...
+
+    async def of_call(self, owner: str, call_id: str) -> str | None:
+        """The session that a tool call has changed already."""
+        ...
+
+    async def commit(self, changes: Sequence[SessionChange]) -> None:
+        """Make these changes, all of them or none. A session that is cleared or expired loses its entries.
+
+        Raises:
+            SessionConflict: A session has another version than the one before its change: somebody else was first.
+        """
+        ...
+
+    async def records(self, owner: str | None = None) -> Sequence[SessionRecord]:
+        """All sessions, or those of an owner, the least recently used first."""
+        ...
+
+    async def delete(self, sessions: Sequence[tuple[str, str]]) -> None:
+        """Remove sessions, each named by its owner and its id; those that are gone already are passed over."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close files and connections; may be called more than once."""
         ...
 
 
-class Compressor(Protocol):
-    """Makes a model request smaller."""
+class TokenCounter(Protocol):
+    """Counts the tokens of messages, and of the tools that are offered with them."""
 
-    def compress(self, request: ModelRequest) -> ModelRequest | Awaitable[ModelRequest]:
-        """A smaller request, or the same one; the history in the log stays as it is."""
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
+        """The number of tokens, exact or estimated; what a list of messages takes is the sum of what each takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a compressor is to keep to."""
+
+    tokens: int
+    """What the messages may take: the request's limit less what goes with them (system prompt, tools, workspace)."""
+    target: int
+    """What they are to be cut to, so that it is a while until the next cut."""
+    counter: TokenCounter
+    pinned: frozenset[int] = frozenset()
+    """The places of messages that must stay, beside the first user message."""
+    sent: Sequence[Message] = ()
+    """What goes out if nothing is cut: the history as the last cut left it, and what came since."""
+    dropped: Sequence[Message] = ()
+    """What another compressor before this one left out: a summary is to cover it too."""
+
+    def count(self, *messages: Message) -> int:
+        """The tokens of these messages."""
+        return self.counter.count(messages)
+
+
+class Compressor(Protocol):
+    """Makes a history smaller when it does not fit any more.
+
+    It is asked only then. What it returns is checked and repaired, and later messages go behind it until it overflows
+    again; so a compressor keeps no state of a run and may serve many side by side.
+    """
+
+    @property
+    def max_tokens(self) -> int:
+        """What a whole request may take."""
+        ...
+
+    def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
+        """The messages to send instead, in order; those that stay are the same objects.
+
+        Args:
+            messages: The whole history, oldest first, with nothing left out by earlier cuts.
+            budget: What to keep to.
+        """
         ...
 
 

@@ -6,9 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from rxloop.errors import ConfigurationError
 from rxloop.messages import Wire
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
+Phase = Literal["analyze", "research", "design"]
+PHASES: dict[Phase, int] = {"analyze": 1, "research": 15, "design": 20}
+"""Iterations of each phase of work."""
 ToolChoice = Literal["auto", "none", "required"] | str
 
 
@@ -42,13 +46,30 @@ class Limits(Wire):
     """Where a run ends even without an answer; None is no limit."""
 
     iterations: int | None = Field(default=20, ge=1)
-    """Model calls of the main line."""
+    """Model calls of the main line; of all its lines, if one of `rxloop.strategies` makes the run."""
     tool_failures: int | None = Field(default=3, ge=1)
     """Consecutive iterations in which every tool failed."""
     tokens: int | None = Field(default=None, ge=1)
     """Input and output tokens of all model calls, as the provider counts them."""
     seconds: float | None = Field(default=None, gt=0)
     """Time from the start of an attempt."""
+    conclude: bool = False
+    """Send the last iteration with `tool_choice: none`, so that the run ends with an answer."""
+
+    @classmethod
+    def phase(cls, name: Phase, **limits: Any) -> Limits:
+        """The limits of a phase of work, which always comes to an answer.
+
+        Args:
+            name: `analyze` is one step, `research` 15, and `design` 20; the last step has to be the answer.
+            **limits: Other limits beside it.
+
+        Raises:
+            ConfigurationError: There is no such phase.
+        """
+        if name not in PHASES:
+            raise ConfigurationError(f"there is no phase {name!r}: the phases are {', '.join(PHASES)}")
+        return cls.model_validate({"iterations": PHASES[name], "conclude": True, **limits})
 
     def over(self, other: Limits | None) -> Limits:
         """These limits where they are set, be it to None, and those of `other` elsewhere."""

@@ -183,8 +183,20 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     says = await refused(path)
-    assert "newer version of rxloop (schema 99; this one knows 1)" in says
+    assert "newer version of rxloop (schema 99; this one knows 2)" in says
     assert "install" in says
+
+
+async def test_a_file_without_thinking_sessions_gets_their_tables(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # L93
+    with monkeypatch.context() as before:
+        before.setattr(_database, "SCHEMA", _database.SCHEMA[:1])
+        await written(path)
+    await written_on(path)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("SELECT count(*) FROM tool_sessions").fetchone() == (0,)
+    connection.close()
 
 
 async def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +206,7 @@ async def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(_database, "SCHEMA", steps)
     await written_on(path)
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
         assert connection.execute("SELECT note, seq FROM runs").fetchall() == [(None, 4)]
     connection.close()
 

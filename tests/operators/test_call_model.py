@@ -14,12 +14,12 @@ from rxloop.events import (
     LLMFailedEvent,
     ThoughtStreamEvent,
     UsageEvent,
-    text_delta,
 )
 from rxloop.messages import Message
 from rxloop.operators.call_model import call_model
 from rxloop.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest
 from rxloop.stream.bridges import emit
+from rxloop.stream.deltas import text_delta
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribe = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe

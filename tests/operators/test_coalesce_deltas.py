@@ -15,9 +15,9 @@ from rxloop.events import (
     Event,
     ThoughtDeltaEvent,
     ToolCallDeltaEvent,
-    text_delta,
 )
 from rxloop.operators.coalesce_deltas import coalesce_deltas
+from rxloop.stream.deltas import text_delta
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error

@@ -3,8 +3,9 @@ from typing import Any
 
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, ThoughtDeltaEvent, text_delta
+from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, ThoughtDeltaEvent
 from rxloop.operators.text import text
+from rxloop.stream.deltas import text_delta
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error

@@ -18,9 +18,9 @@ from rxloop.events import (
     StatusUpdateEvent,
     ToolCompleteEvent,
     ToolProgressEvent,
-    text_delta,
 )
 from rxloop.messages import ToolCall
+from rxloop.stream.deltas import text_delta
 from rxloop.stream.hub import Hub
 
 CALL = ToolCall(id="call_1", name="tool")

@@ -221,6 +221,8 @@ def test_json_holds_all_of_a_thought_and_the_edges_between_keys() -> None:
                 "key": "n1", "kind": "thought", "id": "a", "thoughtType": "thinking", "content": NASTY, "index": 0,
                 "verbosity": "normal", "confidence": 0.5, "relatedTo": "c1", "alternatives": ["z"], "source": "tool",
                 "toolCallId": None,
+                "name": "a",
+                "session": None,
             },
         ],
         "edges": [{"from": "n0", "to": "n1", "kind": "call"}],

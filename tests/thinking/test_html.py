@@ -127,9 +127,9 @@ def test_no_two_boxes_overlap_and_chains_go_to_the_right(parents: list[int]) -> 
     for at, (x, y) in enumerate(boxes):
         assert all(abs(x - other) >= WIDTH or abs(y - row) >= HEIGHT for other, row in boxes[:at])
     # Of each circle one edge points backwards.
-    backwards = [(source, target) for source, target in edges if spots[target][0] <= spots[source][0]]
+    backwards = [link for link in edges if spots[link.target][0] <= spots[link.source][0]]
     assert len(backwards) <= len(nodes) / 2
-    assert all(spots[target][0] == spots[source][0] + STEP for source, target in set(edges) - set(backwards))
+    assert all(spots[link.target][0] == spots[link.source][0] + STEP for link in set(edges) - set(backwards))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH")

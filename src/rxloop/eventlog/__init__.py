@@ -1,19 +1,21 @@
-"""Event logs: where the durable events of runs are kept."""
+"""Event logs: where the durable events of runs are kept, and beside them thinking sessions."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rxloop.eventlog.memory import MemoryEventLog
 
 if TYPE_CHECKING:
+    from rxloop.eventlog.sessions import SqliteSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog
 
-__all__ = ["MemoryEventLog", "SqliteEventLog"]
+__all__ = ["MemoryEventLog", "SqliteEventLog", "SqliteSessionStore"]
+
+# Not before they are asked for: most programs that import rxloop have no use for SQLite and its threads.
+_LATER = {"SqliteEventLog": "rxloop.eventlog.sqlite", "SqliteSessionStore": "rxloop.eventlog.sessions"}
 
 
 def __getattr__(name: str) -> Any:
-    # Not before it is asked for: most programs that import rxloop have no use for SQLite and its threads.
-    if name == "SqliteEventLog":
-        from rxloop.eventlog.sqlite import SqliteEventLog
-
-        return SqliteEventLog
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

@@ -1,4 +1,4 @@
-"""The file of a SQLite event log: how it is opened, what is in it, and what its failures mean."""
+"""The SQLite file of events and thinking sessions: how it is opened, what is in it, and what its failures mean."""
 
 from __future__ import annotations
 
@@ -39,6 +39,34 @@ SCHEMA = (
         json BLOB NOT NULL,
         PRIMARY KEY (run, seq, sub)
     ) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE tool_sessions (
+        number INTEGER PRIMARY KEY,
+        owner TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        version INTEGER NOT NULL,
+        length INTEGER NOT NULL,
+        created INTEGER NOT NULL,
+        used INTEGER NOT NULL,
+        state TEXT NOT NULL,
+        successor TEXT,
+        UNIQUE (owner, session_id)
+    );
+    CREATE INDEX tool_sessions_by_use ON tool_sessions (owner, used, number);
+    CREATE TABLE tool_session_entries (
+        session INTEGER NOT NULL,
+        place INTEGER NOT NULL,
+        json BLOB NOT NULL,
+        PRIMARY KEY (session, place)
+    ) WITHOUT ROWID;
+    CREATE TABLE tool_session_calls (
+        owner TEXT NOT NULL,
+        call_id TEXT NOT NULL,
+        session INTEGER NOT NULL,
+        PRIMARY KEY (owner, call_id)
+    ) WITHOUT ROWID;
+    CREATE INDEX tool_session_calls_by_session ON tool_session_calls (session);
     """,
 )
 """The steps from each version of the schema to the next; the version is how many of them a file has had."""

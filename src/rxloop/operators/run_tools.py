@@ -10,12 +10,13 @@ from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import ToolError
 from rxloop.events import ToolCompleteEvent, ToolStartEvent
+from rxloop.messages import readable
 from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.stream.connect import connect
-from rxloop.tools import encode_result, readable
+from rxloop.tools import encode_result
 
 log = logging.getLogger("rxloop")
 

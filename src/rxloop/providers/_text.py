@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent, text_delta
+from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent
 from rxloop.providers._sanitize import TailStripper
 from rxloop.providers._tags import TagSplitter, Thought, ThoughtText, thought_fields
+from rxloop.stream.deltas import text_delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,11 @@ from rxloop.events import (
     ThoughtStreamEvent,
     ToolCallDeltaEvent,
     UsageEvent,
-    text_delta,
 )
 from rxloop.messages import ToolCall, Usage
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import Push, from_task
+from rxloop.stream.deltas import text_delta
 
 
 class ScriptExhausted(ProviderError):

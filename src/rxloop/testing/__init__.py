@@ -1,6 +1,6 @@
 """Help for tests and examples: a scripted model, virtual time, marble lines, and an offline model behind a socket."""
 
-from rxloop.providers.scripted import ScriptedModel, ScriptExhausted, call, frames, turn
+from rxloop.providers.scripted import ScriptedCall, ScriptedModel, ScriptExhausted, call, frames, turn
 from rxloop.testing.clock import VirtualTime, virtual_time
 from rxloop.testing.conversation import Conversation, PastCall, Reply, Rule
 from rxloop.testing.loop import NothingLeft
@@ -15,6 +15,7 @@ __all__ = [
     "Reply",
     "Rule",
     "ScriptExhausted",
+    "ScriptedCall",
     "ScriptedModel",
     "VirtualTime",
     "assert_marbles",

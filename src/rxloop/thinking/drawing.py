@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import to_json
 
@@ -15,8 +15,19 @@ from rxloop.events import ThoughtStreamEvent
 from rxloop.messages import ToolCall
 
 Node = ThoughtStreamEvent | ToolCall
+EdgeKind = Literal["thought", "call", "branch", "revision"]
+
+
+class Link(NamedTuple):
+    """An edge between two places."""
+
+    source: int
+    target: int
+    kind: EdgeKind
+
+
 Nodes = Mapping[int, Node]
-Edges = Sequence[tuple[int, int]]
+Edges = Sequence[Link]
 
 _WIDTH = 120
 """The characters of a thought that are drawn."""
@@ -43,7 +54,18 @@ def _parts(node: Node, width: int) -> tuple[str, str]:
         arguments = to_json(node.arguments, fallback=str).decode() if node.arguments else ""
         return f"{one_line(node.name)} {one_line(node.id)}", one_line(arguments, width)
     sure = f" ({node.confidence:.2g})" if node.confidence is not None else ""
-    return f"{node.thought_type} {one_line(node.thought_id)}", one_line(node.content, width) + sure
+    return f"{node.thought_type} {name(node)}", one_line(node.content, width) + sure
+
+
+def name(node: Node) -> str:
+    """What a node is called: the thought of a session by its number, such as `3/5 on dual-write, revises 2`."""
+    if isinstance(node, ToolCall) or node.session is None:
+        return one_line(node.id if isinstance(node, ToolCall) else node.thought_id)
+    place = node.session
+    stage = f"{one_line(place.stage)} " if place.stage is not None else ""
+    branch = f" on {one_line(place.branch_id)}" if place.branch_id is not None else ""
+    revises = f", revises {place.revises}" if place.revises is not None else ""
+    return f"{stage}{place.number}/{place.total}{branch}{revises}"
 
 
 def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str]) -> str:
@@ -70,15 +92,17 @@ def mermaid(nodes: Nodes, edges: Edges) -> str:
     """A flowchart; thoughts are boxes, calls are hexagons."""
     lines = ["flowchart TD"]
     for place, node in nodes.items():
-        head, body = (_mermaid_text(part) for part in _parts(node, _WIDTH))
+        head, body = (mermaid_text(part) for part in _parts(node, _WIDTH))
         text = f"{head}<br/>{body}" if body else head
         opening, closing = ("{{", "}}") if isinstance(node, ToolCall) else ("[", "]")
         lines.append(f'    n{place}{opening}"{text}"{closing}')
-    lines += [f"    n{source} --> n{target}" for source, target in edges]
+    arrows: dict[EdgeKind, str] = {"branch": "== branch ==>", "revision": "-. revised .->"}
+    lines += [f"    n{source} {arrows.get(kind, '-->')} n{target}" for source, target, kind in edges]
     return "\n".join(lines) + "\n"
 
 
-def _mermaid_text(text: str) -> str:
+def mermaid_text(text: str) -> str:
+    """The text as it may stand in a label between double quotes."""
     return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in text)
 
 
@@ -89,7 +113,11 @@ def dot(nodes: Nodes, edges: Edges) -> str:
         text = "\\n".join(_dot_text(part) for part in _parts(node, _WIDTH) if part)
         shape = ", shape=hexagon" if isinstance(node, ToolCall) else ""
         lines.append(f'    n{place} [label="{text}"{shape}];')
-    lines += [f"    n{source} -> n{target};" for source, target in edges]
+    styles: dict[EdgeKind, str] = {
+        "branch": " [style=bold, label=branch]",
+        "revision": " [style=dashed, label=revised]",
+    }
+    lines += [f"    n{source} -> n{target}{styles.get(kind, '')};" for source, target, kind in edges]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -102,9 +130,7 @@ def json(nodes: Nodes, edges: Edges) -> bytes:
     """Nodes with all that they hold, and edges between their keys."""
     data = {
         "nodes": [{"key": f"n{place}", **_data(node)} for place, node in nodes.items()],
-        "edges": [
-            {"from": f"n{source}", "to": f"n{target}", "kind": _data(nodes[source])["kind"]} for source, target in edges
-        ],
+        "edges": [{"from": f"n{source}", "to": f"n{target}", "kind": kind} for source, target, kind in edges],
     }
     return to_json(data, fallback=str)
 
@@ -124,4 +150,6 @@ def _data(node: Node) -> dict[str, Any]:
         "alternatives": node.alternatives,
         "source": node.source,
         "toolCallId": node.tool_call_id,
+        "name": name(node),
+        "session": None if node.session is None else node.session.model_dump(exclude_none=True),
     }

@@ -5,25 +5,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, overload
+from typing import NamedTuple, overload
 
 from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolStartEvent
 from rxloop.messages import ToolCall
 from rxloop.thinking import drawing
-
-EdgeKind = Literal["thought", "call"]
-Node = ThoughtStreamEvent | ToolCall
+from rxloop.thinking.drawing import EdgeKind, Link, Node
 
 
 class Edge(NamedTuple):
-    """A thought follows from something."""
+    """A thought follows from something, or replaces another one."""
 
     source: str
-    """The id of the thought or tool call that it follows from."""
+    """The id of the thought or tool call that it follows from, or replaces."""
     target: str
     """The id of the thought."""
     kind: EdgeKind
-    """What the source is."""
+    """What the source is, or to begin with what the target does: `branch` off from it, or be its `revision`."""
 
 
 @dataclass(slots=True)
@@ -149,8 +147,7 @@ class ThoughtGraph:
         """What the thoughts follow from, in the order of the thoughts."""
         nodes = self._store.nodes
         return tuple(
-            Edge(_id(nodes[parent]), _id(nodes[place]), _kind(nodes[parent]))
-            for place, parent in self._parents().items()
+            Edge(_id(nodes[source]), _id(nodes[target]), kind) for source, target, kind in self._links(self._parents())
         )
 
     def ancestors(self, id: str) -> list[Node]:
@@ -237,12 +234,34 @@ class ThoughtGraph:
 
         return html(*self._drawing(), title)
 
-    def _drawing(self) -> tuple[dict[int, Node], list[tuple[int, int]]]:
+    def _drawing(self) -> tuple[dict[int, Node], list[Link]]:
         """The nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges."""
         parents = self._parents()
         drawn = sorted({*self._store.thoughts[: self._thoughts], *parents.values()})
         nodes = {place: self._store.nodes[place] for place in drawn}
-        return nodes, [(parent, place) for place, parent in parents.items()]
+        return nodes, self._links(parents)
+
+    def _links(self, parents: dict[int, int]) -> list[Link]:
+        """All edges between places, in the order of the thoughts: what each follows from, and what it revises."""
+        nodes = self._store.nodes
+        links: list[Link] = []
+        for place in self._store.thoughts[: self._thoughts]:
+            parent = parents.get(place)
+            if parent is not None:
+                links.append(Link(parent, place, _kind(nodes[parent], nodes[place])))
+            revised = self._revised(place)
+            if revised is not None:
+                links.append(Link(revised, place, "revision"))
+        return links
+
+    def _revised(self, place: int) -> int | None:
+        """The place of the thought that this one replaces."""
+        thought = self._store.nodes[place]
+        if not isinstance(thought, ThoughtStreamEvent) or thought.session is None or not thought.session.revises_id:
+            return None
+        named = self._store.places.get((thought.task_id, thought.session.revises_id), [])
+        at = bisect_left(named, place)
+        return named[at - 1] if at > 0 else None
 
     def _parents(self) -> dict[int, int]:
         """The place that each thought follows from, in the order of the thoughts."""
@@ -317,8 +336,12 @@ def _id(node: Node) -> str:
     return node.thought_id if isinstance(node, ThoughtStreamEvent) else node.id
 
 
-def _kind(node: Node) -> EdgeKind:
-    return "thought" if isinstance(node, ThoughtStreamEvent) else "call"
+def _kind(source: Node, target: Node) -> EdgeKind:
+    if isinstance(source, ToolCall):
+        return "call"
+    place = target.session if isinstance(target, ThoughtStreamEvent) else None
+    return "branch" if place is not None and place.branch_from is not None else "thought"
+
 
 
 def _dangling(thought: ThoughtStreamEvent) -> str:

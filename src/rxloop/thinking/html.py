@@ -36,7 +36,7 @@ def html(nodes: drawing.Nodes, edges: drawing.Edges, title: str) -> str:
         count=f"{sum(not isinstance(node, ToolCall) for node in nodes.values())} thoughts",
         width=max((x for x, _ in spots.values()), default=0) + WIDTH + MARGIN,
         height=max((y for _, y in spots.values()), default=0) + HEIGHT + MARGIN,
-        edges="\n".join(_edge(spots, source, target) for source, target in edges),
+        edges="\n".join(_edge(spots, link) for link in edges),
         nodes="\n".join(_box(place, node, spots[place]) for place, node in nodes.items()),
         empty="" if nodes else "There are no thoughts in this run.",
         data=data,
@@ -46,10 +46,10 @@ def html(nodes: drawing.Nodes, edges: drawing.Edges, title: str) -> str:
 def layout(nodes: drawing.Nodes, edges: drawing.Edges) -> dict[int, tuple[int, int]]:
     """Where the boxes stand: a column for each step of a chain, from left to right, and a row for each branch.
 
-    What starts a chain stands left; a reference that closes a circle does not count.
+    What starts a chain stands left; a reference that closes a circle does not count, and a revision is no step.
     """
     below: dict[int | None, list[int]] = {}
-    parents = {target: source for source, target in edges}
+    parents = {target: source for source, target, kind in edges if kind != "revision"}
     depths: dict[int, int] = {}
     for place in nodes:
         _depth(place, parents, depths)
@@ -90,7 +90,7 @@ def _box(place: int, node: drawing.Node, spot: tuple[int, int]) -> str:
     x, y = spot
     call = isinstance(node, ToolCall)
     kind = "call" if call else node.thought_type
-    head = node.name if call else f"{node.thought_type} · {node.thought_id}"
+    head = node.name if call else f"{node.thought_type} · {drawing.name(node)}"
     body = to_json(node.arguments, fallback=str).decode() if call else node.content
     corner = HEIGHT // 2 if call else 8
     return (
@@ -102,12 +102,17 @@ def _box(place: int, node: drawing.Node, spot: tuple[int, int]) -> str:
     )
 
 
-def _edge(spots: dict[int, tuple[int, int]], source: int, target: int) -> str:
-    (x1, y1), (x2, y2) = spots[source], spots[target]
+def _edge(spots: dict[int, tuple[int, int]], link: drawing.Link) -> str:
+    (x1, y1), (x2, y2) = spots[link.source], spots[link.target]
+    ends = f'data-edge="n{link.source} n{link.target}"'
+    if link.kind == "revision":
+        # From top to top, so that it is told apart from the steps, which run from side to side.
+        x1, x2, high = x1 + WIDTH // 2, x2 + WIDTH // 2, min(y1, y2) - MARGIN + 6
+        return f'<path class="revision" d="M{x1} {y1}C{x1} {high} {x2} {high} {x2} {y2}" {ends}/>'
     x1, y1, y2 = x1 + WIDTH, y1 + HEIGHT // 2, y2 + HEIGHT // 2
-    back = "" if x2 >= x1 else ' class="back"'
+    style = "back" if x2 < x1 else link.kind
     middle = (x1 + x2) // 2
-    return f'<path{back} d="M{x1} {y1}C{middle} {y1} {middle} {y2} {x2} {y2}" data-edge="n{source} n{target}"/>'
+    return f'<path class="{style}" d="M{x1} {y1}C{middle} {y1} {middle} {y2} {x2} {y2}" {ends}/>'
 
 
 def _line(text: str, width: int) -> str:

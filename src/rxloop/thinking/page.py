@@ -28,7 +28,8 @@ aside pre { white-space: pre-wrap; overflow-wrap: anywhere; font: inherit; margi
 dl { display: grid; grid-template-columns: auto 1fr; gap: .2rem .8rem; margin: 0; }
 dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; } aside a { color: inherit; }
 path { fill: none; stroke: var(--line); stroke-width: 1.5; marker-end: url(#arrow); }
-path.back { stroke-dasharray: 5 4; } path.near { stroke: var(--ink); stroke-width: 2; }
+path.back { stroke-dasharray: 5 4; } path.branch { stroke-width: 3; }
+path.revision { stroke: #c6503c; stroke-dasharray: 3 3; } path.near { stroke: var(--ink); stroke-width: 2; }
 .node { cursor: pointer; outline: none; --kind: #7a8194; }
 .node rect { fill: var(--box); stroke: var(--kind); stroke-width: 1.5; }
 .node text { fill: var(--quiet); font-size: 12px; } .node .head { fill: var(--kind); font-weight: 600; }
@@ -60,8 +61,8 @@ const graph = JSON.parse(document.getElementById("data").textContent);
 const byKey = new Map(graph.nodes.map(node => [node.key, node]));
 const panel = document.querySelector("aside"), svg = document.querySelector("svg");
 const make = (tag, text) => Object.assign(document.createElement(tag), {textContent: text});
-const named = node => node.kind === "call" ? node.name + " " + node.id : node.thoughtType + " · " + node.id;
-const SHOWN = {index: "number", confidence: "confidence", verbosity: "verbosity", source: "source",
+const named = node => node.kind === "call" ? node.name + " " + node.id : node.thoughtType + " · " + node.name;
+const SHOWN = {id: "id", index: "number", confidence: "confidence", verbosity: "verbosity", source: "source",
   relatedTo: "related to", toolCallId: "tool call"};
 function links(list, title, keys) {
   if (!keys.length) return;
@@ -88,8 +89,14 @@ function open(key) {
   for (const [field, title] of Object.entries(SHOWN))
     if (node[field] !== null && node[field] !== undefined) facts.append(make("dt", title), make("dd", node[field]));
   for (const other of node.alternatives || []) facts.append(make("dt", "alternative"), make("dd", other));
-  links(facts, "follows from", graph.edges.filter(edge => edge.to === key).map(edge => edge.from));
-  links(facts, "leads to", graph.edges.filter(edge => edge.from === key).map(edge => edge.to));
+  for (const [field, value] of Object.entries(node.session || {})) facts.append(make("dt", field), make("dd", value));
+  const step = edge => edge.kind !== "revision";
+  const from = wanted => graph.edges.filter(edge => edge.to === key && wanted(edge)).map(edge => edge.from);
+  const to = wanted => graph.edges.filter(edge => edge.from === key && wanted(edge)).map(edge => edge.to);
+  links(facts, "follows from", from(step));
+  links(facts, "leads to", to(step));
+  links(facts, "revises", from(edge => !step(edge)));
+  links(facts, "revised by", to(edge => !step(edge)));
   panel.replaceChildren(make("h2", named(node)), make("pre", text), facts);
 }
 const show = key => { if (location.hash === "#" + key) open(key); else location.hash = key; };

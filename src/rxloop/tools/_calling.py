@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from rxloop.errors import ToolError
 from rxloop.events import Event
+from rxloop.messages import readable
 from rxloop.requests import RunContext
-from rxloop.tools._result import encode_result, readable
+from rxloop.tools._result import encode_result
 from rxloop.tools._schema import plain_function
 
 Call = Callable[[list[Any], dict[str, Any], RunContext[Any]], Awaitable[Any]]

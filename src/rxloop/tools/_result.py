@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from rxloop.errors import ToolError
+from rxloop.messages import readable
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool may return: a value for programs, and another text than its JSON for the model."""
+
+    value: Any
+    """What subscribers and the log get, as JSON."""
+    content: str
+    """What the model reads."""
 
 
 def encode_result(value: Any) -> tuple[Any, str]:
-    """The value as JSON data, and the text that the model reads.
+    """The value as JSON data, and the text that the model reads: that of a `ToolResult`, if it is one.
 
     A string is its own text; everything else is written as JSON, so that 0, false, [] and null reach the model as what
     they are. The data is what a reader of that JSON gets: no tuples, no models, "NaN" for a float that is none.
@@ -18,6 +30,8 @@ def encode_result(value: Any) -> tuple[Any, str]:
     Raises:
         ToolError: The value cannot be written as JSON; the text names its type.
     """
+    if isinstance(value, ToolResult):
+        return encode_result(value.value)[0], readable(value.content)
     if isinstance(value, str):
         text = readable(str.__str__(value))  # An enum that is a string is its value.
         return text, text
@@ -29,17 +43,6 @@ def encode_result(value: Any) -> tuple[Any, str]:
             f"The tool ran, but what it returned (of type {type(value).__qualname__}) cannot be written as JSON: "
             f"{error}"
         ) from error
-
-
-def readable(text: str) -> str:
-    """The text without lone surrogates (a file name that is no UTF-8 has them), which no request can carry."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def _encode(value: Any) -> bytes:

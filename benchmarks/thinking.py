@@ -1,0 +1,79 @@
+"""What a thought of sequential thinking costs: `python benchmarks/thinking.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rxloop import (
+    Agent,
+    Limits,
+    MemorySessionStore,
+    SessionStore,
+    SqliteSessionStore,
+    ThinkingSessions,
+    sequential_thinking,
+)
+from rxloop.testing import ScriptedModel, call
+
+ROUNDS, THOUGHTS, LENGTHS = 5, 500, (0, 1_000, 5_000)
+TEXT = "The queue holds what the writers add while the copy is made. " * 6
+
+
+def thought(number: int) -> dict[str, Any]:
+    """A thought of some four hundred characters."""
+    return {"thought": f"{number}: {TEXT}", "thoughtNumber": number, "totalThoughts": 10**6, "nextThoughtNeeded": True}
+
+
+async def cost(make: Callable[[], SessionStore]) -> None:
+    """CPU and wall time of a thought, in sessions of several lengths."""
+    for length in LENGTHS:
+        walls: list[float] = []
+        cpus: list[float] = []
+        for _ in range(ROUNDS):
+            sessions = ThinkingSessions(make(), max_thoughts=10**6)
+            for number in range(1, length + 1):
+                await sessions.think(thought(number), session_id="s", call_id=f"c{number}")
+            gc.collect()
+            wall, cpu = time.perf_counter(), time.process_time()
+            for number in range(length + 1, length + THOUGHTS + 1):
+                await sessions.think(thought(number), session_id="s", call_id=f"c{number}")
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
+            await sessions.aclose()
+        each = [median(times) / THOUGHTS * 1e6 for times in (cpus, walls)]
+        name = type(make()).__name__
+        print(f"{name:>20}, session of {length:>6}: {each[0]:6.0f} us CPU, {each[1]:6.0f} us wall")
+
+
+async def text_for_the_model() -> None:
+    """What fifty thoughts put into the conversation: as the tool does it, and as the full echo would."""
+    tool = sequential_thinking("s")
+    model = ScriptedModel(*(call("sequentialthinking", **thought(number)) for number in range(1, 51)), "Done.")
+    result = await Agent(model, tools=[tool], thoughts=False, limits=Limits(iterations=None)).run("Think.")
+    bounded = sum(len(message.text) for message in result.messages if message.role == "tool")
+    history = (await tool.session()).thoughts
+    sizes = [len(each.thought) + 80 for each in history]
+    echoed = sum(sum(sizes[:number]) for number in range(1, len(sizes) + 1))
+    print(
+        f"50 thoughts in the conversation: {bounded:,} characters, {echoed / bounded:.1f} times that with a full echo"
+    )
+
+
+async def main() -> None:
+    """Print it all."""
+    await cost(MemorySessionStore)
+    with tempfile.TemporaryDirectory() as folder:
+        files = iter(Path(folder) / f"{number}.db" for number in range(1_000))
+        await cost(lambda: SqliteSessionStore(next(files)))
+    await text_for_the_model()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

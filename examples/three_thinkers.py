@@ -1,0 +1,55 @@
+"""Three agents think at the same time, each in a session of its own, in one file that outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rxloop import Agent, Result, SqliteSessionStore, ThinkingSessions, sequential_thinking
+from rxloop.testing import ScriptedModel, call
+
+NAMES = ("architect", "tester", "writer")
+STEPS = 5
+
+
+def offline_model(name: str) -> ScriptedModel:
+    """A model that plays one of them; put a model string such as "zai:glm-4.7" in its place."""
+    steps = range(1, STEPS + 1)
+    thoughts = [
+        call(
+            "sequentialthinking",
+            thought=f"The {name}'s step {number}.",
+            thoughtNumber=number,
+            totalThoughts=STEPS,
+            nextThoughtNeeded=number < STEPS,
+        )
+        for number in steps
+    ]
+    return ScriptedModel(*thoughts, f"The {name} is done.")
+
+
+async def think(name: str, sessions: ThinkingSessions) -> Result:
+    """One agent, whose tool is bound to a session of its name."""
+    async with Agent(offline_model(name), name=name, tools=[sequential_thinking(name, sessions=sessions)]) as agent:
+        return await agent.run("Think about your part of the release.")
+
+
+async def main(path: Path) -> None:
+    """Run all three, and read their sessions as another process would."""
+    sessions = ThinkingSessions(SqliteSessionStore(path))
+    for result in await asyncio.gather(*(think(name, sessions) for name in NAMES)):
+        print(result.output, f"({len(result.thoughts)} thoughts on its stream)")
+    await sessions.aclose()
+
+    again = ThinkingSessions(SqliteSessionStore(path))
+    for session in await again.all_sessions():
+        assert len(session) == STEPS
+        assert all(session.session_id in thought.thought for thought in session.thoughts)
+        print(f"{session.session_id}: {session.status}, {len(session)} thoughts, last: {session.thoughts[-1].thought}")
+    await again.aclose()
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        asyncio.run(main(Path(folder) / "sessions.db"))

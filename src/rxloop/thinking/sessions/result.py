@@ -1,0 +1,152 @@
+"""What comes back for a thought: for programs all of it, for a model what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from rxloop.thinking.sessions.rules import RAISED
+from rxloop.thinking.sessions.session import Placed, Session
+from rxloop.thinking.sessions.thought import SequentialThought, ThoughtWarning
+
+BYTES_PER_TOKEN = 4
+_NAMES = 20
+"""Names of branches that a model is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtResult:
+    """A thought was accepted: what the session says to it."""
+
+    session: Session
+    """The session, with this thought in it; when a call is repeated, as it is by now."""
+    placed: Placed
+    """The thought and its place."""
+    notices: tuple[ThoughtWarning, ...] = ()
+    """What happened to the session that was asked for: it was cleared, or has expired."""
+
+    @property
+    def thought(self) -> SequentialThought:
+        """The thought as it is kept."""
+        return self.placed.thought
+
+    @property
+    def session_id(self) -> str:
+        """The session that the thought is in."""
+        return self.session.session_id
+
+    @property
+    def thought_id(self) -> str:
+        """The id of the thought on the stream."""
+        return thought_id(self.session.session_id, self.placed.place)
+
+    @property
+    def history(self) -> Sequence[SequentialThought]:
+        """The thoughts of the session up to this one."""
+        return [placed.thought for placed in self.session.placed(last=self.placed.place)]
+
+    @property
+    def branches(self) -> list[str]:
+        """The names of the branches, in the order in which they were opened."""
+        return self.session.branch_names(self.placed.branches)
+
+    @property
+    def warnings(self) -> tuple[ThoughtWarning, ...]:
+        """What is odd about the thought, and about the session that it was meant for."""
+        return (*self.notices, *self.thought.warnings)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the session was complete with this thought."""
+        return not self.thought.next_thought_needed and not self.thought.needs_more_thoughts
+
+    @property
+    def summary(self) -> str | None:
+        """One sentence once the session is complete."""
+        if not self.complete:
+            return None
+        count, branches = self.placed.place, self.placed.branches
+        return f"Sequential thinking complete: {count} thoughts processed across {branches} branches."
+
+    def official(self) -> dict[str, Any]:
+        """The five keys of the reference server's answer, with its values.
+
+        It knows nothing of `needsMoreThoughts`, so that a total which was raised for it is the one before.
+        """
+        raised = any(each.code == RAISED for each in self.thought.warnings)
+        return {
+            "thoughtNumber": self.thought.thought_number,
+            "totalThoughts": self.thought.thought_number if raised else self.thought.total_thoughts,
+            "nextThoughtNeeded": self.thought.next_thought_needed,
+            "branches": self.branches,
+            "thoughtHistoryLength": self.placed.place,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON data."""
+        history = [thought.echo for thought in self.history]
+        return {**self._head(self.branches), "thoughtHistory": history, **self._remarks()}
+
+    def to_text(self, budget: int) -> str:
+        """The same for a model, as JSON: with the last thoughts that fit, and a word on how many came before.
+
+        Args:
+            budget: Tokens for the whole text, at four bytes each. The head, the warnings and the newest thought, cut
+                where it must be, are there in any case.
+        """
+        names = [_cut(name, 60) for name in self.branches[-_NAMES:]]
+        said: dict[str, Any] = {**self._head(names), **self._remarks()}
+        if self.placed.branches > len(names):
+            said["branchCount"] = self.placed.branches
+        room = budget * BYTES_PER_TOKEN - len(orjson.dumps(said))
+        shown: list[dict[str, Any]] = []
+        place = self.placed.place
+        while place > 0:
+            echo = _short(self.session.at(place).thought)
+            size = len(orjson.dumps(echo)) + 1
+            if size > room:
+                break
+            room -= size
+            shown.append(echo)
+            place -= 1
+        if not shown:
+            newest = _short(self.thought)
+            shown.append({**newest, "thought": _cut(newest["thought"], max(room - 100, 40))})
+            place -= 1
+        said["thoughtHistory"] = shown[::-1]
+        if place:
+            said["earlierThoughts"] = f"{place} earlier thoughts are kept and not shown here."
+        return orjson.dumps(said).decode()
+
+    def _head(self, branches: list[str]) -> dict[str, Any]:
+        return {
+            "sessionId": self.session_id,
+            **self.official(),
+            "totalThoughts": self.thought.total_thoughts,
+            "branches": branches,
+        }
+
+    def _remarks(self) -> dict[str, Any]:
+        remarks: dict[str, Any] = {}
+        if self.summary is not None:
+            remarks["summary"] = self.summary
+        if self.warnings:
+            remarks["warnings"] = [warning.model_dump() for warning in self.warnings]
+        return remarks
+
+
+def thought_id(session_id: str, place: int) -> str:
+    """The id that a thought of a session has on the stream."""
+    return f"{session_id}#{place}"
+
+
+def _short(thought: SequentialThought) -> dict[str, Any]:
+    """The thought as a model is shown it: only what says something."""
+    return {name: value for name, value in thought.echo.items() if value not in (None, False)}
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,172 @@
+"""A thought of a session: as a model sends it, and as it is kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from rxloop.errors import InvalidThought
+from rxloop.messages import Wire, readable
+
+# A number as JavaScript's Number() reads it: clients of the reference server may send any of these.
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_OTHER_BASE = re.compile(r"0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
+_MOST = 2**53 - 1
+"""The largest whole number that every reader of JSON keeps as it is."""
+
+
+def _whole(value: object) -> object:
+    """A whole number of at least 1, however a client has written it: 2, "2", " 2 ", "2.0", 2.0 or ["2"]."""
+    number = value
+    while isinstance(number, list) and len(found := cast("list[object]", number)) == 1:
+        number = found[0]
+    if isinstance(number, str):
+        number = _read(number.strip().strip("\ufeff").strip())
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST:
+        raise PydanticCustomError("whole", "must be a whole number, 1 or more")
+    return number
+
+
+def _read(text: str) -> float | None:
+    if _OTHER_BASE.fullmatch(text):
+        return int(text, 0)
+    # A float holds every whole number up to the largest that is allowed.
+    return float(text) if _DECIMAL.fullmatch(text) else None
+
+
+def _truth(value: object) -> object:
+    """A truth value, be it written as text: true, "true", "FALSE"."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise PydanticCustomError("truth", "must be true or false")
+
+
+def _name(value: object) -> object:
+    """A name; a number is taken for one, and an empty text is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str):
+        return readable(value) or None
+    return value
+
+
+def _id(value: object) -> object:
+    """The id of a session; nothing but spaces is none."""
+    return None if isinstance(value, str) and not value.strip() else _name(value)
+
+
+def _text(value: object) -> object:
+    return readable(value) if isinstance(value, str) else value
+
+
+def _or_absent(check: Any) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value is None else check(value))
+
+
+Count = Annotated[int, BeforeValidator(_whole)]
+OptionalCount = Annotated[int | None, _or_absent(_whole)]
+Truth = Annotated[bool, BeforeValidator(_truth)]
+OptionalTruth = Annotated[bool | None, _or_absent(_truth)]
+Name = Annotated[str | None, _or_absent(_name)]
+SessionId = Annotated[str | None, _or_absent(_id)]
+
+
+class ThoughtInput(Wire):
+    """A thought as a model or a client sends it.
+
+    Lenient where nothing is lost by it: numbers and truth values may be text, null is as good as nothing, and fields
+    that are not known are passed over.
+    """
+
+    # Not `from_attributes`: only the wire names and those of Python.
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
+
+    thought: Annotated[str, BeforeValidator(_text)]
+    next_thought_needed: Truth
+    thought_number: Count
+    total_thoughts: Count
+    session_id: SessionId = None
+    is_revision: OptionalTruth = None
+    revises_thought: OptionalCount = None
+    branch_from_thought: OptionalCount = None
+    branch_id: Name = None
+    needs_more_thoughts: OptionalTruth = None
+    clear_session: OptionalTruth = None
+
+    @classmethod
+    def of(cls, given: ThoughtInput | Mapping[str, Any]) -> ThoughtInput:
+        """Validate what was sent.
+
+        Raises:
+            InvalidThought: It does not fit; the message names each field and what is wrong with it.
+        """
+        if isinstance(given, ThoughtInput):
+            return given
+        try:
+            return cls.model_validate(dict(given))
+        except ValidationError as error:
+            wrong = {".".join(map(str, each["loc"])): _reason(each) for each in error.errors(include_url=False)}
+            raise InvalidThought("; ".join(f"{field}: {reason}" for field, reason in wrong.items()), wrong) from None
+
+
+def _reason(error: Any) -> str:
+    if error["type"] == "missing":
+        return "required, but missing"
+    shown = repr(error["input"])
+    reason = "must be text" if error["type"] == "string_type" else error["msg"]
+    return f"{reason} (got {shown if len(shown) <= 60 else shown[:57] + '...'})"
+
+
+class ThoughtWarning(Wire):
+    """Something about a thought that was accepted, and that its author should know."""
+
+    code: str
+    """A stable name for programs, such as `dangling_revision`."""
+    message: str
+    """What is odd, in a sentence."""
+
+
+class SequentialThought(Wire):
+    """A thought as it is kept: one entry of a session."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", ignored_types=(cached_property,))
+
+    thought: str
+    thought_number: int
+    total_thoughts: int
+    """How many thoughts its author expects; never less than its own number."""
+    next_thought_needed: bool
+    is_revision: bool | None = None
+    revises_thought: int | None = None
+    branch_from_thought: int | None = None
+    branch_id: str | None = None
+    needs_more_thoughts: bool | None = None
+    at: int = 0
+    """When it was accepted, in milliseconds since 1970."""
+    call_id: str | None = None
+    """The tool call that it came from: the same call does not make another thought."""
+    warnings: tuple[ThoughtWarning, ...] = Field(default_factory=tuple[ThoughtWarning, ...])
+
+    @property
+    def echo(self) -> dict[str, Any]:
+        """The thought as it stands in `thoughtHistory`."""
+        return self._echo
+
+    @cached_property
+    def _echo(self) -> dict[str, Any]:
+        return {
+            "thoughtNumber": self.thought_number,
+            "thought": self.thought,
+            "isRevision": bool(self.is_revision),
+            "revisesThought": self.revises_thought,
+            "branchId": self.branch_id,
+        }
