@@ -85,7 +85,7 @@ async def test_a_branch_goes_on_by_its_name_alone() -> None:
 
 async def test_every_name_of_a_branch_is_an_ordinary_name() -> None:
     # T7
-    names = ["z", "__proto__", "10", "constructor", "2"]
+    names = ["z", "__proto__", "10", "constructor", "2", "  "]
     result = await think(thought(1), *(thought(2, branchFromThought=1, branchId=name) for name in names))
     assert result.branches == names
 
@@ -101,7 +101,14 @@ async def test_a_long_thought_is_taken_and_one_beyond_the_limit_is_not() -> None
     assert len(await sessions.get_session("s")) == 1
 
 
-@pytest.mark.parametrize(("written", "number"), [("1", 1), (" 2 ", 2), ("1.0", 1), (3.0, 3), ("1e1", 10), ("+4", 4)])
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        *(("1", 1), (" 2 ", 2), ("1.0", 1), (3.0, 3), ("1e1", 10), ("+4", 4), ("5.", 5), (".6e1", 6), ("1E003", 1_000)),
+        # What JavaScript's Number() reads, the reference server takes.
+        *(("0x10", 16), ("0o7", 7), ("0b11", 3), ("\ufeff8\u00a0", 8), ("0" * 200 + "9", 9), ([3], 3), ([["4"]], 4)),
+    ],
+)
 async def test_numbers_may_be_text(written: Any, number: int) -> None:
     # T9
     result = await think(thought(written, written))
@@ -109,7 +116,7 @@ async def test_numbers_may_be_text(written: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["one", "", 0, -1, 1.5, "1_000", "0", "-1", "1.5", True, [3], {}, 2**60, "1e99", "²"]
+    "written", ["one", "", 0, -1, 1.5, "1_000", "0", "-1", "1.5", True, [3, 4], ["x"], {}, 2**60, "1e99", "²"]
 )
 @pytest.mark.parametrize("field", ["thoughtNumber", "totalThoughts", "revisesThought", "branchFromThought"])
 async def test_what_is_no_number_is_refused_by_the_name_of_its_field(written: Any, field: str) -> None:
