@@ -15,10 +15,15 @@ from rxloop import (
     Agent,
     Limits,
     MemorySessionStore,
+    RunContext,
     SessionStore,
     SqliteSessionStore,
+    Stage,
+    StageManager,
+    StrategyDefinition,
     ThinkingSessions,
     sequential_thinking,
+    strategic_thinking,
 )
 from rxloop.testing import ScriptedModel, call
 
@@ -52,6 +57,34 @@ async def cost(make: Callable[[], SessionStore]) -> None:
         print(f"{name:>20}, session of {length:>6}: {each[0]:6.0f} us CPU, {each[1]:6.0f} us wall")
 
 
+async def cost_of_a_stage() -> None:
+    """CPU time of a thought of a strategy, which moves from stage to stage; and of the transition alone."""
+    loop = ("check", "draft")
+    definition = StrategyDefinition(
+        name="loop",
+        stages=[Stage(name="draft", next="check"), Stage(name="check", next=["draft", "end"]), Stage(name="end")],
+    )
+    for length in LENGTHS:
+        sessions = ThinkingSessions(max_thoughts=10**6)
+        tool = strategic_thinking(definition, session_id="s", sessions=sessions, loop_cap=10**6)
+        await tool.call(thought(1), RunContext())
+        for number in range(length):
+            await tool.call({**thought(number + 2), "stage": loop[number % 2]}, RunContext())
+        gc.collect()
+        start = time.process_time()
+        for number in range(length, length + THOUGHTS):
+            given = {**thought(number + 2), "stage": loop[number % 2]}
+            await tool._think(given, "", None)  # pyright: ignore[reportPrivateUsage]
+        each = (time.process_time() - start) / THOUGHTS * 1e6
+        print(f"a thought of a strategy, session of {length:>6}: {each:6.0f} us CPU")
+    manager = StageManager(definition, loop_cap=10**6)
+    start = time.process_time()
+    for _ in range(THOUGHTS * 10):
+        for stage in loop:
+            manager.transition_to(stage)
+    print(f"a transition: {(time.process_time() - start) / (THOUGHTS * 20) * 1e6:.1f} us CPU")
+
+
 async def text_for_the_model() -> None:
     """What fifty thoughts put into the conversation: as the tool does it, and as the full echo would."""
     tool = sequential_thinking("s")
@@ -72,6 +105,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = iter(Path(folder) / f"{number}.db" for number in range(1_000))
         await cost(lambda: SqliteSessionStore(next(files)))
+    await cost_of_a_stage()
     await text_for_the_model()
 
 

@@ -35,6 +35,8 @@ RxloopError
  │    ├── BranchRefused      the branch is not there, not open any more, or not ready
  │    ├── PlanRefused        a plan of tool calls cannot be carried out
  │    └── NoAnswers          a vote without a single vote
+ ├── GrammarError            a stream of events breaks a rule of the protocol; raised by `op.grammar`
+ ├── RecordingMismatch       a run is not what was recorded; raised by `op.compare`
  ├── NotFinished             the output of a run that waits for input was read
  └── AttemptError            an attempt ended without an answer; carries the partial `result`
       ├── LimitReached
@@ -45,7 +47,10 @@ RxloopError
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from rxloop.envelope import Event
 
 
 class RxloopError(Exception):
@@ -253,6 +258,7 @@ class StageRefused(StrategyError):
     """A stage cannot follow the current one.
 
     Attributes:
+        strategy: The strategy.
         stage: The current stage, in which the flow remains.
         target: The stage that was asked for, where one was.
         allowed: The stages that may follow, in the order of the strategy.
@@ -260,8 +266,11 @@ class StageRefused(StrategyError):
 
     code = "stage_refused"
 
-    def __init__(self, message: str, *, stage: str, target: str | None, allowed: tuple[str, ...]) -> None:
+    def __init__(
+        self, message: str, *, strategy: str, stage: str, target: str | None, allowed: tuple[str, ...]
+    ) -> None:
         super().__init__(message)
+        self.strategy = strategy
         self.stage = stage
         self.target = target
         self.allowed = allowed
@@ -289,6 +298,38 @@ class NoAnswers(StrategyError):
     """A vote in which nobody voted: every path failed."""
 
     code = "no_answers"
+
+
+class GrammarError(RxloopError):
+    """A stream of events breaks a rule of the protocol.
+
+    Attributes:
+        rule: A stable name of the rule for programs, such as `seq` or `call-twice`.
+        event: The event that breaks it; None where the stream ended too early.
+        other: The event before it that it does not fit, where there is one.
+    """
+
+    def __init__(self, message: str, *, rule: str, event: Event | None, other: Event | None) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.event = event
+        self.other = other
+
+
+class RecordingMismatch(RxloopError, AssertionError):
+    """A run is not what was recorded; an `AssertionError` too, because tests compare.
+
+    Attributes:
+        place: How many of the events that count were the same.
+        expected: The recorded event; None where the recording had ended.
+        happened: The event that came; None where the stream had ended.
+    """
+
+    def __init__(self, message: str, *, place: int, expected: Event | None, happened: Event | None) -> None:
+        super().__init__(message)
+        self.place = place
+        self.expected = expected
+        self.happened = happened
 
 
 class NotFinished(RxloopError):

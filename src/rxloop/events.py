@@ -55,6 +55,8 @@ class TaskEvent(Event):
     """What the run was started with."""
     model: str
     agent_name: str
+    strategy: str | None = Field(default=None, exclude_if=absent)
+    """The name of the strategy that makes the run, where it is not the usual loop."""
     fork_of: str | None = None
     """The run that this one is a fork of."""
     fork_seq: int | None = None
@@ -160,6 +162,10 @@ class SessionLink(Wire):
     """The branch that it is on; None is the main line."""
     branch_from: int | None = None
     """In the first thought of a branch: the number of the thought that it leaves from; `related_to` has its id."""
+    merges: str | None = None
+    """The branch that ends in it."""
+    merges_id: str | None = None
+    """The `thought_id` of the last thought of that branch."""
     stage: str | None = None
     """The stage of the strategy that it belongs to."""
 
@@ -274,7 +280,7 @@ class MessageAddedEvent(Event):
     role: Literal["user", "system"] = "user"
     content: Content
     cause: str = "steering"
-    """Why: `steering`, `retry`, `tool`, `fork`."""
+    """Why: `steering`, `retry`, `tool`, `fork`, `strategy`."""
 
 
 class CheckpointEvent(Event):
@@ -293,11 +299,32 @@ class ContextCompressedEvent(Event):
 
     kind: Literal["context-compressed"] = "context-compressed"
     tokens_before: int
+    """Of the messages that would have gone out without it."""
     tokens_after: int
     folded: list[int] = Field(default_factory=list[int])
-    """The places in the history of what was folded."""
+    """The places in the history of the messages that are not sent as they are."""
     summary: str = ""
+    """What stands for them."""
     reason: str = ""
+    """`overflow`, or `refused` when the provider said that the request was too long."""
+    dropped: int = 0
+    """Messages that this time took out."""
+    shortened: int = 0
+    """Tool results that this time left a part of."""
+    stable_tokens: int = 0
+    """Tokens at the front that stayed the same, so that a provider has them in its cache."""
+    budget_unmet: bool = Field(default=False, exclude_if=absent)
+    """It takes more than there is room for, and nothing more can be left out."""
+    problems: list[str] = Field(default_factory=list[str], exclude_if=absent)
+    """What was wrong with the result of a compressor, and was repaired."""
+    thinking_model: str | None = Field(default=None, exclude_if=absent)
+    """The model that wrote the summary."""
+    thinking: Usage = Field(default_factory=Usage, exclude_if=lambda usage: not usage.total_tokens)
+    """The tokens that it took, which are no part of the run's."""
+    seconds: float = 0.0
+    """How long it took."""
+    view: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """What is sent from now on, for the next requests and for a resumed run; to compressors alone."""
 
 
 class ThinkingFailedEvent(Event):

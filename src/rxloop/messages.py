@@ -201,6 +201,8 @@ class Message(Wire):
     """In a tool message: the id of the call that it answers."""
     provider_state: dict[str, Any] | None = None
     """Opaque data that the provider wants back with this message, such as signed reasoning."""
+    pinned: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Never left out of a request, however long the history gets."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
@@ -218,9 +220,9 @@ class Message(Wire):
         return cls(role="system", content=_content(content))
 
     @classmethod
-    def user(cls, content: str | Sequence[Part]) -> Message:
-        """A message of the person who asks."""
-        return cls(role="user", content=_content(content))
+    def user(cls, content: str | Sequence[Part], *, pinned: bool = False) -> Message:
+        """A message of the person who asks; one that is pinned stays in every request."""
+        return cls(role="user", content=_content(content), pinned=pinned)
 
     @classmethod
     def assistant(cls, content: str = "", *, tool_calls: Sequence[ToolCall] = ()) -> Message:

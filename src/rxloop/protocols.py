@@ -280,6 +280,28 @@ class Compressor(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class WorkspacePart:
+    """A piece of a workspace."""
+
+    text: str
+    title: str = ""
+    """A line above it, such as the name of a file."""
+    kind: Literal["static", "live"] = "live"
+    """`static` parts stand behind the system prompt, where the provider's cache keeps them; `live` ones at the end."""
+
+
+Rendered = str | Sequence[WorkspacePart]
+
+
+class Workspace(Protocol):
+    """What a model has before its eyes in each request; it never enters the history."""
+
+    def render(self) -> Rendered | Awaitable[Rendered]:
+        """What there is to see now: a text, or parts. Called anew before each model call, on the event loop."""
+        ...
+
+
 class Clock(Protocol):
     """Where a run takes its time from."""
 

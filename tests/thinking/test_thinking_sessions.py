@@ -111,6 +111,19 @@ async def test_a_bound_session_that_was_never_used_has_nothing_to_clear(store: S
     assert result.session_id == "agent-1"
 
 
+async def test_the_way_to_a_session_that_is_cleared_again_and_again_stays_short(store: SessionStore) -> None:
+    # T30
+    sessions = ThinkingSessions(store)
+    for _ in range(6):
+        await sessions.think(thought(), session_id="agent-1")
+        await sessions.think(thought(clearSession=True), session_id="agent-1")
+    result = await sessions.think(thought(2), session_id="agent-1")
+    record = await store.load("", "agent-1")
+    assert record is not None
+    assert record.successor == result.session_id
+    assert len(await sessions.get_session("agent-1")) == 2
+
+
 async def test_an_id_that_was_made_up_is_refused(store: SessionStore) -> None:
     # T32
     sessions = ThinkingSessions(store)

@@ -15,7 +15,7 @@ from rxloop.events import ThoughtStreamEvent
 from rxloop.messages import ToolCall
 
 Node = ThoughtStreamEvent | ToolCall
-EdgeKind = Literal["thought", "call", "branch", "revision"]
+EdgeKind = Literal["thought", "call", "branch", "revision", "merge"]
 
 
 class Link(NamedTuple):
@@ -96,7 +96,7 @@ def mermaid(nodes: Nodes, edges: Edges) -> str:
         text = f"{head}<br/>{body}" if body else head
         opening, closing = ("{{", "}}") if isinstance(node, ToolCall) else ("[", "]")
         lines.append(f'    n{place}{opening}"{text}"{closing}')
-    arrows: dict[EdgeKind, str] = {"branch": "== branch ==>", "revision": "-. revised .->"}
+    arrows: dict[EdgeKind, str] = {"branch": "== branch ==>", "revision": "-. revised .->", "merge": "-. merged .->"}
     lines += [f"    n{source} {arrows.get(kind, '-->')} n{target}" for source, target, kind in edges]
     return "\n".join(lines) + "\n"
 
@@ -116,6 +116,7 @@ def dot(nodes: Nodes, edges: Edges) -> str:
     styles: dict[EdgeKind, str] = {
         "branch": " [style=bold, label=branch]",
         "revision": " [style=dashed, label=revised]",
+        "merge": " [style=dashed, label=merged]",
     }
     lines += [f"    n{source} -> n{target}{styles.get(kind, '')};" for source, target, kind in edges]
     return "\n".join([*lines, "}"]) + "\n"

@@ -21,7 +21,7 @@ class Edge(NamedTuple):
     target: str
     """The id of the thought."""
     kind: EdgeKind
-    """What the source is, or to begin with what the target does: `branch` off from it, or be its `revision`."""
+    """What the source is, or to begin with what the target does: `branch` off, be a `revision`, or `merge` it."""
 
 
 @dataclass(slots=True)
@@ -150,6 +150,22 @@ class ThoughtGraph:
             Edge(_id(nodes[source]), _id(nodes[target]), kind) for source, target, kind in self._links(self._parents())
         )
 
+    def grown(self, before: ThoughtGraph, dangling: Iterable[int] = ()) -> tuple[dict[int, Node], list[Link]]:
+        """What this graph has that an earlier version of it had not: nodes by place, and edges between places.
+
+        Args:
+            before: The earlier version.
+            dangling: The places of its thoughts whose references led to nothing; others can gain no edge.
+        """
+        nodes = {place: self._store.nodes[place] for place in range(before._length, self._length)}
+        links: list[Link] = []
+        for place in (*dangling, *nodes):
+            if (parent := self._parent(place)) is not None:
+                links.append(self._link(parent, place))
+            if place in nodes:
+                links += self._beside(place)
+        return nodes, links
+
     def ancestors(self, id: str) -> list[Node]:
         """What a thought follows from, directly and by way of others, nearest first; each only once.
 
@@ -243,47 +259,51 @@ class ThoughtGraph:
 
     def _links(self, parents: dict[int, int]) -> list[Link]:
         """All edges between places, in the order of the thoughts: what each follows from, and what it revises."""
-        nodes = self._store.nodes
         links: list[Link] = []
         for place in self._store.thoughts[: self._thoughts]:
-            parent = parents.get(place)
-            if parent is not None:
-                links.append(Link(parent, place, _kind(nodes[parent], nodes[place])))
-            revised = self._revised(place)
-            if revised is not None:
-                links.append(Link(revised, place, "revision"))
+            if (parent := parents.get(place)) is not None:
+                links.append(self._link(parent, place))
+            links += self._beside(place)
         return links
 
-    def _revised(self, place: int) -> int | None:
-        """The place of the thought that this one replaces."""
+    def _link(self, parent: int, place: int) -> Link:
+        return Link(parent, place, _kind(self._store.nodes[parent], self._store.nodes[place]))
+
+    def _beside(self, place: int) -> Iterator[Link]:
+        """What a thought of a session replaces, and the branch that ends in it."""
         thought = self._store.nodes[place]
-        if not isinstance(thought, ThoughtStreamEvent) or thought.session is None or not thought.session.revises_id:
-            return None
-        named = self._store.places.get((thought.task_id, thought.session.revises_id), [])
-        at = bisect_left(named, place)
-        return named[at - 1] if at > 0 else None
+        if not isinstance(thought, ThoughtStreamEvent) or thought.session is None:
+            return
+        named: list[tuple[EdgeKind, str | None]] = [
+            ("revision", thought.session.revises_id),
+            ("merge", thought.session.merges_id),
+        ]
+        for kind, source in named:
+            before = self._store.places.get((thought.task_id, source), []) if source is not None else []
+            at = bisect_left(before, place)
+            if at > 0:
+                yield Link(before[at - 1], place, kind)
 
     def _parents(self) -> dict[int, int]:
         """The place that each thought follows from, in the order of the thoughts."""
+        places = self._store.thoughts[: self._thoughts]
+        return {place: parent for place in places if (parent := self._parent(place)) is not None}
+
+    def _parent(self, place: int) -> int | None:
+        """The place that a thought follows from."""
         store = self._store
-        parents: dict[int, int] = {}
-        for place in store.thoughts[: self._thoughts]:
-            thought = store.nodes[place]
-            if not isinstance(thought, ThoughtStreamEvent) or not thought.related_to:
-                continue
-            named = store.places.get((thought.task_id, thought.related_to), [])
-            at = bisect_left(named, place)
-            if thought.related_to == thought.tool_call_id and at > 0:
-                # The call that makes the thought is the thought itself; one of that id may lie further back, because
-                # some vendors use their ids again.
-                at -= store.messages[named[at - 1]] == store.messages[place]
-            if at > 0:
-                parents[place] = named[at - 1]
-            else:
-                later = (other for other in named if place < other < self._length)
-                if (first := next(later, None)) is not None:
-                    parents[place] = first
-        return parents
+        thought = store.nodes[place]
+        if not isinstance(thought, ThoughtStreamEvent) or not thought.related_to:
+            return None
+        named = store.places.get((thought.task_id, thought.related_to), [])
+        at = bisect_left(named, place)
+        if thought.related_to == thought.tool_call_id and at > 0:
+            # The call that makes the thought is the thought itself; one of that id may lie further back, because
+            # some vendors use their ids again.
+            at -= store.messages[named[at - 1]] == store.messages[place]
+        if at > 0:
+            return named[at - 1]
+        return next((other for other in named if place < other < self._length), None)
 
     def _place_calls(self, parents: dict[int, int]) -> None:
         """Hang each call under the last thought of its message."""
@@ -341,7 +361,6 @@ def _kind(source: Node, target: Node) -> EdgeKind:
         return "call"
     place = target.session if isinstance(target, ThoughtStreamEvent) else None
     return "branch" if place is not None and place.branch_from is not None else "thought"
-
 
 
 def _dangling(thought: ThoughtStreamEvent) -> str:

@@ -16,6 +16,8 @@ from rxloop.thinking.page import PAGE
 
 WIDTH, HEIGHT = 230, 54
 """A box, in pixels."""
+BESIDE: tuple[drawing.EdgeKind, ...] = ("revision", "merge")
+"""Edges that are no steps of a chain."""
 STEP, ROW, MARGIN = 290, 70, 24
 """From a column to the next, from a row to the next, and around it all."""
 
@@ -46,10 +48,10 @@ def html(nodes: drawing.Nodes, edges: drawing.Edges, title: str) -> str:
 def layout(nodes: drawing.Nodes, edges: drawing.Edges) -> dict[int, tuple[int, int]]:
     """Where the boxes stand: a column for each step of a chain, from left to right, and a row for each branch.
 
-    What starts a chain stands left; a reference that closes a circle does not count, and a revision is no step.
+    What starts a chain stands left; a reference that closes a circle does not count; revisions and merges are no steps.
     """
     below: dict[int | None, list[int]] = {}
-    parents = {target: source for source, target, kind in edges if kind != "revision"}
+    parents = {target: source for source, target, kind in edges if kind not in BESIDE}
     depths: dict[int, int] = {}
     for place in nodes:
         _depth(place, parents, depths)
@@ -105,10 +107,10 @@ def _box(place: int, node: drawing.Node, spot: tuple[int, int]) -> str:
 def _edge(spots: dict[int, tuple[int, int]], link: drawing.Link) -> str:
     (x1, y1), (x2, y2) = spots[link.source], spots[link.target]
     ends = f'data-edge="n{link.source} n{link.target}"'
-    if link.kind == "revision":
+    if link.kind in BESIDE:
         # From top to top, so that it is told apart from the steps, which run from side to side.
         x1, x2, high = x1 + WIDTH // 2, x2 + WIDTH // 2, min(y1, y2) - MARGIN + 6
-        return f'<path class="revision" d="M{x1} {y1}C{x1} {high} {x2} {high} {x2} {y2}" {ends}/>'
+        return f'<path class="{link.kind}" d="M{x1} {y1}C{x1} {high} {x2} {high} {x2} {y2}" {ends}/>'
     x1, y1, y2 = x1 + WIDTH, y1 + HEIGHT // 2, y2 + HEIGHT // 2
     style = "back" if x2 < x1 else link.kind
     middle = (x1 + x2) // 2

@@ -29,7 +29,8 @@ dl { display: grid; grid-template-columns: auto 1fr; gap: .2rem .8rem; margin: 0
 dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; } aside a { color: inherit; }
 path { fill: none; stroke: var(--line); stroke-width: 1.5; marker-end: url(#arrow); }
 path.back { stroke-dasharray: 5 4; } path.branch { stroke-width: 3; }
-path.revision { stroke: #c6503c; stroke-dasharray: 3 3; } path.near { stroke: var(--ink); stroke-width: 2; }
+path.revision { stroke: #c6503c; stroke-dasharray: 3 3; } path.merge { stroke: #2c8a57; stroke-dasharray: 3 3; }
+path.near { stroke: var(--ink); stroke-width: 2; }
 .node { cursor: pointer; outline: none; --kind: #7a8194; }
 .node rect { fill: var(--box); stroke: var(--kind); stroke-width: 1.5; }
 .node text { fill: var(--quiet); font-size: 12px; } .node .head { fill: var(--kind); font-weight: 600; }
@@ -90,13 +91,15 @@ function open(key) {
     if (node[field] !== null && node[field] !== undefined) facts.append(make("dt", title), make("dd", node[field]));
   for (const other of node.alternatives || []) facts.append(make("dt", "alternative"), make("dd", other));
   for (const [field, value] of Object.entries(node.session || {})) facts.append(make("dt", field), make("dd", value));
-  const step = edge => edge.kind !== "revision";
+  const is = (...kinds) => edge => kinds.includes(edge.kind), step = is("thought", "call", "branch");
   const from = wanted => graph.edges.filter(edge => edge.to === key && wanted(edge)).map(edge => edge.from);
   const to = wanted => graph.edges.filter(edge => edge.from === key && wanted(edge)).map(edge => edge.to);
   links(facts, "follows from", from(step));
   links(facts, "leads to", to(step));
-  links(facts, "revises", from(edge => !step(edge)));
-  links(facts, "revised by", to(edge => !step(edge)));
+  links(facts, "revises", from(is("revision")));
+  links(facts, "revised by", to(is("revision")));
+  links(facts, "merges", from(is("merge")));
+  links(facts, "merged into", to(is("merge")));
   panel.replaceChildren(make("h2", named(node)), make("pre", text), facts);
 }
 const show = key => { if (location.hash === "#" + key) open(key); else location.hash = key; };

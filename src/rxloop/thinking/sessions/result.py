@@ -13,6 +13,8 @@ from rxloop.thinking.sessions.session import Placed, Session
 from rxloop.thinking.sessions.thought import SequentialThought, ThoughtWarning
 
 BYTES_PER_TOKEN = 4
+FLOW = ("strategy", "stage", "nextStages", "stepsToEnd", "missingFields", "kept", "pruned", "merged")
+"""What is said of the flow that a thought belongs to."""
 _NAMES = 20
 """Names of branches that a model is shown."""
 
@@ -90,15 +92,16 @@ class ThoughtResult:
         history = [thought.echo for thought in self.history]
         return {**self._head(self.branches), "thoughtHistory": history, **self._remarks()}
 
-    def to_text(self, budget: int) -> str:
+    def to_text(self, budget: int, **more: Any) -> str:
         """The same for a model, as JSON: with the last thoughts that fit, and a word on how many came before.
 
         Args:
             budget: Tokens for the whole text, at four bytes each. The head, the warnings and the newest thought, cut
                 where it must be, are there in any case.
+            **more: What else to say.
         """
         names = [_cut(name, 60) for name in self.branches[-_NAMES:]]
-        said: dict[str, Any] = {**self._head(names), **self._remarks()}
+        said: dict[str, Any] = {**self._head(names), **self._remarks(), **more}
         if self.placed.branches > len(names):
             said["branchCount"] = self.placed.branches
         room = budget * BYTES_PER_TOKEN - len(orjson.dumps(said))
@@ -127,6 +130,7 @@ class ThoughtResult:
             **self.official(),
             "totalThoughts": self.thought.total_thoughts,
             "branches": branches,
+            **{name: value for name, value in (self.thought.flow or {}).items() if name in FLOW},
         }
 
     def _remarks(self) -> dict[str, Any]:

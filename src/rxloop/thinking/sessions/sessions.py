@@ -19,6 +19,7 @@ from rxloop.thinking.sessions.session import Session
 from rxloop.thinking.sessions.thought import SequentialThought, ThoughtInput, ThoughtWarning
 
 T = TypeVar("T")
+Admit = Callable[[Session, ThoughtInput], dict[str, Any]]
 
 _KEPT = 256
 """Sessions whose thoughts are kept at hand, so that a thought does not cost reading those before it."""
@@ -33,6 +34,8 @@ class _Place:
     session: Session
     over: SessionRecord | None = None
     """The session that ends by it."""
+    detour: SessionRecord | None = None
+    """The session that was asked for, where it was cleared and leads here by way of others."""
     notices: tuple[ThoughtWarning, ...] = ()
 
 
@@ -94,6 +97,7 @@ class ThinkingSessions:
         owner: str = "",
         session_id: str | None = None,
         call_id: str | None = None,
+        admit: Admit | None = None,
     ) -> ThoughtResult:
         """Take one thought into its session: validated first, and then stored, all of it or nothing.
 
@@ -103,6 +107,8 @@ class ThinkingSessions:
             owner: Whose sessions these are.
             session_id: The session, whatever the thought says of it; one that does not exist begins with it.
             call_id: Names the call: the same one again makes no other thought, and gives the first answer again.
+            admit: What else decides on the thought: called with the session and the thought, before anything is stored,
+                it gives what is kept as `flow`, or raises. It is called again when another writer was first.
 
         Raises:
             InvalidThought: The thought does not fit.
@@ -114,7 +120,7 @@ class ThinkingSessions:
         wanted = session_id if session_id is not None else given.session_id
         async with self._lock(owner, wanted or ""):
             return await self._retried(
-                owner, lambda: self._think(given, owner, wanted, call_id, adopt=session_id is not None)
+                owner, lambda: self._think(given, owner, wanted, call_id, admit, adopt=session_id is not None)
             )
 
     async def get_session(self, session_id: str, *, owner: str = "") -> Session:
@@ -123,7 +129,7 @@ class ThinkingSessions:
         Raises:
             UnknownSession: The owner has no such session, or it has expired.
         """
-        record = await self._follow(owner, session_id)
+        _, record = await self._follow(owner, session_id)
         if record is None or self._expired(record):
             raise unknown(session_id)
         return await self._read(record)
@@ -175,7 +181,14 @@ class ThinkingSessions:
         await self.store.aclose()
 
     async def _think(
-        self, given: ThoughtInput, owner: str, wanted: str | None, call_id: str | None, *, adopt: bool
+        self,
+        given: ThoughtInput,
+        owner: str,
+        wanted: str | None,
+        call_id: str | None,
+        admit: Admit | None,
+        *,
+        adopt: bool,
     ) -> ThoughtResult:
         if call_id is not None and (made := await self._made_before(owner, call_id)) is not None:
             return made
@@ -184,11 +197,15 @@ class ThinkingSessions:
         if given.clear_session:
             place = _cleared(place, now)
         kept = accept(place.session, given, self.rules, at=now, call_id=call_id)
+        if admit is not None:
+            kept = kept.model_copy(update={"flow": admit(place.session, given)})
         session = place.session.add(kept)
         changes = [SessionChange(_record(session), (_entry(kept),), call_id)]
         if place.over is not None:
             state = "expired" if self._expired(place.over) else "cleared"
             changes.insert(0, _over(place.over, state, session))
+        if place.detour is not None:
+            changes.append(_shortcut(place.detour, session))
         if session.version == 1:
             await self._make_room(owner, place.over)
         await self.store.commit(changes)
@@ -196,7 +213,7 @@ class ThinkingSessions:
         return ThoughtResult(session, session.at(len(session)), place.notices)
 
     async def _clear(self, owner: str, session_id: str) -> Session:
-        record = await self._follow(owner, session_id)
+        _, record = await self._follow(owner, session_id)
         if record is None or self._expired(record):
             raise unknown(session_id)
         session = _fresh(owner, CLOCK.get().now()).changed(version=1)
@@ -230,31 +247,34 @@ class ThinkingSessions:
         session = self._sessions.get((owner, wanted))
         if session is not None and not self._expired(session):
             return _Place(session)
-        record = await self._follow(owner, wanted)
+        first, record = await self._follow(owner, wanted)
         if record is None:
             if adopt:
                 return _Place(_fresh(owner, now, wanted))
             raise unknown(wanted)
+        # A tombstone that leads to another one is turned towards the end, or every clearing would make the way longer.
+        detour = first if first is not None and first.successor not in (None, record.session_id) else None
         if self._expired(record):
             notice = ThoughtWarning(
                 code="session_expired",
                 message=f"Session {record.session_id} has expired; this thought begins a new one.",
             )
-            return _Place(_fresh(owner, now), record, (notice,))
+            return _Place(_fresh(owner, now), record, detour, (notice,))
         session = await self._read(record)
         if record.session_id == wanted or adopt:
-            return _Place(session)
+            return _Place(session, detour=detour)
         message = f"Session {wanted} was cleared; this thought is in {record.session_id}, which follows it."
-        return _Place(session, notices=(ThoughtWarning(code="session_cleared", message=message),))
+        notice = ThoughtWarning(code="session_cleared", message=message)
+        return _Place(session, detour=detour, notices=(notice,))
 
-    async def _follow(self, owner: str, session_id: str) -> SessionRecord | None:
-        """The record of a session, or of the last one that followed it."""
+    async def _follow(self, owner: str, session_id: str) -> tuple[SessionRecord | None, SessionRecord | None]:
+        """The record of that id, and the last one that followed it: the same, if it is open."""
         seen: set[str] = set()
-        record = await self.store.load(owner, session_id)
+        first = record = await self.store.load(owner, session_id)
         while record is not None and not _is_open(record) and record.session_id not in seen:
             seen.add(record.session_id)
             record = await self.store.load(owner, record.successor or "")
-        return record if record is not None and _is_open(record) else None
+        return first, record if record is not None and _is_open(record) else None
 
     async def _read(self, record: SessionRecord) -> Session:
         """The session of a record: the thoughts that are at hand, and those that came since."""
@@ -336,7 +356,7 @@ def _cleared(place: _Place, now: int) -> _Place:
     session = place.session
     if not session.version:
         return place
-    return _Place(_fresh(session.owner, now), _record(session), place.notices)
+    return replace(place, session=_fresh(session.owner, now), over=_record(session))
 
 
 def _record(session: Session) -> SessionRecord:
@@ -356,6 +376,11 @@ def _over(record: SessionRecord, state: Literal["cleared", "expired"], successor
     return SessionChange(
         replace(record, version=record.version + 1, length=0, state=state, successor=successor.session_id)
     )
+
+
+def _shortcut(record: SessionRecord, successor: Session) -> SessionChange:
+    """What leads to a session by way of others leads to it at once."""
+    return SessionChange(replace(record, version=record.version + 1, successor=successor.session_id))
 
 
 def _is_open(record: SessionRecord) -> bool:

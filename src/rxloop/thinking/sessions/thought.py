@@ -14,7 +14,7 @@ from rxloop.errors import InvalidThought
 from rxloop.messages import Wire, readable
 
 # A number as JavaScript's Number() reads it: clients of the reference server may send any of these.
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _OTHER_BASE = re.compile(r"0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
 _MOST = 2**53 - 1
 """The largest whole number that every reader of JSON keeps as it is."""
@@ -155,6 +155,8 @@ class SequentialThought(Wire):
     call_id: str | None = None
     """The tool call that it came from: the same call does not make another thought."""
     warnings: tuple[ThoughtWarning, ...] = Field(default_factory=tuple[ThoughtWarning, ...])
+    flow: dict[str, Any] | None = None
+    """What a strategy keeps of it: the stage, what may follow, and what became of the branches."""
 
     @property
     def echo(self) -> dict[str, Any]:
@@ -169,4 +171,5 @@ class SequentialThought(Wire):
             "isRevision": bool(self.is_revision),
             "revisesThought": self.revises_thought,
             "branchId": self.branch_id,
+            **({"stage": self.flow["stage"]} if self.flow is not None else {}),
         }

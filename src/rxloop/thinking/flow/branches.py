@@ -1,0 +1,282 @@
+"""The branches of a flow: which there are, which came from which, and which are still open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+from typing_extensions import TypedDict
+
+from rxloop.errors import BranchRefused, ConfigurationError
+from rxloop.thinking.flow import load
+from rxloop.thinking.flow.definition import StrategyDefinition
+from rxloop.thinking.flow.stages import StageManager, StageSnapshot
+
+BranchStatus = Literal["active", "pruned", "merged"]
+
+
+@dataclass(slots=True)
+class Branch:
+    """One line of a flow; its place in the strategy is its own."""
+
+    name: str
+    parent: str | None
+    """The branch that it departs from; None is the main line."""
+    stages: StageManager
+    status: BranchStatus = "active"
+    score: float | None = None
+    """What the evaluation gave it; the larger the better."""
+    merged_into: str | None = None
+    """Where a merged branch went; None is the main line."""
+
+
+class Selection(NamedTuple):
+    """What a selection kept and what it pruned, each in the order in which the branches were opened."""
+
+    kept: tuple[str, ...]
+    pruned: tuple[str, ...]
+
+
+class BranchSnapshot(TypedDict):
+    """A `Branch` as plain values."""
+
+    name: str
+    parent: str | None
+    stages: StageSnapshot
+    status: BranchStatus
+    score: float | None
+    merged_into: str | None
+
+
+class BranchesSnapshot(TypedDict):
+    """`Branches` as plain values, ready for JSON."""
+
+    main: StageSnapshot
+    branches: list[BranchSnapshot]
+
+
+class Branches:
+    """The main line of a flow and the branches that were opened from it, and from each other.
+
+    Wherever a branch is meant, its name stands for it, and None for the main line. What was pruned or merged remains
+    and can be read; only it goes no further. A refused operation changes nothing.
+
+    Iterating gives the branches, without the main line, in the order in which they were opened; `branches["a"]` is one
+    of them, whatever its status.
+
+    Args:
+        main: The main line.
+    """
+
+    def __init__(self, main: StageManager) -> None:
+        self.main = main
+        self._branches: dict[str, Branch] = {}
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(self._branches.values())
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._branches
+
+    def __getitem__(self, name: str) -> Branch:
+        found = self._branches.get(name)
+        if found is None:
+            raise BranchRefused(f"there is no branch {name!r}; there are {_listed(self._branches)}")
+        return found
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The branches that are open."""
+        return tuple(each.name for each in self if each.status == "active")
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The open branches from which no open branch departs: the ends of the tree."""
+        parents = {each.parent for each in self if each.status == "active"}
+        return tuple(name for name in self.active if name not in parents)
+
+    def stages(self, name: str | None) -> StageManager:
+        """The place in the strategy of an open branch, or of the main line, to go on from.
+
+        Raises:
+            BranchRefused: There is no such branch, or it is not open any more.
+        """
+        return self.main if name is None else self._open(name, "goes no further").stages
+
+    def lineage(self, name: str | None) -> tuple[str, ...]:
+        """A branch and those that it came from, the nearest first; nothing for the main line."""
+        found: list[str] = []
+        while name is not None:
+            found.append(name)
+            name = self[name].parent
+        return tuple(found)
+
+    def children(self, name: str | None) -> tuple[str, ...]:
+        """The branches that depart from a branch, whatever their status."""
+        return tuple(each.name for each in self if each.parent == name)
+
+    def open(self, name: str, parent: str | None = None, *, stages: StageManager | None = None) -> Branch:
+        """Open a branch.
+
+        Args:
+            name: What it is called.
+            parent: The branch that it departs from.
+            stages: Where it stands in the strategy: where its parent does, unless given. The branch owns it.
+
+        Raises:
+            BranchRefused: The name is taken, or the parent is not open.
+        """
+        if not name:
+            raise BranchRefused("a branch needs a name")
+        if name in self._branches:
+            raise BranchRefused(
+                f"there is a branch {name!r} already ({self._branches[name].status}); take another name"
+            )
+        source = self.main if parent is None else self._open(parent, "no branch departs from it").stages
+        made = self._branches[name] = Branch(name, parent, stages or source.copy())
+        return made
+
+    def score(self, name: str, score: float) -> None:
+        """Say how good an open branch is; the larger the better, and the last word counts.
+
+        Raises:
+            BranchRefused: It is not open, or the score is no finite number.
+        """
+        branch = self._open(name, "it gets no score")
+        if not math.isfinite(score):
+            raise BranchRefused(f"the score of branch {name!r} is {score}; it has to be a finite number")
+        branch.score = score
+
+    def select(self, keep: int, among: Iterable[str] | None = None) -> Selection:
+        """Keep the branches with the highest scores and prune the others; of equals, what was opened first stays.
+
+        Args:
+            keep: How many to keep.
+            among: The candidates: all leaves, unless given.
+
+        Raises:
+            BranchRefused: A candidate is not open, has no score or came from another one, or none is to be kept.
+        """
+        if keep < 1:
+            raise BranchRefused(f"{keep} branches are to be kept; keep one at least, or prune them by name")
+        names = set(self.leaves if among is None else among)
+        for name in names:
+            self._open(name, "it cannot be selected")
+            if above := [each for each in self.lineage(name)[1:] if each in names]:
+                raise BranchRefused(f"branch {name!r} came from {above[0]!r}; select among branches side by side")
+        candidates = [each for each in self if each.name in names]
+        unscored = [each.name for each in candidates if each.score is None]
+        if unscored:
+            raise BranchRefused(f"there is no score yet for {_listed(unscored)}; score every branch before selecting")
+        best = {each.name for each in sorted(candidates, key=lambda each: -(each.score or 0.0))[:keep]}
+        kept = tuple(each.name for each in candidates if each.name in best)
+        return Selection(kept, self._prune(names - best))
+
+    def prune(self, name: str) -> tuple[str, ...]:
+        """Give up an open branch, and the open ones that came from it.
+
+        Returns:
+            What was pruned.
+
+        Raises:
+            BranchRefused: It is not open.
+        """
+        self._open(name, "it cannot be pruned")
+        return self._prune({name})
+
+    def merge(self, name: str, into: str | None = None) -> None:
+        """Fold an open branch into the main line, or into another open branch.
+
+        Raises:
+            BranchRefused: One of them is not open, the target came from the branch, or open branches depart from it.
+        """
+        branch = self._open(name, "it cannot be merged")
+        if into is not None:
+            self._open(into, "nothing can be merged into it")
+            if name in self.lineage(into):
+                raise BranchRefused(f"branch {name!r} cannot be merged into {into!r}, which is or came from it")
+        still = [child for child in self.children(name) if self[child].status == "active"]
+        if still:
+            raise BranchRefused(
+                f"branch {name!r} cannot be merged while {_listed(still)} departs from it; merge or prune that first"
+            )
+        branch.status, branch.merged_into = "merged", into
+
+    def merged(self, into: str | None = None) -> tuple[str, ...]:
+        """The branches that were merged into the main line, or into a branch."""
+        return tuple(each.name for each in self if each.status == "merged" and each.merged_into == into)
+
+    def snapshot(self) -> BranchesSnapshot:
+        """All that there is to know of them, as plain values."""
+        return {
+            "main": self.main.snapshot(),
+            "branches": [
+                {
+                    "name": each.name,
+                    "parent": each.parent,
+                    "stages": each.stages.snapshot(),
+                    "status": each.status,
+                    "score": each.score,
+                    "merged_into": each.merged_into,
+                }
+                for each in self
+            ],
+        }
+
+    @classmethod
+    def restore(cls, snapshot: Mapping[str, Any], strategy: StrategyDefinition | None = None) -> Self:
+        """The branches of a snapshot.
+
+        Args:
+            snapshot: What `snapshot` gave, perhaps by way of JSON.
+            strategy: The strategy, if it is not one of the nine.
+
+        Raises:
+            ConfigurationError: It is no snapshot, or not one of that strategy.
+        """
+        data = load.validated(BranchesSnapshot, snapshot, "the snapshot of branches")
+        made = cls(StageManager.restore(data["main"], strategy))
+        try:
+            for each in data["branches"]:
+                made.open(each["name"], each["parent"], stages=StageManager.restore(each["stages"], strategy))
+                if each["score"] is not None:
+                    made.score(each["name"], each["score"])
+            for each in data["branches"]:
+                made._close(each)
+        except BranchRefused as error:
+            raise ConfigurationError(f"the snapshot of branches does not fit: {error}") from error
+        return made
+
+    def _close(self, data: BranchSnapshot) -> None:
+        """Give a branch the status that it has in a snapshot, if any order of operations could have led to it."""
+        name, status, into = data["name"], data["status"], data["merged_into"]
+        parent = self[name].parent
+        if status == "active" and parent is not None:
+            self._open(parent, f"branch {name!r} cannot be open")
+        if into is not None and (status != "merged" or name in self.lineage(into)):
+            raise BranchRefused(f"branch {name!r} is {status}, so it cannot be merged into {into!r}")
+        self[name].status, self[name].merged_into = status, into
+
+    def _prune(self, names: set[str]) -> tuple[str, ...]:
+        pruned = [each for each in self if each.status == "active" and not names.isdisjoint(self.lineage(each.name))]
+        for each in pruned:
+            each.status = "pruned"
+        return tuple(each.name for each in pruned)
+
+    def _open(self, name: str, otherwise: str) -> Branch:
+        branch = self[name]
+        if branch.status != "active":
+            where = ""
+            if branch.status == "merged":
+                where = " into the main line" if branch.merged_into is None else f" into {branch.merged_into!r}"
+            raise BranchRefused(f"branch {name!r} was {branch.status}{where}; {otherwise}")
+        return branch
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"

@@ -1,0 +1,185 @@
+"""What the tools for thinking in sessions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from rxloop.errors import (
+    ConfigurationError,
+    InvalidThought,
+    SessionError,
+    StageChoiceRequired,
+    StageRefused,
+    StrategyError,
+    ToolError,
+)
+from rxloop.events import CustomEvent, SessionLink, StageEvent, ThoughtStreamEvent
+from rxloop.requests import RunContext, ToolDefinition
+from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtResult, thought_id
+from rxloop.tools._result import ToolResult
+
+Owner = str | Callable[[RunContext[Any]], str]
+
+
+class SessionTool:
+    """A tool whose calls are thoughts of a session, on the stream and kept by a store."""
+
+    def __init__(
+        self,
+        definition: ToolDefinition,
+        session_id: str | None,
+        sessions: ThinkingSessions | None,
+        owner: Owner | None,
+        text_tokens: int,
+    ) -> None:
+        if session_id is not None and not session_id.strip():
+            raise ConfigurationError("session_id is blank: give it a name, or leave it out")
+        if text_tokens < 1:
+            raise ConfigurationError(f"text_tokens={text_tokens!r} must be at least 1")
+        self.sessions = sessions if sessions is not None else ThinkingSessions()
+        self._definition = definition
+        self._bound = session_id
+        self._owner = owner
+        self._text_tokens = text_tokens
+
+    def __repr__(self) -> str:
+        return f"<tool {self._definition.name}{'' if self._bound is None else f' {self._bound}'}>"
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """Name, description and schema, as they are offered to the model."""
+        return self._definition
+
+    @property
+    def timeout(self) -> float | None:
+        """None: a thought takes no time."""
+        return None
+
+    @property
+    def idempotent(self) -> bool:
+        """True: the same call makes no second thought."""
+        return True
+
+    @property
+    def approve(self) -> bool:
+        """False: thoughts are free."""
+        return False
+
+    def enabled(self, ctx: RunContext[Any]) -> bool:
+        """True."""
+        return True
+
+    async def session(self, *, owner: str = "") -> Session:
+        """The session that the tool is bound to, or the one that followed it when it was cleared.
+
+        Args:
+            owner: Whose it is, where the tool has an owner for each run.
+
+        Raises:
+            ConfigurationError: The tool is bound to no session.
+            UnknownSession: Nothing was thought in it yet, or it has expired.
+        """
+        if self._bound is None:
+            raise ConfigurationError(f"{self._definition.name} is bound to no session: give it a session_id")
+        return await self.sessions.get_session(
+            self._bound, owner=self._owner if isinstance(self._owner, str) else owner
+        )
+
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> ToolResult:
+        """Take one thought.
+
+        Raises:
+            ToolError: The thought does not fit, or there is no such session; nothing was stored.
+        """
+        slot = f"{ctx.task_id}:{ctx.step}:{ctx.index}" if ctx.run is not None and ctx.call is not None else None
+        try:
+            result = await self._think(arguments, self._owner_of(ctx), slot)
+        except (SessionError, StrategyError) as error:
+            if ctx.run is not None and isinstance(error, StageRefused) and error.target is not None:
+                ctx.emit(_refused(error))
+            raise ToolError(_refusal(error)) from error
+        if ctx.run is not None and result.thought_id not in ctx.state.thoughts:
+            _tell(result, ctx)
+        return ToolResult(result.to_json(), self._text(result))
+
+    async def _think(self, arguments: dict[str, Any], owner: str, call_id: str | None) -> ThoughtResult:
+        raise NotImplementedError
+
+    def _text(self, result: ThoughtResult) -> str:
+        return result.to_text(self._text_tokens)
+
+    def _owner_of(self, ctx: RunContext[Any]) -> str:
+        if self._owner is not None:
+            return self._owner if isinstance(self._owner, str) else self._owner(ctx)
+        # A session that the program has named is the program's; those of the model end with its conversation.
+        return "" if self._bound is not None or ctx.run is None else ctx.context_id
+
+
+def _tell(result: ThoughtResult, ctx: RunContext[Any]) -> None:
+    """Put the thought on the stream, behind the stages that it goes through; and a word when it goes in circles."""
+    flow = result.thought.flow or {}
+    for before, stage in flow.get("trail", ()):
+        ctx.emit(
+            StageEvent(
+                strategy=flow["strategy"],
+                from_stage=before,
+                to_stage=stage,
+                thought_id=result.thought_id,
+                session_id=result.session_id,
+            )
+        )
+    ctx.emit(_thought_event(result, ctx))
+    for warning in result.thought.warnings:
+        if warning.code == "repetition":
+            data = {"sessionId": result.session_id, "thoughtId": result.thought_id, "message": warning.message}
+            ctx.emit(CustomEvent(name="repetition", data=data))
+
+
+def _thought_event(result: ThoughtResult, ctx: RunContext[Any]) -> ThoughtStreamEvent:
+    thought, placed = result.thought, result.placed
+    flow = thought.flow or {}
+
+    def id_of(place: int | None) -> str | None:
+        return None if place is None else thought_id(result.session_id, place)
+
+    merged = result.session.newest(flow["merged"]) if "merged" in flow else None
+    return ThoughtStreamEvent(
+        thought_id=result.thought_id,
+        thought_type="reflection" if thought.is_revision or thought.revises_thought is not None else "reasoning",
+        content=thought.thought,
+        related_to=id_of(placed.follows),
+        source="strategy" if flow else "sequential",
+        tool_call_id=ctx.call.id if ctx.call is not None else None,
+        session=SessionLink(
+            session_id=result.session_id,
+            number=thought.thought_number,
+            total=thought.total_thoughts,
+            next_thought_needed=thought.next_thought_needed,
+            revises=thought.revises_thought,
+            revises_id=id_of(placed.revises),
+            branch_id=placed.branch,
+            branch_from=thought.branch_from_thought if placed.opens else None,
+            merges=flow.get("merged"),
+            merges_id=id_of(merged.place) if merged is not None else None,
+            stage=flow.get("stage"),
+        ),
+    )
+
+
+def _refused(error: StageRefused) -> StageEvent:
+    return StageEvent(
+        strategy=error.strategy, from_stage=error.stage, to_stage=error.target or "", accepted=False, reason=str(error)
+    )
+
+
+def _refusal(error: SessionError | StrategyError) -> str:
+    """What is wrong, as JSON that a model reads as well as a program."""
+    said: dict[str, Any] = {"error": str(error), "code": error.code}
+    if isinstance(error, InvalidThought) and error.fields:
+        said["fields"] = error.fields
+    if isinstance(error, StageRefused):
+        said["choices" if isinstance(error, StageChoiceRequired) else "allowed"] = list(error.allowed)
+    return orjson.dumps(said).decode()

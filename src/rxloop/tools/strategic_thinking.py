@@ -1,0 +1,185 @@
+"""`strategic_thinking`: the tool that guides a model through the stages of a reasoning strategy."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from rxloop.errors import ConfigurationError
+from rxloop.requests import ToolDefinition
+from rxloop.thinking.flow import LOOP_CAP, STRATEGIES, StrategyDefinition, strategy
+from rxloop.thinking.flow.staged import Flow, StagedInput, by_name
+from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult
+from rxloop.thinking.sessions.teaching import parameters
+from rxloop.tools._session_tool import Owner, SessionTool
+
+NAME = "strategic_thinking"
+_KEPT = 256
+"""Flows that are kept at hand, so that a thought does not cost folding those before it."""
+
+_DESCRIPTION = """\
+Think a problem through by a reasoning strategy, which leads you from stage to stage. One call a thought.
+
+- {choose}
+- Each answer has the stage that you are in, nextStages with those that may follow, and guidance: what to do there.
+- Leave stage out where one stage follows; the flow goes on to it. Where several may follow, name one in stage. To add \
+a thought to the current stage, name that stage.
+- Give what the stage asks for (missingFields tells), as fields of their own beside the others.
+- To follow several ways, open a branch for each with branchFromThought and branchId; each has its own place in the \
+flow. Give an evaluationScore in a branch, keep=1 to keep the best and give up the others, and mergeBranch to go \
+on with a branch on the main line.
+- Set nextThoughtNeeded to false in the last stage, final_response or what it is called, and then give the answer.
+
+The strategies:
+{strategies}"""
+
+_PROPERTIES: dict[str, dict[str, Any]] = {
+    "stage": {"type": "string", "description": "The stage of this thought; needed where several may follow."},
+    "evaluationScore": {"type": "number", "description": "How good this branch is; the larger the better."},
+    "keep": {
+        "type": "integer",
+        "minimum": 1,
+        "description": "Keep so many of the branches, those with the highest scores, and give up the others.",
+    },
+    "mergeBranch": {"type": "string", "description": "The branch that ends in this thought, which goes on with it."},
+}
+
+
+class StrategicThinking(SessionTool):
+    """The tool `strategic_thinking`: each call is a thought in a stage of a strategy."""
+
+    def __init__(
+        self,
+        *strategies: StrategyDefinition | str,
+        session_id: str | None = None,
+        sessions: ThinkingSessions | None = None,
+        owner: Owner | None = None,
+        loop_cap: int = LOOP_CAP,
+        budget: int | None = None,
+        strict: bool = False,
+        text_tokens: int = 600,
+        hidden: bool = False,
+    ) -> None:
+        """See `strategic_thinking`."""
+        found = tuple(strategy(each) if isinstance(each, str) else each for each in strategies or STRATEGIES.values())
+        definition = ToolDefinition(
+            name=NAME,
+            description=_description(found),
+            parameters=_parameters(found, bound=session_id is not None),
+            hidden=hidden,
+        )
+        super().__init__(definition, session_id, sessions, owner, text_tokens)
+        self._definitions = by_name(found)
+        self._loop_cap = loop_cap
+        self._budget = budget
+        self._strict = strict
+        self._flows: OrderedDict[tuple[str, str], tuple[int, int, Flow]] = OrderedDict()
+        for each in found:
+            if budget is not None and budget <= each.steps_to_end(each.initial):
+                raise ConfigurationError(
+                    f"budget={budget!r} is too small for the strategy {each.name!r}, whose shortest way has "
+                    f"{each.steps_to_end(each.initial) + 1} thoughts"
+                )
+
+    async def _think(self, arguments: dict[str, Any], owner: str, call_id: str | None) -> ThoughtResult:
+        given = StagedInput.of(arguments)
+        admitted: list[Flow] = []
+
+        def admit(session: Session, thought: ThoughtInput) -> dict[str, Any]:
+            assert isinstance(thought, StagedInput)
+            # Taken out while it moves: when the thought is refused half way, it is folded anew.
+            flow = self._flow(session)
+            kept = flow.admit(session, thought, strict=self._strict)
+            admitted.append(flow)
+            return kept
+
+        result = await self.sessions.think(given, owner=owner, session_id=self._bound, call_id=call_id, admit=admit)
+        if admitted:
+            session = result.session
+            self._flows[owner, session.session_id] = (session.created, len(session), admitted[-1])
+            if len(self._flows) > _KEPT:
+                self._flows.popitem(last=False)
+        return result
+
+    def _flow(self, session: Session) -> Flow:
+        """The flow of a session as it stands, which is the caller's from now on."""
+        created, length, flow = self._flows.pop((session.owner, session.session_id), (0, 0, None))
+        if flow is None or created != session.created or length > len(session):
+            length, flow = 0, Flow(self._definitions, loop_cap=self._loop_cap, budget=self._budget)
+        for placed in session.placed(length + 1):
+            flow.follow(session, placed)
+        return flow
+
+    def _text(self, result: ThoughtResult) -> str:
+        flow = result.thought.flow or {}
+        found = self._definitions.get(flow.get("strategy", ""))
+        guidance = {name: found.stage(name).prompt for name in flow.get("nextStages", ())} if found is not None else {}
+        return result.to_text(self._text_tokens, guidance=guidance)
+
+
+def strategic_thinking(
+    *strategies: StrategyDefinition | str,
+    session_id: str | None = None,
+    sessions: ThinkingSessions | None = None,
+    owner: Owner | None = None,
+    loop_cap: int = LOOP_CAP,
+    budget: int | None = None,
+    strict: bool = False,
+    text_tokens: int = 600,
+    hidden: bool = False,
+) -> StrategicThinking:
+    """The tool that guides a model through the stages of a reasoning strategy.
+
+    Its sessions are those of `sequential_thinking`, with a place in the strategy for the main line and for each branch.
+    Every thought is a `thought-stream` event, and every change of stage a `stage` event; so is one that is refused.
+
+    Args:
+        *strategies: Those that the model may choose from, by name or of one's own; all nine by default. Of one alone
+            the model need not know the name.
+        session_id: Binds the tool to a session, as for `sequential_thinking`.
+        sessions: Where the sessions are kept.
+        owner: Whose they are, as for `sequential_thinking`.
+        loop_cap: How often each way back of a strategy may be taken; after that the way out is what is left.
+        budget: The thoughts of a line; when they are just enough for the way to the end, only that is offered.
+        strict: Refuse a thought that lacks what its stage asks for; otherwise the answer says what is missing.
+        text_tokens: What the answer to a thought may take in the conversation, in tokens.
+        hidden: Clients see the thoughts and not the calls.
+
+    Example:
+        >>> agent = Agent("zai:glm-4.7", tools=[strategic_thinking("tree_of_thoughts", budget=40)])
+
+    Raises:
+        ConfigurationError: There is no such strategy, or the budget is too small for its shortest way.
+    """
+    return StrategicThinking(
+        *strategies,
+        session_id=session_id,
+        sessions=sessions,
+        owner=owner,
+        loop_cap=loop_cap,
+        budget=budget,
+        strict=strict,
+        text_tokens=text_tokens,
+        hidden=hidden,
+    )
+
+
+def _description(strategies: tuple[StrategyDefinition, ...]) -> str:
+    choose = "Name the strategy in your first call." if len(strategies) > 1 else "The flow begins with your first call."
+    if len(strategies) > 1:
+        choose += " At a decision point you may begin another one by naming it."
+    lines = [f"- {each.name}: {each.when} It begins with {each.initial}." for each in strategies]
+    return _DESCRIPTION.format(choose=choose, strategies="\n".join(lines))
+
+
+def _parameters(strategies: tuple[StrategyDefinition, ...], *, bound: bool) -> dict[str, Any]:
+    schema = parameters(bound=bound)
+    chosen: dict[str, Any] = {}
+    if len(strategies) > 1:
+        chosen["strategy"] = {
+            "type": "string",
+            "enum": [each.name for each in strategies],
+            "description": "The strategy; needed in the first thought.",
+        }
+    # Open: the fields that a stage asks for stand beside those that every thought has.
+    return {**schema, "properties": {**schema["properties"], **chosen, **_PROPERTIES}, "additionalProperties": True}

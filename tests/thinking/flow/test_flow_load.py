@@ -1,0 +1,155 @@
+"""Strategies from JSON and YAML."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rxloop.errors import ConfigurationError
+from rxloop.thinking.flow import Branching, IterationPoint, Stage, StrategyDefinition
+
+OWN = StrategyDefinition(
+    name="own",
+    title="My own",
+    when="For texts that must hold to rules.",
+    stages=(
+        Stage(name="draft", next=("check",), prompt="Write.", fields=("text",)),
+        Stage(name="check", next=("draft", "done"), description="Is it right?"),
+        Stage(name="done"),
+    ),
+    decision_points=("check",),
+    iteration_point=IterationPoint(stage="check", back_to=("draft",)),
+    branching=Branching(kind="explicit", stage="draft", fields=("branchId",)),
+    traits=frozenset({"revision"}),
+)
+
+JSON = """
+{"name": "own", "title": "My own", "when": "For texts that must hold to rules.",
+ "stages": {
+    "draft": {"next": "check", "prompt": "Write.", "fields": ["text"]},
+    "check": {"next": ["draft", "done"], "description": "Is it right?"},
+    "done": {}},
+ "decision_points": ["check"],
+ "iteration_point": {"stage": "check", "back_to": "draft"},
+ "branching": {"kind": "explicit", "stage": "draft", "fields": ["branchId"]},
+ "traits": ["revision"]}
+"""
+
+YAML = """
+name: own
+title: My own
+when: For texts that must hold to rules.
+stages:
+  draft:
+    next: check
+    prompt: Write.
+    fields: [text]
+  check:
+    next: [draft, done]
+    description: Is it right?
+  done:
+decision_points: check
+iteration_point: {stage: check, back_to: draft}
+branching:
+  kind: explicit
+  stage: draft
+  fields: branchId
+traits: [revision]
+"""
+
+
+def test_a_strategy_is_read_from_json(tmp_path: Path) -> None:  # T72
+    assert StrategyDefinition.from_json(JSON) == OWN
+    assert StrategyDefinition.from_json(JSON.encode()) == OWN
+    (tmp_path / "own.json").write_text(JSON)
+    assert StrategyDefinition.from_json(tmp_path / "own.json") == OWN
+
+
+def test_a_strategy_is_read_from_yaml(tmp_path: Path) -> None:  # T72
+    assert StrategyDefinition.from_yaml(YAML) == OWN
+    (tmp_path / "own.yaml").write_text(YAML)
+    assert StrategyDefinition.from_yaml(tmp_path / "own.yaml") == OWN
+
+
+def test_the_stages_may_be_a_list() -> None:
+    text = '{"name": "own", "stages": [{"name": "a", "next": ["b"]}, {"name": "b"}]}'
+    assert [stage.name for stage in StrategyDefinition.from_json(text).stages] == ["a", "b"]
+    anchored = "name: own\nstages:\n- {name: a, next: &end [b]}\n- {name: b}\nterminal: *end"
+    assert StrategyDefinition.from_yaml(anchored).terminal == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"name": "x"}', "stages is missing"),
+        ("[]", "dictionary"),
+        ('{"name": "x", "stages": []}', "strategy 'x' has no stages"),
+        ('{"name": "x", "stages": {"a": {"nxt": "b"}, "b": {}}}', "there is no field stages.a.nxt"),
+        (
+            '{"name": "x", "stages": {"a": {"next": [1]}, "b": {}}}',
+            "stages.a.next.0: input should be a valid string (got 1)",
+        ),
+        ('{"name": "x", "stages": {"a": "b", "b": {}}}', "stages.0: "),
+        ('{"name": "x", "stages": {"a": {"name": "b"}}}', "the stage under 'a' calls itself 'b'"),
+        (
+            '{"name": "x", "stages": {"a": {"next": "c"}, "b": {}}}',
+            "strategy 'x' has no stage 'c', which is to follow 'a'",
+        ),
+        ('{"name": "x", "stages": {"a": {}, "a": {}}}', "the key 'a' stands twice in one object"),
+        ('{"name": "x",\n "stages": {"a": {},}}', "(line 2, column "),
+        ('{"name": "x", "stages": {"a": {}}, "traits": ["speed"]}', "traits.0: input should be 'external_tools'"),
+        ('{"name": "x", "stages": {"a": {}}, "branching": {"kind": "bush", "stage": "a"}}', "branching.kind: "),
+        ("own.json", "Expecting value (line 1, column 1); for a file, give a pathlib.Path"),
+    ],
+)
+def test_what_is_wrong_in_json_is_told_with_its_place(text: str, said: str) -> None:  # T71
+    with pytest.raises(ConfigurationError) as caught:
+        StrategyDefinition.from_json(text)
+    assert str(caught.value).startswith("the JSON of a strategy")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x", "stages is missing"),
+        ("", "dictionary"),
+        ("own.yaml", "is a piece of text, not a mapping; for a file, give a pathlib.Path"),
+        ("name: x\nstages:\n  a: {next: [no]}\n  b:", "stages.a.next.0: input should be a valid string (got False)"),
+        ("name: x\nstages:\n  a: {next: b}\n  a:", "the key 'a' stands twice in one mapping (line 4)"),
+        ("name: x\nstages: [\n", "(line 3, column 1)"),
+        ("name: !!python/object:os.system x", "could not determine a constructor"),
+        ("&self [*self]", "the YAML of a strategy is not right"),
+        ("name: x\nstages:\n  1: {}", "stages.1.name: input should be a valid string (got 1)"),
+    ],
+)
+def test_what_is_wrong_in_yaml_is_told_with_its_place(text: str, said: str) -> None:  # T71
+    with pytest.raises(ConfigurationError) as caught:
+        StrategyDefinition.from_yaml(text)
+    assert str(caught.value).startswith("the YAML of a strategy")
+    assert said in str(caught.value)
+
+
+def test_what_does_not_hold_together_is_told_as_where_it_is_written_in_python() -> None:  # T71
+    with pytest.raises(ConfigurationError) as caught:
+        StrategyDefinition.from_json('{"name": "x", "stages": {"a": {"next": "b"}, "lost": {"next": "b"}, "b": {}}}')
+    assert str(caught.value) == "the JSON of a strategy is not right: strategy 'x' has no way from 'a' to lost"
+
+
+def test_a_file_that_cannot_be_read_is_told_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be read: .*missing\.json"):
+        StrategyDefinition.from_json(tmp_path / "missing.json")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
+    with pytest.raises(ConfigurationError, match="is not UTF-8"):
+        StrategyDefinition.from_yaml(tmp_path / "latin.yaml")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"strategy in .*bad\.json is not right: name is missing"):
+        StrategyDefinition.from_json(tmp_path / "bad.json")
+
+
+def test_without_its_package_yaml_is_refused_with_the_name_of_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigurationError, match=r'which is not installed: pip install "rxloop\[yaml\]"'):
+        StrategyDefinition.from_yaml(YAML)
