@@ -351,6 +351,30 @@ def test_a_call_that_is_answered_waits_for_nothing() -> None:
     assert list(state.pending) == ["1.1.1", "1.0.2"]
 
 
+def test_a_question_on_a_branch_waits_for_the_whole_run_and_not_for_another_branch() -> None:
+    question = PendingInput(input_id="b/1.0.1", prompt="Sure?", call=called(), index=0, step="b/1")
+    asking = InputRequiredEvent(input=question, branch="b")
+    begun = fold_all([task(), llm("b/1", branch="b"), complete("", called(), step="b/1", branch="b"), asking])
+
+    assert list(begun.pending) == ["b/1.0.1"]
+    assert begun.branched().pending == {}
+    assert fold_all([answered(0, step="b/1", branch="b")], begun).pending == {}
+    told = fold_all([InputReceivedEvent(input_id="b/1.0.1", value=True)], begun)
+    assert (told.pending, told.branched().beside(told).answers) == ({}, {"b/1.0.1": True})
+
+
+def test_a_branch_begins_where_the_main_line_stood() -> None:
+    events = [task("One"), llm("b/1", branch="b"), MessageAddedEvent(content="Two"), llm("c/1", branch="c")]
+    born: dict[str, RunState] = {}
+
+    fold_all([*events, MessageAddedEvent(content="Three")], born=born)
+
+    assert {branch: shape(state) for branch, state in born.items()} == {
+        "b": ["user: One"],
+        "c": ["user: One", "user: Two"],
+    }
+
+
 @pytest.mark.parametrize(("state", "finished"), [("completed", True), ("failed", True), ("canceled", False)])
 def test_completed_and_failed_are_for_good(state: Any, finished: bool) -> None:
     assert fold_all([task(), StatusUpdateEvent(state=state, final=True)]).finished is finished

@@ -87,7 +87,7 @@ class Agent(Generic[D, O]):
         output_mode: OutputMode = "auto",
         output_retries: int = 2,
         loop: Sequence[Operator] | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | str | None = None,
         limits: Limits | None = None,
         thoughts: bool | Thoughts = True,
         log: EventLog | None = None,
@@ -107,7 +107,8 @@ class Agent(Generic[D, O]):
                 known to keep to a schema in every request, and otherwise says it in the system prompt too.
             output_retries: How often an answer that does not fit is sent back.
             loop: The operators of one iteration; `op.standard()` by default.
-            strategy: What makes a run of the loop; `op.iterate` by default.
+            strategy: What makes a run of the loop: a strategy, or the name of one of `rxloop.strategies`, such as
+                `rewoo`; `op.iterate` by default.
             limits: Where a run ends even without an answer.
             thoughts: Whether, and how, the model may think aloud by a tool.
             log: Keeps the events; makes conversations and resumption possible.
@@ -142,7 +143,7 @@ class Agent(Generic[D, O]):
         if output_type is not str:
             operators.append(typed_output(self._output.parse, output_retries, by_tool=self._output.tool is not None))
         self._pipeline = compose(*operators)
-        self._strategy: Strategy = strategy or iterate
+        self._strategy = _strategy(strategy) if strategy is not None else iterate
         self.limits = limits or Limits()
         self.log = log
         self.settings = settings or ModelSettings()
@@ -376,7 +377,8 @@ class Agent(Generic[D, O]):
         overrides = _OVERRIDES.get().get(id(self), {})
         model = options.get("model")
         settings, limits = options.get("settings"), options.get("limits")
-        strategy = options.get("strategy") or self._strategy
+        given = options.get("strategy")
+        strategy = _strategy(given) if given is not None else self._strategy
         loop = strategy(self._pipeline)
         check_operator(strategy, loop)
         chosen = overrides.get("model") or (self._live.provider(model) if model is not None else self._provider)
@@ -386,6 +388,7 @@ class Agent(Generic[D, O]):
             agent_name=self.name,
             model=chosen,
             loop=loop,
+            strategy=getattr(strategy, "__name__", None) if strategy is not iterate else None,
             tools=overrides.get("tools", self._tools),
             instructions=self._instructions,
             limits=limits.over(self.limits) if limits is not None else self.limits,
@@ -406,6 +409,15 @@ class Agent(Generic[D, O]):
 def _check(method: str, options: Options, known: type[Options] = RunOptions) -> None:
     check_names(method, options, known.__annotations__)
     check_options(**options)
+
+
+def _strategy(given: Strategy | str) -> Strategy:
+    if not isinstance(given, str):
+        return given
+    # Not before it is needed: most runs need none of them.
+    from rxloop.strategies import by_name
+
+    return by_name(given)
 
 
 def _new_id() -> str:

@@ -82,8 +82,9 @@ def check_options(
         check_model(model)
     _check_values("settings", settings, ModelSettings, "temperature=0")
     _check_values("limits", limits, Limits, "iterations=3")
-    if strategy is not None and not callable(strategy):
-        raise _wrong("strategy", strategy, "give a function of the pipeline, such as op.iterate")
+    if strategy is not None and not callable(strategy) and not isinstance(strategy, str):
+        advice = "give a strategy, such as react() of rxloop.strategies, or the name of one"
+        raise _wrong("strategy", strategy, advice)
     if on_input is not None and not callable(on_input):
         raise _wrong("on_input", on_input, "give a function that takes the question and gives the answer")
     if metadata is not None and not isinstance(metadata, Mapping):

@@ -22,6 +22,7 @@ from rxloop.messages import Message
 from rxloop.operators.compose import describe
 from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import ask
+from rxloop.recorded import Recorded
 from rxloop.requests import (
     ModelRequest,
     Request,
@@ -70,10 +71,9 @@ class Core:
         self.graph = ThoughtGraph()
         self.system: tuple[Message, ...] = ()
         self.states: dict[str | None, RunState] = {None: RunState()}
-        self.messages_recorded: dict[str, ContentCompleteEvent] = {}
-        """The complete messages of earlier attempts, by step."""
-        self.results_recorded: dict[Slot, ToolCompleteEvent] = {}
-        self.interrupted_slots: set[Slot] = set()
+        self.born: dict[str, RunState] = {}
+        """The states in which the branches of earlier attempts began."""
+        self.recorded_past = Recorded()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.scheduler: RunScheduler | None = None
         self.open = False
@@ -122,13 +122,16 @@ class Core:
         return RunContext(self.spec.deps, self)
 
     def state(self, branch: str | None = None) -> RunState:
-        """The fold of everything published so far on a branch; a new one starts where the main line stands."""
+        """The fold of everything published so far on a branch; a new one starts where the main line stands.
+
+        One of an earlier attempt starts where it did then, so that a strategy that runs again finds the same.
+        """
         main = self.states[None]
         if branch is None:
             return main
         state = self.states.get(branch)
         if state is None:
-            state = self.states[branch] = main.branched()
+            state = self.states[branch] = self.born.get(branch) or main.branched()
         return state.beside(main)
 
     # -- events
@@ -169,11 +172,7 @@ class Core:
         """Whether the log has it from an earlier attempt: answered from there, or made once more by a strategy."""
         if event.attempt and event.attempt < self.attempt:
             return event.task_id == self.task_id
-        if not event.durable or event.parent_task_id is not None:
-            return False
-        if isinstance(event, ContentCompleteEvent):
-            return event.step in self.messages_recorded
-        return isinstance(event, ToolCompleteEvent) and (event.step or "", event.index) in self.results_recorded
+        return self.recorded_past.knows(event)
 
     def _replay(self, event: Event) -> None:
         """Fold such an event on a line that runs again; the main line has it already."""
@@ -371,15 +370,15 @@ class Core:
 
     def recorded(self, step: str) -> Event | None:
         """The message that an earlier attempt received for that step."""
-        return self.messages_recorded.get(step)
+        return self.recorded_past.messages.get(step)
 
     def recorded_result(self, slot: Slot) -> Event | None:
         """The answer that an earlier attempt had for that slot."""
-        return self.results_recorded.get(slot)
+        return self.recorded_past.results.get(slot)
 
     def interrupted(self, slot: Slot) -> bool:
         """Whether an earlier attempt started that call and never heard of its end."""
-        return slot in self.interrupted_slots
+        return slot in self.recorded_past.interrupted
 
     # -- questions
 

@@ -23,16 +23,11 @@ from rxloop.errors import (
     RxloopError,
 )
 from rxloop.events import (
-    ContentCompleteEvent,
     Event,
     InputReceivedEvent,
-    InputRequiredEvent,
     State,
     StatusUpdateEvent,
     TaskEvent,
-    ToolCompleteEvent,
-    ToolStartEvent,
-    ends_attempt,
 )
 from rxloop.fork import Fork
 from rxloop.json_schema import misfit
@@ -40,7 +35,7 @@ from rxloop.messages import ErrorInfo, Message
 from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
 from rxloop.spec import Canceled, End
-from rxloop.state import LimitHit, RunState, Slot, fold_all
+from rxloop.state import LimitHit, RunState, fold_all
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.stream.writer import LogWriter
@@ -188,7 +183,7 @@ def _release(core: Core) -> None:
 def _take_up(core: Core, events: Sequence[Event]) -> Event | None:
     spec = core.spec
     _recall(core, events)
-    state = fold_all(events, core.states[None])
+    state = fold_all(events, core.states[None], core.born)
     _go_on(core, state)
     if state.finished:
         return events[-1]
@@ -204,34 +199,11 @@ def _go_on(core: Core, state: RunState) -> None:
 
 
 def _recall(core: Core, events: Sequence[Event]) -> None:
-    """Note what earlier attempts have come to: the messages, the answers to calls, and the calls that were cut off."""
-    cut_off = core.interrupted_slots
-    asking: dict[str, Slot] = {}
-    taken_over = 0
+    core.recorded_past.add(events)
     for event in events:
         core.graph = core.graph.add(event)
-        if event.parent_task_id is not None:
-            continue
-        if isinstance(event, TaskEvent):
+        if isinstance(event, TaskEvent) and event.parent_task_id is None:
             core.metadata = {**event.metadata, **core.spec.metadata}
-            taken_over = event.fork_seq or 0
-        if isinstance(event, ContentCompleteEvent):
-            if event.finish_reason != "canceled" and event.step:
-                core.messages_recorded[event.step] = event
-        elif isinstance(event, ToolStartEvent):
-            # What was begun in the run that this one is a fork of was not begun here.
-            if event.seq > taken_over:
-                cut_off.add((event.step or "", event.index))
-        elif isinstance(event, ToolCompleteEvent):
-            core.results_recorded[event.step or "", event.index] = event
-        elif isinstance(event, InputRequiredEvent) and event.input.call is not None:
-            asking[event.input_id] = (event.input.step or "", event.input.index)
-        elif isinstance(event, InputReceivedEvent):
-            asking.pop(event.input_id, None)
-        elif ends_attempt(event):
-            # A call that waited for an answer was left on purpose, to be made again with the answer.
-            cut_off.difference_update(asking.values())
-    cut_off.difference_update(asking.values(), core.results_recorded)
 
 
 def _check_inputs(core: Core, state: RunState) -> None:
@@ -263,6 +235,7 @@ async def _begin(core: Core) -> None:
             messages=list(spec.messages),
             model=spec.model.name,
             agent_name=spec.agent_name,
+            strategy=spec.strategy,
             metadata=spec.metadata,
         )
         core.publish(task)
@@ -296,7 +269,7 @@ def _part(core: Core, fork: Fork) -> None:
     for answer in fork.answers(core.past, lambda name: name in tools and tools[name].definition.hidden):
         core.publish(answer)
         # A strategy that runs again finds it here.
-        core.results_recorded[answer.step or "", answer.index] = answer
+        core.recorded_past.results[answer.step or "", answer.index] = answer
     if fork.at > 1 and fork.messages:
         core.close_open()
     for message in fork.added():

@@ -22,7 +22,8 @@ class Options(TypedDict, total=False):
     """Over those of the agent."""
     limits: Limits | None
     """Over those of the agent: a limit that is not set here stays as it is there."""
-    strategy: Strategy | None
+    strategy: Strategy | str | None
+    """What makes a run of the loop: a strategy, or the name of one of `rxloop.strategies`."""
     on_input: OnInput | None
     """Answers the questions of `ctx.ask` while the run waits."""
     metadata: dict[str, Any] | None

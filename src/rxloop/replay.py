@@ -121,6 +121,7 @@ class Replay(RecordedStream):
             finish_reason=state.last.finish_reason if state.last is not None else None,
             pending=list(state.pending.values()),
             error=state.error,
+            compression=state.compression,
             parsed=state.content,
         )
 

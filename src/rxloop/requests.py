@@ -19,6 +19,7 @@ from rxloop.messages import Message, ToolCall, Usage
 from rxloop.settings import Limits, ModelSettings
 
 if TYPE_CHECKING:
+    from rxloop.context import ThinkingResult
     from rxloop.protocols import Clock, EventLog, Provider, Tool
     from rxloop.state import RunState
     from rxloop.stream.scope import Scope
@@ -301,6 +302,10 @@ class ModelRequest(Request):
     """How many messages the history had when the request was made: what it gained since goes behind `messages`."""
     pressure: int = 0
     """How often the provider has said that this request is too long."""
+    estimate: int | None = None
+    """The tokens that it is estimated to take, where somebody has counted them."""
+    thinking: ThinkingResult | None = None
+    """What the thinking phase made of the run so far, where there is one."""
     ctx: RunContext[Any] = field(default_factory=RunContext, repr=False)
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from rxloop.errors import InvalidOutput, NotFinished
 from rxloop.events import PendingInput, State
 from rxloop.messages import ErrorInfo, Message, Usage
 from rxloop.thinking.graph import ThoughtGraph
+from rxloop.totals import CompressionTotals
 
 O = TypeVar("O", default=str)  # noqa: E741
 
@@ -42,6 +43,8 @@ class Result(Generic[O]):
     finish_reason: str | None = None
     pending: list[PendingInput] = field(default_factory=list[PendingInput])
     error: ErrorInfo | None = None
+    compression: CompressionTotals = field(default_factory=CompressionTotals, repr=False)
+    """What the compressions of the context came to."""
     parsed: Any = field(default=None, repr=False)
     misfit: str | None = field(default=None, repr=False)
     """Why the answer of a run that is over does not fit an `output_type` that the run did not have."""

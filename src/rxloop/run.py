@@ -250,6 +250,7 @@ class Run(Generic[O]):
             finish_reason=final.finish_reason,
             pending=final.pending,
             error=final.error,
+            compression=state.compression,
             parsed=parsed,
             misfit=misfit,
         )

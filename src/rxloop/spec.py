@@ -28,6 +28,8 @@ class RunSpec:
     model: Provider
     loop: Operator
     """Answers the `RunRequest`."""
+    strategy: str | None
+    """What the strategy is called that made the loop; None for the usual one."""
     tools: Toolset
     instructions: Instructions
     limits: Limits

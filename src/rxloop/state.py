@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rxloop.errors import RxloopError
 from rxloop.events import (
     ContentCompleteEvent,
+    ContextCompressedEvent,
     Event,
     InputReceivedEvent,
     InputRequiredEvent,
@@ -22,6 +23,7 @@ from rxloop.events import (
     State,
     StatusUpdateEvent,
     TaskEvent,
+    ThinkingFailedEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
     UsageEvent,
@@ -29,6 +31,7 @@ from rxloop.events import (
 from rxloop.history import History, Ledger
 from rxloop.messages import ErrorInfo, Message, ToolCall, Usage
 from rxloop.settings import Limits
+from rxloop.totals import CompressionTotals
 
 THINK_ALOUD = "think_aloud"
 CANCELED_CALL = "The call was cancelled before it had a result."
@@ -67,6 +70,13 @@ class Batch:
         return [self.message, *results]
 
 
+class Measured(NamedTuple):
+    """What a request took, in the provider's words."""
+
+    step: str | None
+    input_tokens: int
+
+
 # Without slots: a copy is then a copy of one dict, a tenth of the cost of `dataclasses.replace`, at each event.
 @dataclass(frozen=True)
 class RunState:
@@ -80,6 +90,8 @@ class RunState:
     error: ErrorInfo | None = None
     messages: History = field(default_factory=History)
     """The history, always well-formed: an open batch enters it when its last call is answered."""
+    asked: tuple[Message, ...] = ()
+    """What the run was started with."""
     usage: Usage = field(default_factory=Usage)
     """Of all model calls of the run, branches included."""
     iteration: int = 0
@@ -112,6 +124,14 @@ class RunState:
     """Consecutive iterations that only thought aloud."""
     answered: bool = False
     """The newest message of the model gave the answer by a tool call."""
+    compressed: ContextCompressedEvent | None = None
+    """What the newest compression left to be sent of the history."""
+    compression: CompressionTotals = field(default_factory=CompressionTotals)
+    """What the compressions of the run came to, branches included."""
+    thinking_failures: int = 0
+    """How often the thinking phase failed."""
+    measured: Measured | None = None
+    """The last request of which the provider told what it took."""
 
     @property
     def thought_only(self) -> bool:
@@ -141,6 +161,9 @@ class RunState:
             thoughts=main.thoughts,
             thought_count=main.thought_count,
             calls=main.calls,
+            answers=main.answers,
+            compression=main.compression,
+            thinking_failures=main.thinking_failures,
         )
 
     def changed(self, **changes: Any) -> RunState:
@@ -153,7 +176,9 @@ class RunState:
 
     def branched(self) -> RunState:
         """The start of a branch: the same history, and a count of its own."""
-        return self.changed(iteration=0, last=None, batch=None, open_step=None, held=(), failures=0, answered=False)
+        return self.changed(
+            iteration=0, last=None, batch=None, open_step=None, held=(), failures=0, answered=False, pending={}
+        )
 
 
 class LimitHit(RxloopError):
@@ -199,29 +224,57 @@ def fold(state: RunState, event: Event) -> RunState:
 
 
 def fold_beside(state: RunState, event: Event) -> RunState:
-    """The state of the main line after an event of a branch: tokens, thoughts and the ids of calls are the run's."""
-    if isinstance(event, UsageEvent | ThoughtStreamEvent):
+    """The state of the main line after an event of a branch: tokens, thoughts, calls and questions are the run's."""
+    if isinstance(event, ThoughtStreamEvent | InputRequiredEvent | InputReceivedEvent | ThinkingFailedEvent):
         return fold(state, event)
-    if isinstance(event, ContentCompleteEvent):
+    changes: dict[str, Any] = {}
+    if isinstance(event, UsageEvent):
+        changes["usage"] = state.usage + event.usage
+    if isinstance(event, ContextCompressedEvent):
+        changes["compression"] = state.compression.add(event)
+    if isinstance(event, ContentCompleteEvent) and event.tool_calls:
         calls = state.calls
         for call in event.tool_calls:
             calls = calls.add(call.id, call)
-        return state.changed(seq=event.seq or state.seq, calls=calls)
-    return state.changed(seq=event.seq or state.seq)
+        changes["calls"] = calls
+    elif isinstance(event, ToolCompleteEvent) and state.pending:
+        changes["pending"] = _unasked(state, event.step, event.index)
+    return state.changed(seq=event.seq or state.seq, **changes)
 
 
-def fold_all(events: Iterable[Event], state: RunState | None = None) -> RunState:
-    """The state of the main line after all these events."""
+def fold_all(
+    events: Iterable[Event], state: RunState | None = None, born: dict[str, RunState] | None = None
+) -> RunState:
+    """The state of the main line after all these events.
+
+    Args:
+        events: In order.
+        state: Where they begin.
+        born: Filled with the state in which each branch began.
+    """
     state = state or RunState()
     for event in events:
-        state = fold(state, event) if event.branch is None else fold_beside(state, event)
+        if event.branch is None:
+            state = fold(state, event)
+            continue
+        if born is not None and event.parent_task_id is None and event.branch not in born:
+            born[event.branch] = state.branched()
+        state = fold_beside(state, event)
     return state
 
 
 def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     # A run that never ended leaves its history to the next one of the conversation.
     before = state.messages.append(*(state.batch.messages() if state.batch else ()), *state.held)
-    fresh = RunState(seq=event.seq, attempt=event.attempt, messages=before.append(*event.messages))
+    # So is what was compressed of it, since it only grows.
+    fresh = RunState(
+        seq=event.seq,
+        attempt=event.attempt,
+        messages=before.append(*event.messages),
+        asked=tuple(event.messages),
+        compressed=state.compressed,
+        measured=state.measured,
+    )
     return vars(fresh)
 
 
@@ -273,12 +326,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     if batch is None or batch.step != event.step or event.index not in batch.open:
         return {}
     batch = replace(batch, answers={**batch.answers, event.index: event})
-    # A call that is answered waits for nothing: it may have failed, or been cut off, while it asked.
-    pending = {
-        key: question
-        for key, question in state.pending.items()
-        if question.call is None or (question.step, question.index) != (batch.step, event.index)
-    }
+    pending = _unasked(state, batch.step, event.index)
     if batch.open:
         return {"batch": batch, "pending": pending}
     all_failed = not any(answer.success for answer in batch.answers.values())
@@ -290,6 +338,15 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
         "messages": state.messages.append(*batch.messages(), *state.held),
         "failures": state.failures + 1 if all_failed else 0,
         "thought_streak": state.thought_streak + 1 if batch.thought_only else 0,
+    }
+
+
+def _unasked(state: RunState, step: str | None, index: int) -> dict[str, PendingInput]:
+    """The questions but for those of a call that is answered: it may have failed, or been cut off, while it asked."""
+    return {
+        key: question
+        for key, question in state.pending.items()
+        if question.call is None or (question.step, question.index) != (step, index)
     }
 
 
@@ -311,7 +368,16 @@ def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
 
 
 def _usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
-    return {"usage": state.usage + event.usage}
+    measured = Measured(event.step, event.input_tokens) if event.input_tokens else state.measured
+    return {"usage": state.usage + event.usage, "measured": measured}
+
+
+def _compressed(state: RunState, event: ContextCompressedEvent) -> dict[str, Any]:
+    return {"compressed": event, "compression": state.compression.add(event)}
+
+
+def _thinking_failed(state: RunState, event: ThinkingFailedEvent) -> dict[str, Any]:
+    return {"thinking_failures": state.thinking_failures + 1}
 
 
 def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
@@ -342,4 +408,6 @@ _HANDLERS: dict[type[Event], Callable[[RunState, Any], dict[str, Any]]] = {
     ThoughtStreamEvent: _thought,
     InputRequiredEvent: _input_required,
     InputReceivedEvent: _input_received,
+    ContextCompressedEvent: _compressed,
+    ThinkingFailedEvent: _thinking_failed,
 }

@@ -471,3 +471,12 @@ async def test_a_message_that_calls_tools_without_a_usable_call_is_asked_for_aga
     error = await refused(op.call_model(), op.run_tools(), turns=[lost, lost, "never asked"])
     assert error.code == "protocol"
     assert error.result.content == "I look it up."
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_it_stops_after_so_many_iterations_though_there_is_no_answer(times: int) -> None:
+    model = ScriptedModel(*repeated(call("step", n=1), 2), "Done.")
+    result = await outcome(Agent(model, tools=[step], strategy=lambda loop: iterate(loop, times)).run("Hi"))
+    assert len(model.requests) == times
+    assert result.state == ("completed" if times == 3 else "failed")
+    assert [message.role for message in result.messages][-1] == ("assistant" if times == 3 else "tool")

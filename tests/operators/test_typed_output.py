@@ -35,15 +35,24 @@ def test_an_answer_that_fits_passes() -> None:
 
 
 def test_an_answer_that_does_not_fit_is_sent_back_with_what_is_wrong() -> None:
-    end = IterationEnd(1, context(FakeHost(state=state("seven")), branch="b"))
+    end = IterationEnd(1, context(FakeHost(state=state("seven"))))
     seen: list[Any] = []
 
     typed_output(int)(emit(end)).subscribe(seen.append)
 
     note, passed_on = seen
     assert passed_on is end
-    assert (note.cause, note.role, note.branch) == ("retry", "user", "b")
+    assert (note.cause, note.role) == ("retry", "user")
     assert "invalid literal for int() with base 10: 'seven'" in note.content
+
+
+def test_what_is_said_on_a_line_of_a_strategy_is_no_answer() -> None:
+    end = IterationEnd(1, context(FakeHost(state=state("seven")), branch="b"))
+    seen: list[Any] = []
+
+    typed_output(int)(emit(end)).subscribe(seen.append)
+
+    assert seen == [end]
 
 
 def test_what_is_no_answer_yet_passes() -> None:

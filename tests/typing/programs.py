@@ -8,7 +8,7 @@ Each `ignore` proves that a mistake is an error: without the error it would be a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_type
@@ -35,12 +35,14 @@ from rxloop import (
     RunDiff,
     RunState,
     Signal,
+    StageEvent,
     Strategy,
     Stream,
     ThoughtGraph,
     ThoughtStreamEvent,
     ToolCall,
     ToolCompleteEvent,
+    ToolDefinition,
     ToolError,
     ToolRequest,
     ToolStartEvent,
@@ -51,6 +53,7 @@ from rxloop import (
     replay,
     tool,
 )
+from rxloop.strategies import Reasoning, Reply, strategy, tree_of_thoughts
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, virtual_time
 
 
@@ -285,6 +288,37 @@ async def chain(agent: Agent[None, str]) -> None:
     result = await run
     print(result.thoughts.tree())
     Path("chain.mmd").write_text(result.thoughts.to_mermaid())
+
+
+# 9 Tree of thoughts
+def can_reach_24(path: Sequence[str]) -> bool:
+    return "24" in path[-1]
+
+
+@strategy
+async def of_ones_own(run: Reasoning) -> str:
+    first, second = await run.gather(run.ask("One?", branch="a"), run.ask("Two?", branch="b"))
+    assert_type(first, Reply)
+    assert_type(await run.gather(run.tools()), list[tuple[ToolDefinition, ...]])
+    return await run.conclude(f"{first.text} or {second.text}?")
+
+
+async def strategies(agent: Agent[None, str]) -> None:
+    tree = tree_of_thoughts(propose=3, keep=2, depth=3, evaluate=can_reach_24, max_calls=40)
+    assert_type(tree, Strategy)
+    assert_type(of_ones_own, Strategy)
+    run = agent.run("Make 24 from 4 9 10 13.", strategy=tree)
+    async for event in run.pipe(op.of_type(StageEvent, ThoughtStreamEvent)):
+        assert_type(event, StageEvent | ThoughtStreamEvent)
+    await agent.run("Hi", strategy="rewoo")
+    Agent("zai:glm-4.7", strategy=of_ones_own)
+    tree_of_thoughts(evaluate="votes")  # pyright: ignore[reportArgumentType]
+    agent.run("Hi", strategy=tree_of_thoughts)  # pyright: ignore[reportArgumentType]
+
+    @strategy  # pyright: ignore[reportArgumentType]
+    async def says_nothing(run: Reasoning) -> None: ...
+
+    print(says_nothing)
 
 
 # 10 Resume after a crash; a fork

@@ -18,7 +18,7 @@ MOST_PRESSURE = 3
 NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
 
 
-def iterate(pipeline: Operator) -> Operator:
+def iterate(pipeline: Operator, times: int | None = None) -> Operator:
     """Answer the `RunRequest`: send one model request after another through a pipeline, until the model has answered.
 
     The usual strategy. Each iteration subscribes the pipeline anew to a `ModelRequest` and an `IterationEnd`.
@@ -36,15 +36,16 @@ def iterate(pipeline: Operator) -> Operator:
 
     Args:
         pipeline: What carries out one iteration: `op.compose(op.call_model(), op.run_tools(), ...)`.
+        times: Stop after so many iterations, with an answer or without: for strategies that go step by step.
     """
-    operator = answering(RunRequest, lambda request: _iterations(pipeline, request.ctx))
+    operator = answering(RunRequest, lambda request: _iterations(pipeline, request.ctx, times))
     operator.__qualname__ = f"iterate({describe(pipeline)})"
     return operator
 
 
-def _iterations(pipeline: Operator, ctx: RunContext[Any]) -> Observable[Signal]:
+def _iterations(pipeline: Operator, ctx: RunContext[Any], times: int | None) -> Observable[Signal]:
     def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        iterations = _Iterations(pipeline, ctx, observer, scheduler)
+        iterations = _Iterations(pipeline, ctx, times, observer, scheduler)
         iterations.advance()
         return Disposable(iterations.stop)
 
@@ -58,11 +59,13 @@ class _Iterations:
         self,
         pipeline: Operator,
         ctx: RunContext[Any],
+        times: int | None,
         observer: abc.ObserverBase[Signal],
         scheduler: abc.SchedulerBase | None,
     ) -> None:
         self._pipeline = pipeline
         self._ctx = ctx
+        self._times = times
         self._observer = observer
         self._scheduler = scheduler
         self._current = SerialDisposable()
@@ -124,6 +127,8 @@ class _Iterations:
             if state.pending:
                 return None
             self._check(state)
+            if self._enough(state):
+                return None
         if state.batch is not None:
             return self._open_calls(state, state.batch)
         if state.done:
@@ -167,6 +172,13 @@ class _Iterations:
                 f"iteration {self._fed} left tool calls unanswered ({names}): "
                 f"the pipeline is {describe(self._pipeline)}"
             )
+
+    def _enough(self, state: RunState) -> bool:
+        """Whether the iteration that has just ended was the last that was asked for."""
+        if self._times is None or _too_long(state) is not None or _called_nothing(state):
+            return False
+        self._times -= 1
+        return self._times <= 0
 
     def _model_request(self, iteration: int) -> Observable[Signal]:
         step = str(iteration) if self._ctx.branch is None else f"{self._ctx.branch}/{iteration}"

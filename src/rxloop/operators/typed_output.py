@@ -40,6 +40,9 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
         return InvalidOutput(f"the answer does not fit the output type after {retries} retries: {error}")
 
     def answer(end: IterationEnd) -> Observable[Signal]:
+        if end.ctx.branch is not None:
+            # What is said beside the main line is no answer of the run.
+            return emit(end)
         state = end.ctx.state
         if not state.done:
             given_up = by_tool and state.retries > retries
@@ -50,7 +53,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
             if state.retries >= retries:
                 return rx.throw(failure(error))
             note = f"Your answer does not fit what was asked for: {error}\n{again}"
-            return emit(MessageAddedEvent(content=note, cause="retry", branch=end.ctx.branch), end)
+            return emit(MessageAddedEvent(content=note, cause="retry"), end)
         return emit(end)
 
     operator = at_end(answer)

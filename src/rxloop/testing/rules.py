@@ -23,6 +23,7 @@ from rxloop.testing.reading import (
     temperature_of,
     temperatures_in,
 )
+from rxloop.testing.strategist import strategist
 
 _WEATHER = re.compile(
     r"\b(?:weather|temperatures?|forecast|warm|warmer|warmest|cold|colder|coldest|hot|hotter|hottest|cool|cooler|rain|"
@@ -304,5 +305,5 @@ def introduction(conversation: Conversation) -> Reply:
     )
 
 
-BUILT_IN: tuple[Rule, ...] = (compare_stated, plan, weather, arithmetic, introduction)
+BUILT_IN: tuple[Rule, ...] = (strategist, compare_stated, plan, weather, arithmetic, introduction)
 """The rules, in the order in which they are tried."""

@@ -1,0 +1,65 @@
+"""A strategy of one's own: two answers side by side, and a word more where they differ. An async function will do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rxloop import Agent, MessageAddedEvent, StageEvent, ThoughtStreamEvent, op
+from rxloop.strategies import Reasoning, Reply, strategy
+from rxloop.testing import demo_model
+from rxloop.thinking.flow import Stage, StrategyDefinition, normalise
+
+STAGES = StrategyDefinition(
+    name="second_opinion",
+    stages=(
+        Stage(name="ask_two", next="compare", prompt="Work this out with care, and answer in one sentence."),
+        Stage(name="compare", next=("agree", "decide")),
+        Stage(name="decide", next="agree", prompt="Two colleagues differ. Find out who is right, and answer."),
+        Stage(name="agree"),
+    ),
+)
+
+
+@strategy(stages=STAGES)
+async def second_opinion(run: Reasoning) -> str:
+    """Ask two that do not know of each other; where they differ, decide."""
+    prompt = f"{run.stage('ask_two')}\n{run.question}"
+    # Each on a line of its own, at the same time. A run that is resumed finds both in its log, and asks nothing again.
+    replies = await run.gather(*(run.ask(prompt, branch=f"second_opinion/{name}") for name in ("ann", "bob")))
+    thoughts = [run.thought(each.text, reply=each) for each in replies]
+
+    run.stage("compare")
+    if same(*replies):
+        run.thought("Both say the same.", type="decision", related_to=thoughts[0], confidence=0.9)
+        run.stage("agree")
+        return replies[0].text
+    run.thought("They differ.", type="critique", related_to=thoughts[1], alternatives=[each.text for each in replies])
+    said = "\n".join(f"- {each.text}" for each in replies)
+    answer = await run.conclude(f"{run.stage('decide')}\n{said}")
+    run.stage("agree")
+    return answer
+
+
+def same(first: Reply, second: Reply) -> bool:
+    """Whether two answers differ in their form alone."""
+    return normalise(first.text) == normalise(second.text)
+
+
+async def main() -> None:
+    """Draw its stages, run it, and print what it did."""
+    print(STAGES.to_mermaid())
+    async with Agent(demo_model(), strategy=second_opinion) as agent:
+        run = agent.run("What is 12 * 12 - 4?")
+        async for event in run.pipe(op.of_type(StageEvent, ThoughtStreamEvent, MessageAddedEvent)):
+            match event:
+                case StageEvent(to_stage=stage):
+                    print(f"stage    {stage}")
+                case MessageAddedEvent(branch=branch):
+                    print(f"  asked  {branch}")
+                case ThoughtStreamEvent(thought_type=kind, content=content, branch=branch):
+                    print(f"  {kind:<10} {content}{f' ({branch})' if branch else ''}")
+        print(f"answer   {(await run).output}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

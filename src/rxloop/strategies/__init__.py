@@ -1,0 +1,63 @@
+"""Strategies that run: each is a `Strategy`, for `Agent(strategy=...)` or `agent.run(..., strategy=...)`.
+
+    result = await agent.run("Make 24 from 4 9 10 13.", strategy=tree_of_thoughts(keep=2, depth=3))
+
+They ask the model beside the main line, put their stages and thoughts on the stream, and give one answer. `strategy`
+makes one of an async function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rxloop.requests import Strategy
+from rxloop.strategies._engine import strategy
+from rxloop.strategies._reasoning import Reasoning, Reply
+from rxloop.strategies.chain_of_thought import chain_of_thought
+from rxloop.strategies.linear import linear
+from rxloop.strategies.react import react
+from rxloop.strategies.rewoo import rewoo
+from rxloop.strategies.scratchpad import scratchpad
+from rxloop.strategies.self_ask import self_ask
+from rxloop.strategies.self_consistency import self_consistency
+from rxloop.strategies.step_back import step_back
+from rxloop.strategies.tree_of_thoughts import tree_of_thoughts
+from rxloop.thinking import flow
+
+_NINE: dict[str, Callable[[], Strategy]] = {
+    "linear": linear,
+    "chain_of_thought": chain_of_thought,
+    "react": react,
+    "rewoo": rewoo,
+    "scratchpad": scratchpad,
+    "self_ask": self_ask,
+    "self_consistency": self_consistency,
+    "step_back": step_back,
+    "tree_of_thoughts": tree_of_thoughts,
+}
+
+
+def by_name(name: str) -> Strategy:
+    """The strategy of that name or alias, with its default arguments.
+
+    Raises:
+        ConfigurationError: There is none; the message lists the nine.
+    """
+    return _NINE[flow.strategy(name).name]()
+
+
+__all__ = [
+    "Reasoning",
+    "Reply",
+    "by_name",
+    "chain_of_thought",
+    "linear",
+    "react",
+    "rewoo",
+    "scratchpad",
+    "self_ask",
+    "self_consistency",
+    "step_back",
+    "strategy",
+    "tree_of_thoughts",
+]

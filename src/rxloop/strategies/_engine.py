@@ -1,0 +1,111 @@
+"""An async function as a `Strategy`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, cast, overload
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable
+
+from rxloop.errors import ConfigurationError, StrategyError
+from rxloop.events import ContentCompleteEvent
+from rxloop.operators.answering import answering
+from rxloop.operators.compose import describe
+from rxloop.requests import IterationEnd, Operator, RunContext, RunRequest, Signal, Strategy
+from rxloop.strategies._reasoning import Reasoning
+from rxloop.strategies._sending import Sender
+from rxloop.stream.bridges import Push, emit, from_task
+from rxloop.stream.connect import connect
+from rxloop.thinking.flow import STRATEGIES, StrategyDefinition
+
+Function = Callable[[Reasoning], Awaitable[str]]
+
+ANSWER = "answer"
+"""The step of an answer that a strategy gives in its own words."""
+
+
+@overload
+def strategy(function: Function, /) -> Strategy: ...
+@overload
+def strategy(*, stages: StrategyDefinition) -> Callable[[Function], Strategy]: ...
+def strategy(
+    function: Function | None = None, /, *, stages: StrategyDefinition | None = None
+) -> Strategy | Callable[[Function], Strategy]:
+    """Make a strategy of an async function, with no knowledge of Rx.
+
+    The function asks the model as often as it likes, on lines beside the main one, and returns the answer of the run.
+    Its name is that of the strategy. A run that is resumed calls it again, from the start: what the model and the tools
+    have said already is answered from the log, so the function has to do the same when it is told the same.
+
+    Args:
+        function: Takes a `Reasoning`, and returns the answer.
+        stages: The stages that it goes through; a function that is named for one of the nine strategies goes through
+            the stages of that one.
+
+    Raises:
+        ConfigurationError: It is no async function.
+
+    Example:
+        ```
+        @strategy
+        async def twice(run: Reasoning) -> str:
+            first = await run.ask("Answer in one sentence.", branch="twice/1")
+            return await run.conclude(f"A colleague says: {first.text} Check that, and answer.")
+
+        agent = Agent("zai:glm-4.7", strategy=twice)
+        ```
+    """
+
+    def made(function: Function) -> Strategy:
+        name = getattr(function, "__name__", type(function).__name__)
+        if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+            raise ConfigurationError(f"@strategy is for an async function, and {name} is none: write `async def`")
+        definition = stages or STRATEGIES.get(name)
+
+        def strategy(pipeline: Operator) -> Operator:
+            operator = answering(RunRequest, lambda each: _reasoning(name, definition, function, pipeline, each.ctx))
+            operator.__qualname__ = f"{name}({describe(pipeline)})"
+            return operator
+
+        strategy.__name__ = strategy.__qualname__ = name
+        strategy.__doc__ = function.__doc__
+        return strategy
+
+    return made if function is None else made(function)
+
+
+def _reasoning(
+    name: str, stages: StrategyDefinition | None, function: Function, pipeline: Operator, ctx: RunContext[Any]
+) -> Observable[Signal]:
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        sender = Sender(pipeline, ctx, observer, scheduler)
+        run = Reasoning(name, ctx, sender, stages)
+
+        async def work(push: Push[Signal]) -> None:
+            answer = cast("object", await function(run))
+            if not isinstance(answer, str):
+                raise StrategyError(f"the strategy {name} returned {answer!r}: it has to return the answer, a text")
+            await _answer(answer, ctx, sender)
+
+        leaf = from_task(work, ctx, name=f"rxloop-strategy-{name}")
+        task = connect(leaf, observer.on_next, observer.on_error, observer.on_completed, scheduler)
+        # First what is under way: its end is told at once, and not when the task comes to be cancelled.
+        return CompositeDisposable(sender.open, task)
+
+    return Observable(subscribe)
+
+
+async def _answer(text: str, ctx: RunContext[Any], sender: Sender) -> None:
+    """Give an answer on the main line, if it has none; the model corrects one that is of a wrong type."""
+    if not ctx.state.done:
+        answered = ctx.bind(step=ANSWER)
+        source = emit(ContentCompleteEvent(content=text, step=ANSWER), IterationEnd(ctx.state.iteration, answered))
+        await sender.send(sender.pipeline, source, answered)
+        if ctx.state.done:
+            return
+    elif ctx.state.last is None or ctx.state.last.step != ANSWER:
+        return
+    # It does not fit; or an earlier attempt gave it, and nothing at the end of the pipeline has looked at it.
+    await sender.iterate(ctx, lambda request: request)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from rxloop.requests import Strategy
+from rxloop.strategies._engine import strategy
+from rxloop.strategies._reading import at_least
+from rxloop.strategies._reasoning import Reasoning, Reply
+
+_CYCLE = (
+    "Work in cycles. In each: say in a sentence or two what you know and what you must find out, then call the tool "
+    "that tells you most; its result comes back to you. Do not repeat a call that told you nothing. When you know "
+    "enough, call no tool and write the answer alone."
+)
+_ENOUGH = "You can call no more tools. Answer from what you have found, and say what could not be found."
+
+
+def react(max_cycles: int = 8) -> Strategy:
+    """Reason, act with the tools, observe, and go round until the model can answer: a model call each, and one more.
+
+    For questions whose next step depends on what the last one found. After Yao et al., "ReAct: Synergizing Reasoning
+    and Acting in Language Models" (2022).
+
+    Args:
+        max_cycles: The rounds of tool calls; behind the last one the model has to answer.
+    """
+    at_least(1, max_cycles=max_cycles)
+
+    @strategy
+    async def react(run: Reasoning) -> str:
+        before: str | None = None
+
+        def plan(reply: Reply) -> None:
+            # When the model has said what it will do, and before it is done.
+            nonlocal before
+            if reply.calls:
+                run.stage("action_planning")
+                planned = reply.text.strip() or "Call " + ", ".join(call.name for call in reply.calls)
+                before = run.thought(planned, type="planning", related_to=before, reply=reply)
+                run.stage("action_execution")
+
+        run.stage("problem_reception", "initial_reasoning")
+        prompt: str | None = _CYCLE
+        for _ in range(max_cycles):
+            reply = await run.ask(prompt, tools=True, times=1, said=plan)
+            if not reply.calls:
+                break
+            prompt = None
+            planned = before
+            run.stage("observation_reception")
+            for result in sorted(reply.results, key=lambda each: each.index):
+                before = run.thought(
+                    result.content, type="observation", related_to=planned, reply=reply, tool_call_id=result.call.id
+                )
+            run.stage("reasoning_update", "evaluation_checkpoint")
+        else:
+            run.stage("solution_formulation", "final_response")
+            return await run.conclude(_ENOUGH)
+        if before is None:
+            # Nothing was to be found out: the one action is to answer.
+            run.stage("action_planning", "action_execution", "observation_reception", "reasoning_update")
+            run.stage("evaluation_checkpoint")
+        run.stage("solution_formulation", "final_response")
+        return reply.text
+
+    return react

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from rxloop.requests import Strategy
+from rxloop.strategies._engine import strategy
+from rxloop.strategies._reading import at_least, labelled
+from rxloop.strategies._reasoning import Reasoning
+
+_FORM = (
+    "Write one line: `Follow up: ` and the next question whose answer you need, so that it can be understood by "
+    "itself; or, when you need none, `So the final answer is: ` and the answer."
+)
+_SUB_QUESTION = "Answer this question alone, in a sentence; look it up if you can: "
+
+
+def self_ask(max_questions: int = 5) -> Strategy:
+    """Ask and answer sub-questions, one by one, until they give the answer: two model calls each, and one more.
+
+    For questions whose answer takes several facts. A sub-question is answered on a line of its own, with the tools that
+    the agent has. After Press et al., "Measuring and Narrowing the Compositionality Gap in Language Models" (2022).
+
+    Args:
+        max_questions: The sub-questions; behind the last one the model has to answer.
+    """
+    at_least(1, max_questions=max_questions)
+
+    @strategy
+    async def self_ask(run: Reasoning) -> str:
+        run.stage("problem_reception")
+        prompt = run.stage("problem_decomposition")
+        before: str | None = None
+        for number in range(1, max_questions + 1):
+            reply = await run.ask(f"{prompt}\n{_FORM}")
+            question = labelled(reply.text, "follow up", "follow up question", "sub question", "followup")
+            answer = labelled(reply.text, "so the final answer is", "final answer", "the final answer is", "answer")
+            if answer is not None or question is None:
+                break
+            run.stage("sub_question_formulation")
+            asked = run.thought(question, type="planning", related_to=before, reply=reply)
+            run.stage("sub_question_answering")
+            found = await run.ask(_SUB_QUESTION + question, branch=f"self_ask/{number}", tools=True)
+            before = run.thought(found.text, type="observation", related_to=asked, reply=found)
+            prompt = f"Intermediate answer: {found.text}\n{run.stage('answer_integration', 'completion_check')}"
+        else:
+            return await run.conclude(f"{prompt}\nAsk no more. {run.stage('solution_formulation', 'final_response')}")
+        if before is None:
+            # The question is its own sub-question, and is answered.
+            run.stage("sub_question_formulation", "sub_question_answering", "answer_integration", "completion_check")
+        run.stage("solution_formulation", "final_response")
+        return reply.text.strip() if answer is None else answer
+
+    return self_ask

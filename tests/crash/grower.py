@@ -1,0 +1,47 @@
+"""Grows a tree of thoughts in a process that kills itself: python grower.py DB CALLS.
+
+The model kills it in the middle of its answer to the model call of that number. Prints the id of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Any
+
+from rxloop import Agent, SqliteEventLog
+from rxloop.events import TaskEvent
+from rxloop.requests import ModelRequest
+from rxloop.strategies import tree_of_thoughts
+from rxloop.testing import ScriptedModel
+
+STRATEGY = tree_of_thoughts(propose=2, keep=2, depth=2)
+CALLS = 1 + 2 + 2 + 4 + 1
+"""Proposals, values, proposals, values, and the answer."""
+
+
+def says(request: ModelRequest) -> str:
+    """What the model says follows from the request alone."""
+    prompt = [*request.messages, *request.tail][-1].text
+    if "Propose" in prompt:
+        return "1. left\n2. right"
+    return f"Score: {0.4 + 0.1 * prompt.count('left')}" if "How likely" in prompt else "Twice to the left."
+
+
+async def main(db: str, number: int) -> None:
+    def turn(request: ModelRequest) -> Any:
+        if len(model.requests) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return says(request)
+
+    model = ScriptedModel(*[turn] * CALLS)
+    run = Agent(model, strategy=STRATEGY, log=SqliteEventLog(db)).run("Where?")
+    async for event in run:
+        if isinstance(event, TaskEvent):
+            print(event.task_id, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,160 @@
+"""The strategies of one line: linear, chain of thought, scratchpad, self-ask and step-back."""
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from reasoning import add, is_legal, thoughts_of, walk
+from runs import collect, shape
+from rxloop import Agent, ConfigurationError, Event
+from rxloop.requests import Strategy
+from rxloop.strategies import chain_of_thought, linear, scratchpad, self_ask, step_back
+from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, call
+
+
+async def played(strategy: Strategy, *turns: Any, **agent: Any) -> tuple[str, list[Event], ScriptedModel]:
+    model = ScriptedModel(*turns)
+    run = Agent(model, strategy=strategy, **agent).run("How much is two and two?")
+    events = await collect(run)
+    assert is_legal(walk(events), getattr(strategy, "__name__", ""))
+    return (await run).output, events, model
+
+
+# -- chain of thought, step-back
+
+
+async def test_each_step_of_a_chain_is_a_thought_that_follows_from_the_one_before() -> None:
+    _, events, model = await played(chain_of_thought(), "1. Take two.\nIt is two.\n\n2. Add two.", "4")
+    assert [(each.content, each.related_to) for each in thoughts_of(events)] == [
+        ("1. Take two.\nIt is two.", None),
+        ("2. Add two.", "chain_of_thought:1"),
+    ]
+    assert "think step by step" in model.requests[0].messages[-1].text
+    assert shape(model.requests[1].tail)[1] == "assistant: 1. Take two.\nIt is two.\n\n2. Add two."
+
+
+async def test_stepping_back_asks_for_the_principles_before_the_case() -> None:
+    answer, events, model = await played(step_back(), "Addition is counting on.", "4")
+    assert answer == "4"
+    assert thoughts_of(events)[0].thought_type == "analysis"
+    assert "do not solve" in model.requests[0].messages[-1].text
+    assert "principles" in model.requests[1].tail[-1].text
+
+
+# -- scratchpad
+
+
+@pytest.mark.parametrize("last", ["x = 4\n**Done:** yes", "x = 4", "x = 4\nDONE: Yes."])
+async def test_a_scratchpad_is_filled_until_it_is_done(last: str) -> None:
+    answer, events, model = await played(scratchpad(), "x = 2\nDone: no", "x = 3\n- Done: No", last, "4")
+    assert answer == "4"
+    assert len(model.requests) == 4
+    assert walk(events).count("state_tracking") == 3
+
+
+async def test_a_scratchpad_that_is_never_done_is_read_in_the_end() -> None:
+    answer, _, model = await played(scratchpad(max_steps=2), "x = 2\nDone: no", "x = 3\nDone: no", "about 3")
+    assert (answer, len(model.requests)) == ("about 3", 3)
+
+
+# -- self-ask
+
+BORN = {"Who wrote The Trumpet?": "Ada Holm wrote it.", "Where was Ada Holm born?": "She was born in Bergen."}
+
+
+def asks(conversation: Conversation) -> Reply:
+    """A model that asks for the author, then for the birthplace, and looks both up by a tool."""
+    prompt = conversation.question
+    if prompt.startswith("Answer this question alone"):
+        question = prompt.partition(": ")[2]
+        return Reply(BORN[question]) if conversation.turn else Reply(calls=[("search", {"question": question})])
+    if "Ada Holm wrote it." in prompt:
+        return Reply("Follow up: Where was Ada Holm born?")
+    return Reply("So the final answer is: Bergen" if "Bergen" in prompt else "Follow up: Who wrote The Trumpet?")
+
+
+async def test_a_question_of_two_hops_is_asked_and_answered_over_http() -> None:
+    searched: list[str] = []
+
+    async def search(question: str) -> str:
+        """Looks it up."""
+        searched.append(question)
+        return BORN[question]
+
+    async with OfflineModel([asks]) as offline, aclosing(offline.provider()) as model:
+        run = Agent(model, tools=[search], strategy=self_ask()).run("Where was the author of The Trumpet born?")
+        events = await collect(run)
+        assert (await run).output == "Bergen"
+    assert searched == list(BORN)
+    assert [(each.content, each.related_to) for each in thoughts_of(events)] == [
+        ("Who wrote The Trumpet?", None),
+        ("Ada Holm wrote it.", "self_ask:1"),
+        ("Where was Ada Holm born?", "self_ask/1:1"),
+        ("She was born in Bergen.", "self_ask:2"),
+    ]
+    assert is_legal(walk(events), "self_ask")
+
+
+@pytest.mark.parametrize("said", ["So the final answer is: 4", "**Final answer:** 4", "4"])
+async def test_what_needs_no_sub_question_is_answered_at_once(said: str) -> None:
+    answer, _, model = await played(self_ask(), said)
+    assert (answer, len(model.requests)) == ("4", 1)
+
+
+async def test_after_the_last_sub_question_the_model_has_to_answer() -> None:
+    turns = ["Follow up: One?", "1", "Follow up: Two?", "2", "Perhaps 4."]
+    answer, _, model = await played(self_ask(max_questions=2), *turns)
+    assert (answer, len(model.requests)) == ("Perhaps 4.", 5)
+    assert "Intermediate answer: 2" in model.requests[-1].tail[-1].text
+
+
+async def test_a_sub_question_is_answered_on_a_line_of_its_own() -> None:
+    turns = ["Follow up: One?", call("add", a=1, b=0), "1", "Follow up: Two?", "2", "So the final answer is: 3"]
+    _, _, model = await played(self_ask(), *turns, tools=[add])
+    assert [request.branch for request in model.requests] == [
+        "self_ask",
+        "self_ask/1",
+        "self_ask/1",
+        "self_ask",
+        "self_ask/2",
+        "self_ask",
+    ]
+    assert len(model.requests[4].messages) == 2
+
+
+# -- linear
+
+
+async def test_thoughts_go_on_until_the_model_concludes() -> None:
+    turns = ["a\nNext: continue", "b\nNext: branch", "c\nNext: conclude", "It is 4.\nHolds: yes", "4"]
+    answer, events, _ = await played(linear(), *turns)
+    assert answer == "4"
+    assert {"thought_adjustment", "branch_creation"} <= set(walk(events))
+    assert [thought.related_to for thought in thoughts_of(events)] == [None, "linear:1", "linear:2", "linear:3"]
+
+
+async def test_a_candidate_that_does_not_hold_sends_the_thinking_back() -> None:
+    turns = ["a", "It is 5.\nHolds: no", "b", "It is 4.\nHolds: yes", "4"]
+    answer, events, _ = await played(linear(), *turns)
+    assert answer == "4"
+    assert walk(events).count("hypothesis_verification") == 2
+
+
+async def test_a_thought_that_is_wrong_is_revised_before_it_goes_on() -> None:
+    _, events, _ = await played(linear(), "5\nNext: revise", "4\nNext: conclude", "It is 4.\nHolds: yes", "4")
+    assert [thought.thought_type for thought in thoughts_of(events)] == ["reasoning", "reflection", "decision"]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+async def test_there_are_no_more_thoughts_than_was_said(most: int) -> None:
+    for verdict in ("continue", "revise", "branch"):
+        turns = [f"a\nNext: {verdict}"] * most + ["It is 5.\nHolds: no", "4"]
+        answer, _, model = await played(linear(max_thoughts=most), *turns)
+        assert (answer, len(model.requests)) == ("4", most + 2)
+
+
+@pytest.mark.parametrize("make", [linear, scratchpad, self_ask])
+def test_a_number_below_one_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must be at least 1, not 0"):
+        make(0)

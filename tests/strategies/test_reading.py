@@ -1,0 +1,103 @@
+"""What models write, and what is read in it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rxloop.strategies._reading import final_answer, labelled, listed, number, paragraphs, word
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("So.\nAnswer: 42", "42"),
+        ("So.\n**Answer:** 42", "42"),
+        ("So.\n**Final answer**: `42`", "42"),
+        ("## Answer\nNo.\nAnswer:\n42\nBecause.", "42"),
+        ("answer = 42", "42"),
+        ("Answer: 1\nNo, wait.\nAnswer: 2", "2"),
+        ("It adds up. Answer: 4", "4"),
+        ("Therefore the answer is 4.5.", "4.5"),
+        ("The answer is: Oslo. It is the capital.", "Oslo"),
+        (r"Hence $\boxed{24}$. The answer is above.", "24"),
+        ("First this.\nThen that.\n**24**", "24"),
+        ("Answer: St. Louis", "St. Louis"),
+        ("Answer:", "Answer:"),
+        ("", None),
+        (" \n ", None),
+        (r"\boxed{}", None),
+    ],
+)
+def test_the_answer_at_the_end_of_a_reasoning(text: str, answer: str | None) -> None:
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("1. add\n2. multiply", ["add", "multiply"]),
+        ("Here they are:\n\n1) add\n(2) multiply\n\nGood luck!", ["add", "multiply"]),
+        ("- add\n* multiply\n• divide", ["add", "multiply", "divide"]),
+        ("**1. add**\nStep 2: multiply", ["add", "multiply"]),
+        ("add\nmultiply", ["add", "multiply"]),
+        ("1. add\n2. add", ["add"]),
+        ("1. 4 - 9 = -5 (left: -5 10 13)", ["4 - 9 = -5 (left: -5 10 13)"]),
+        ("\n \n", []),
+        ("1.\n2.", []),
+    ],
+)
+def test_the_items_of_a_list(text: str, items: list[str]) -> None:
+    assert listed(text) == items
+
+
+@pytest.mark.parametrize(
+    ("text", "behind"),
+    [
+        ("Follow up: Who?", "Who?"),
+        ("follow-up: Who?", "Who?"),
+        ("> **Follow Up:** Who?", "Who?"),
+        ("Follow up: Who?\nAnd when?", "Who?\nAnd when?"),
+        ("I ask. Follow up: Who?", None),
+        ("Nothing.", None),
+    ],
+)
+def test_what_stands_behind_a_label(text: str, behind: str | None) -> None:
+    assert labelled(text, "follow up") == behind
+
+
+def test_the_word_behind_a_label() -> None:
+    assert word("I see.\n**Next:** *Continue*, for it is not done.", "next") == "continue"
+    assert word("Next steps are clear.", "next") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Score: 0.7", 0.7),
+        ("Score: 7/10", 0.7),
+        ("Score: 70%", 0.7),
+        ("Score: 7 out of 10", 0.7),
+        ("**Score:** .5, since 3 are left", 0.5),
+        ("Score: 3/0", None),
+        ("Score: high", None),
+        ("between 1 and 2", None),
+        ("none", None),
+    ],
+)
+def test_a_number_behind_a_label(text: str, value: float | None) -> None:
+    assert number(text, "score") == (pytest.approx(value) if value is not None else None)
+
+
+def test_the_paragraphs_of_a_reasoning_or_its_lines() -> None:
+    assert paragraphs("One.\nStill.\n\n \nTwo.") == ["One.\nStill.", "Two."]
+    assert paragraphs("One.\nTwo.\n") == ["One.", "Two."]
+    assert paragraphs("") == []
+
+
+@given(st.text(alphabet="aA:=*_#-1.()\\{}boxed \n%/", max_size=60))
+def test_whatever_a_model_writes_is_read_without_a_failure(text: str) -> None:
+    final_answer(text)
+    listed(text)
+    labelled(text, "a", "a a")
+    number(text, "a")
+    paragraphs(text)

@@ -1,0 +1,230 @@
+"""ReWOO: a plan, its calls, and an answer."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from reasoning import add, is_legal, thoughts_of, walk
+from runs import collect, first_events
+from rxloop import (
+    Agent,
+    Event,
+    LLMCallEvent,
+    MemoryEventLog,
+    RunError,
+    StageEvent,
+    ToolError,
+    ToolStartEvent,
+    tool,
+)
+from rxloop.errors import PlanRefused
+from rxloop.strategies import rewoo
+from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, virtual_time
+
+CAPITALS = {"Norway": "Oslo", "Peru": "Lima"}
+CITIZENS = {"Oslo": 717_710, "Lima": 10_092_000}
+
+
+@tool(idempotent=True)
+async def capital(country: str) -> str:
+    """The capital of a country."""
+    if country not in CAPITALS:
+        raise ToolError(f"no country is called {country!r}")
+    return CAPITALS[country]
+
+
+@tool(idempotent=True)
+async def citizens(city: str) -> int:
+    """How many live in a city."""
+    return CITIZENS[city]
+
+
+PLAN = """Plan: Find both capitals.
+#E1 = capital[Norway]
+#E2 = capital[{"country": "Peru"}]
+Plan: Then how many live there.
+#E3 = citizens[#E1]
+#E4 = citizens[#E2]
+Plan: Add them.
+#E5 = add[{"a": "#E3", "b": "#E4"}]
+"""
+TOOLS = [capital, citizens, add]
+
+
+def plans(conversation: Conversation) -> Reply:
+    """A model that plans when it is asked to, and reads its answer in the evidence."""
+    if "Evidence:" not in conversation.question:
+        return Reply(PLAN)
+    return Reply(conversation.question.split("Evidence: ")[-1])
+
+
+async def test_a_question_of_several_hops_over_http_takes_two_model_calls() -> None:
+    async with OfflineModel([plans]) as offline, aclosing(offline.provider()) as model:
+        run = Agent(model, tools=TOOLS, strategy=rewoo()).run("How many live in the capitals of Norway and Peru?")
+        events = await collect(run)
+        assert (await run).output == str(717_710 + 10_092_000)
+        assert len(offline.requests) == 2
+        assert not [body for body in offline.requests if body.get("tools")]
+    assert is_legal(walk(events), "rewoo")
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+async def test_it_takes_two_model_calls_however_many_tools(count: int) -> None:
+    # T82
+    plan = "\n".join(f'#E{each} = add[{{"a": {each}, "b": 1}}]' for each in range(1, count + 1))
+    model = ScriptedModel(plan, "Done.")
+    run = Agent(model, tools=TOOLS, strategy=rewoo()).run("?")
+    events = await collect(run)
+    assert (await run).output == "Done."
+    assert len(model.requests) == 2
+    assert sum(isinstance(event, ToolStartEvent) for event in events) == count
+    stage = ""
+    for event in events:
+        if isinstance(event, StageEvent):
+            stage = event.to_stage
+        elif isinstance(event, LLMCallEvent):
+            assert stage in ("tool_call_specification", "final_response")
+
+
+def test_calls_go_side_by_side_as_far_as_they_need_nothing_of_each_other() -> None:
+    # T79
+    times: dict[str, tuple[float, float]] = {}
+
+    @tool
+    async def slow(name: str, value: int = 0) -> int:
+        """Takes a second."""
+        begin = time.now
+        await asyncio.sleep(1)
+        times[name] = (begin, time.now)
+        return value + 1
+
+    plan = """#E1 = slow[{"name": "one"}]
+    #E2 = slow[{"name": "two", "value": "#E1"}]
+    #E3 = slow[{"name": "three"}]"""
+    with virtual_time() as time:
+        model = ScriptedModel(plan, "Done.")
+        events = time.run(collect(Agent(model, tools=[slow], strategy=rewoo()).run("?")))
+    assert times == {"one": (0, 1), "three": (0, 1), "two": (1, 2)}
+    solving = model.requests[1].tail[-1].text
+    assert [line for line in solving.splitlines() if line.startswith("Evidence")] == [
+        "Evidence: 1",
+        "Evidence: 2",
+        "Evidence: 1",
+    ]
+    told = [thought.tool_call_id for thought in thoughts_of(events) if thought.thought_type == "observation"]
+    assert told == ["rewoo/E1", "rewoo/E2", "rewoo/E3"]
+
+
+def test_no_more_calls_at_once_than_was_said() -> None:
+    @tool
+    async def slow(name: str) -> str:
+        """Takes a second."""
+        await asyncio.sleep(1)
+        return name
+
+    # The first needs the last: a call that waits for another one takes no place.
+    plan = "#E1 = slow[#E4]\n#E2 = slow[b]\n#E3 = slow[c]\n#E4 = slow[d]"
+    with virtual_time() as time:
+        model = ScriptedModel(plan, "Done.")
+        time.run(collect(Agent(model, tools=[slow], strategy=rewoo(concurrency=1)).run("?")))
+        assert time.now == 4
+
+
+@pytest.mark.parametrize(
+    ("plan", "wrong"),
+    [
+        ("#E1 = capital[#E2]\n#E2 = capital[#E1]", "wait for each other"),
+        ("#E1 = capital[#E9]", "#E9"),
+        ("#E1 = search[Norway]", "search"),
+        ("Oslo, I think.", "no step"),
+    ],
+)
+async def test_a_plan_that_cannot_be_carried_out_is_corrected_once_and_then_refused(plan: str, wrong: str) -> None:
+    # T80
+    model = ScriptedModel(plan, "#E1 = capital[Norway]", "Oslo.")
+    assert (await Agent(model, tools=TOOLS, strategy=rewoo()).run("?")).output == "Oslo."
+    assert wrong in model.requests[1].messages[-1].text
+
+    run = Agent(ScriptedModel(plan), tools=TOOLS, strategy=rewoo(replans=0)).run("?")
+    events: list[Event] = await collect(run)
+    with pytest.raises(RunError, match=wrong) as raised:
+        await run
+    assert isinstance(raised.value.__cause__, PlanRefused)
+    assert walk(events)[-1] == "tool_call_specification"
+
+
+async def test_a_call_that_fails_is_evidence_too() -> None:
+    model = ScriptedModel("#E1 = capital[Nowhere]\n#E2 = capital[Peru]", "Lima.")
+    assert (await Agent(model, tools=TOOLS, strategy=rewoo()).run("?")).output == "Lima."
+    assert "Evidence: no country is called 'Nowhere'\n" in model.requests[1].tail[-1].text
+
+
+@pytest.mark.parametrize(("given", "result"), [("4", 5), ("#E2", 3), ("many", None)])
+async def test_one_text_between_the_brackets_is_the_first_argument_in_its_type(given: str, result: Any) -> None:
+    @tool
+    async def next_of(value: int) -> int:
+        """The next number."""
+        return value + 1
+
+    @tool
+    async def two() -> int:
+        """Two."""
+        return 2
+
+    model = ScriptedModel(f"#E1 = next_of[{given}]\n#E2 = two[]", "Done.")
+    await Agent(model, tools=[next_of, two], strategy=rewoo()).run("?")
+    evidence = model.requests[1].tail[-1].text.split("Evidence: ")[1].splitlines()[0]
+    assert evidence == str(result) if result is not None else not evidence.isdigit()
+
+
+async def test_calls_that_were_made_are_not_made_again_after_a_crash() -> None:
+    made: list[str] = []
+
+    @tool
+    async def count(name: str) -> str:
+        """Counts its calls."""
+        made.append(name)
+        return name
+
+    log = MemoryEventLog()
+    turns = ["#E1 = count[a]\n#E2 = count[#E1]", "Done."]
+    whole = await Agent(ScriptedModel(*turns), tools=[count], strategy=rewoo(), log=log).run("?")
+    events = await log.read(whole.task_id)
+    for held in range(2, len(events)):
+        made.clear()
+        cut = await first_events(log, whole.task_id, held)
+        kinds = [event.kind for event in events[:held]]
+        asked = ScriptedModel(*turns[kinds.count("content-complete") and 1 :])
+        result = await Agent(asked, tools=[count], strategy=rewoo(), log=cut).resume(whole.task_id)
+        assert result.output == "Done."
+        assert len(made) == 2 - kinds.count("tool-start")
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_call_that_was_cancelled_is_made_again_if_that_does_no_harm(idempotent: bool) -> None:
+    made = 0
+
+    @tool(idempotent=idempotent)
+    async def pay(amount: int) -> str:
+        """Pays, when it is called for the third time."""
+        nonlocal made
+        made += 1
+        if made < 3:
+            await asyncio.get_running_loop().create_future()
+        return f"paid {amount}"
+
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel("#E1 = pay[5]", "Done.", "Done."), tools=[pay], strategy=rewoo(), log=log)
+    run = agent.run("?")
+    for _ in range(2):
+        async for event in run:
+            if isinstance(event, ToolStartEvent):
+                run.cancel()
+        run = agent.resume(run.task_id)
+    assert (await run).output == "Done."
+    # What is not idempotent waits until its start is durable, and is cancelled before it is called.
+    assert made == (3 if idempotent else 0)
+    observed = [each.content for each in thoughts_of(await log.read(run.task_id)) if each.thought_type == "observation"]
+    assert observed == ["paid 5" if idempotent else "The call was cancelled before it had a result."]

@@ -1,0 +1,215 @@
+"""What a strategy does side by side, what fails in it, and what is cut off."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from reasoning import ask_text, echo, in_turn, left_open
+from runs import collect
+from rxloop import (
+    Agent,
+    ContentCompleteEvent,
+    Event,
+    LimitReached,
+    Limits,
+    LLMCallEvent,
+    ProviderError,
+    RunError,
+    ServerError,
+)
+from rxloop.errors import ContextLengthExceeded
+from rxloop.requests import ModelRequest
+from rxloop.strategies import Reasoning, strategy
+from rxloop.testing import ScriptedModel, frames, turn, virtual_time
+
+
+def test_asks_side_by_side_take_the_time_of_one_and_come_in_order() -> None:
+    @strategy
+    async def beside(run: Reasoning) -> str:
+        return " ".join(await run.gather(*(ask_text(run, name) for name in "abc")))
+
+    def late(request: ModelRequest) -> Any:
+        return frames({"a": "----a|", "b": "--b|", "c": "-c|"}[request.branch or ""])
+
+    with virtual_time() as time:
+
+        async def main() -> str:
+            return (await Agent(ScriptedModel(late, late, late), strategy=beside).run("Q")).output
+
+        assert time.run(main()) == "a b c"
+        assert time.now == pytest.approx(0.125)
+
+
+def test_no_more_at_once_than_was_said() -> None:
+    most = 0
+
+    @strategy
+    async def narrow(run: Reasoning) -> str:
+        return "".join(await run.gather(*(ask_text(run, str(name)) for name in range(5)), at_once=2))
+
+    def says(request: ModelRequest) -> Any:
+        nonlocal most
+        most = max(most, model.open + 1)
+        return frames("--x|")
+
+    model = ScriptedModel(*[says] * 5)
+    with virtual_time() as time:
+
+        async def main() -> str:
+            return (await Agent(model, strategy=narrow).run("Q")).output
+
+        assert time.run(main()) == "xxxxx"
+    assert most == 2
+
+
+def test_enough_closes_the_rest_at_once() -> None:
+    @strategy
+    async def first(run: Reasoning) -> str:
+        said = await run.gather(*(ask_text(run, name) for name in "abc"), until=lambda texts: len(texts) > 0)
+        return f"{said} {model.open}"
+
+    def says(request: ModelRequest) -> Any:
+        return frames("--b|" if request.branch == "b" else "-x----|")
+
+    model = ScriptedModel(says, says, says)
+    with virtual_time() as time:
+
+        async def main() -> list[Event]:
+            return await collect(Agent(model, strategy=first).run("Q"))
+
+        events = time.run(main())
+    messages = [event for event in events if isinstance(event, ContentCompleteEvent)]
+    assert [(each.branch, each.content, each.finish_reason) for each in messages] == [
+        ("b", "b", "stop"),
+        ("a", "x", "canceled"),
+        ("c", "x", "canceled"),
+        (None, "['b'] 0", "stop"),
+    ]
+
+
+async def test_what_had_not_begun_when_it_was_enough_is_never_asked() -> None:
+    @strategy
+    async def first(run: Reasoning) -> str:
+        return str(await run.gather(*(ask_text(run, name) for name in "abc"), at_once=1, until=lambda texts: True))
+
+    model = ScriptedModel("A")
+    assert (await Agent(model, strategy=first).run("Q")).output == "['A']"
+
+
+def test_a_timeout_around_an_ask_closes_it() -> None:
+    @strategy
+    async def hasty(run: Reasoning) -> str:
+        try:
+            async with asyncio.timeout(0.1):
+                await run.ask("Slow?")
+        except TimeoutError:
+            return "too slow"
+        return "?"
+
+    model = ScriptedModel(frames("--x-----------|"))
+    with virtual_time() as time:
+
+        async def main() -> list[Event]:
+            return await collect(Agent(model, strategy=hasty).run("Q"))
+
+        events = time.run(main())
+    assert left_open(events) == set()
+    assert model.open == 0
+    assert [each.content for each in events if isinstance(each, ContentCompleteEvent)] == ["x", "too slow"]
+
+
+async def test_an_ask_in_a_task_of_ones_own_ends_with_the_run() -> None:
+    own: list[asyncio.Task[Any]] = []
+
+    @strategy
+    async def careless(run: Reasoning) -> str:
+        own.append(asyncio.create_task(run.ask("Slow?")))
+        return (await asyncio.shield(own[0])).text
+
+    model = ScriptedModel(frames("--x"))
+    run = Agent(model, strategy=careless).run("Q")
+    events: list[Event] = []
+    async for event in run:
+        events.append(event)
+        if isinstance(event, LLMCallEvent):
+            run.cancel()
+    assert left_open(events) == set()
+    await asyncio.wait(own, timeout=5)
+    assert own[0].cancelled()
+    assert model.open == 0
+
+
+async def test_what_a_strategy_says_when_it_is_cancelled_is_not_heard() -> None:
+    @strategy
+    async def talkative(run: Reasoning) -> str:
+        try:
+            return (await run.ask("?")).text
+        finally:
+            run.thought("Oh.")
+
+    run = Agent(ScriptedModel(frames("--x")), strategy=talkative).run("Q")
+    kinds: list[str] = []
+    async for event in run:
+        kinds.append(event.kind)
+        if isinstance(event, LLMCallEvent):
+            run.cancel()
+    assert kinds[-3:] == ["llm-call", "content-complete", "status-update"]
+
+
+# -- failures and limits
+
+
+async def test_a_strategy_may_go_on_without_a_model_call_that_failed() -> None:
+    @strategy
+    async def patient(run: Reasoning) -> str:
+        try:
+            await run.ask("One?")
+        except ProviderError as error:
+            return (await run.ask(f"{error.code}. Two?")).text
+        return "?"
+
+    run = Agent(ScriptedModel(ServerError("down"), echo), strategy=patient).run("Q")
+    events = await collect(run)
+    assert (await run).output == "patient/2: server. Two?"
+    assert left_open(events) == set()
+
+
+async def test_otherwise_a_model_call_that_failed_ends_the_run() -> None:
+    run = Agent(ScriptedModel(ServerError("down")), strategy=in_turn).run("Q")
+    with pytest.raises(RunError) as raised:
+        await run
+    assert raised.value.code == "server"
+
+
+async def test_a_request_of_a_line_that_is_too_long_is_sent_again_under_the_same_step() -> None:
+    model = ScriptedModel(ContextLengthExceeded("too long"), echo, echo, "Done.")
+    run = Agent(model, strategy=in_turn).run("Q", limits=Limits(iterations=3))
+    assert (await run).output == "Done."
+    assert [(request.step, request.pressure) for request in model.requests][:2] == [("in_turn/1", 0), ("in_turn/1", 1)]
+
+
+async def test_a_limit_is_not_to_be_caught_as_a_failure_of_the_model() -> None:
+    @strategy
+    async def stubborn(run: Reasoning) -> str:
+        while True:
+            try:
+                await run.ask("Again?", branch=f"stubborn/{run.calls}")
+            except ProviderError:
+                continue
+
+    model = ScriptedModel(*[echo] * 9)
+    with pytest.raises(LimitReached):
+        await Agent(model, strategy=stubborn).run("Q", limits=Limits(iterations=4))
+    assert len(model.requests) == 4
+
+
+@pytest.mark.parametrize(
+    "first", [ContextLengthExceeded("too long"), turn(text="", finish_reason="tool_calls")], ids=["too-long", "no-call"]
+)
+async def test_a_message_that_is_none_does_not_count_as_the_one_that_was_asked_for(first: Any) -> None:
+    @strategy
+    async def once(run: Reasoning) -> str:
+        return (await run.ask("One?", tools=True, times=1)).text
+
+    assert (await Agent(ScriptedModel(first, "Here."), strategy=once).run("Q")).output == "Here."

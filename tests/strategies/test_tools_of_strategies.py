@@ -1,0 +1,168 @@
+"""The tools that a strategy lets the model call, or calls itself; and their questions."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from reasoning import add, left_open
+from runs import collect
+from rxloop import (
+    Agent,
+    Event,
+    LLMCallEvent,
+    MemoryEventLog,
+    ModelSettings,
+    RunContext,
+    RunError,
+    ToolCompleteEvent,
+    op,
+    tool,
+)
+from rxloop.requests import ModelRequest, Signal, ToolRequest
+from rxloop.strategies import Reasoning, strategy
+from rxloop.testing import ScriptedModel, call
+
+
+async def test_tools_are_offered_only_where_they_are_asked_for_and_settings_hold_for_one_ask() -> None:
+    @strategy
+    async def handy(run: Reasoning) -> str:
+        without = await run.ask("Without.", settings=ModelSettings(temperature=0.9))
+        found = await run.ask("With.", tools=True)
+        return f"{without.text} {found.text} {[each.result for each in found.results]}"
+
+    model = ScriptedModel("No.", call("add", a=1, b=2), "3")
+    result = await Agent(model, tools=[add], strategy=handy, settings=ModelSettings(seed=7)).run("Q")
+    assert result.output == "No. 3 [3]"
+    assert [[each.name for each in request.tools] for request in model.requests] == [
+        [],
+        ["add", "think_aloud"],
+        ["add", "think_aloud"],
+    ]
+    assert [(each.settings.temperature, each.settings.seed) for each in model.requests] == [
+        (0.9, 7),
+        (None, 7),
+        (None, 7),
+    ]
+
+
+async def test_a_call_goes_by_the_guards_and_is_answered_by_them() -> None:
+    @op.on(ToolRequest)
+    async def no_adding(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        yield request.refuse(f"no {request.call.name} of {request.call.arguments}")
+
+    agent = Agent(ScriptedModel(), tools=[add], loop=op.standard(before_tools=[no_adding]), strategy=calling)
+    assert (await agent.run("Q")).output == "False no add of {'a': 1, 'b': 2}"
+
+
+@strategy
+async def calling(run: Reasoning) -> str:
+    answer = await run.call("add", {"a": 1, "b": 2}, branch="calling/1")
+    return f"{answer.success} {answer.content}"
+
+
+async def test_a_call_needs_no_model_and_is_a_call_like_any_other() -> None:
+    model = ScriptedModel()
+    run = Agent(model, tools=[add], strategy=calling).run("Q")
+    events = await collect(run)
+    assert (await run).output == "True 3"
+    assert not model.requests
+    assert [each.kind for each in events if each.branch == "calling/1"] == [
+        "content-complete",
+        "tool-start",
+        "tool-complete",
+        "checkpoint",
+    ]
+
+
+async def test_a_call_of_an_unknown_tool_fails_and_the_run_goes_on() -> None:
+    result = await Agent(ScriptedModel(), strategy=calling).run("Q")
+    assert result.output.startswith("False There is no tool 'add'")
+
+
+async def test_a_call_that_is_cut_off_is_closed() -> None:
+    @tool
+    async def add(a: int, b: int) -> int:
+        """Never ends."""
+        await asyncio.get_running_loop().create_future()
+        return 0
+
+    run = Agent(ScriptedModel(), tools=[add], strategy=calling).run("Q")
+    events: list[Event] = []
+    async for event in run:
+        events.append(event)
+        if event.kind == "tool-start":
+            run.cancel()
+    assert left_open(events) == set()
+    assert [each.error for each in events if isinstance(each, ToolCompleteEvent)] == ["canceled"]
+
+
+async def test_a_pipeline_that_runs_no_tools_is_named() -> None:
+    agent = Agent(ScriptedModel(), tools=[add], strategy=calling, loop=[op.call_model()])
+    with pytest.raises(RunError, match="nothing answered the call of add: the pipeline is call_model"):
+        await agent.run("Q")
+
+
+# -- questions to a person
+
+
+@tool
+async def pay(ctx: RunContext[None], amount: int) -> str:
+    """Pays."""
+    return "paid" if await ctx.ask(f"Pay {amount}?") else "not paid"
+
+
+async def test_a_question_on_a_line_pauses_the_run_which_goes_on_with_the_answer() -> None:
+    @strategy
+    async def paying(run: Reasoning) -> str:
+        await run.ask("Say hello.")
+        paid = await run.gather(*(run.ask("Pay.", branch=name, tools=True) for name in "ab"))
+        return " ".join(each.text for each in paid)
+
+    def says(request: ModelRequest) -> Any:
+        if request.messages[-1].role == "tool":
+            return f"{request.branch}: {request.messages[-1].text}"
+        return "Hello." if request.branch == "paying" else call("pay", amount=5)
+
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(*[says] * 20), tools=[pay], strategy=paying, log=log)
+    paused = await agent.run("Q")
+    assert paused.state == "input-required"
+    assert sorted(each.input_id for each in paused.pending) == ["a/1.0.1", "b/1.0.1"]
+    result = await agent.resume(paused.task_id, inputs={"a/1.0.1": True, "b/1.0.1": False})
+    assert result.output == "a: paid b: not paid"
+    events = await log.read(result.task_id)
+    assert [event.kind for event in events].count("input-required") == 2
+    asked = [event.step for event in events if isinstance(event, LLMCallEvent)]
+    assert sorted(step or "" for step in asked) == ["a/1", "a/2", "b/1", "b/2", "paying/1"]
+
+
+async def test_of_two_questions_the_open_one_is_not_put_again() -> None:
+    @strategy
+    async def paying(run: Reasoning) -> str:
+        await run.ask("Say hello.", branch="first")
+        paid = await run.gather(*(run.ask("Pay.", branch=name, tools=True) for name in "ab"))
+        return " ".join(each.text for each in paid)
+
+    def says(request: ModelRequest) -> Any:
+        return request.messages[-1].text if request.messages[-1].role == "tool" else call("pay", amount=5)
+
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel("Hello.", *[says] * 20), tools=[pay], strategy=paying, log=log)
+    paused = await agent.run("Q")
+    half = await agent.resume(paused.task_id, inputs={"a/1.0.1": True})
+    assert [each.input_id for each in half.pending] == ["b/1.0.1"]
+    assert (await agent.resume(paused.task_id, on_input=lambda question: True)).output == "paid paid"
+    events = await log.read(paused.task_id)
+    assert [event.kind for event in events].count("input-required") == 2
+
+
+async def test_a_question_on_a_line_may_be_answered_while_the_run_waits() -> None:
+    @strategy
+    async def paying(run: Reasoning) -> str:
+        return (await run.ask("Pay.", tools=True)).text
+
+    model = ScriptedModel(call("pay", amount=5), lambda request: request.messages[-1].text)
+    result = await Agent(model, tools=[pay], strategy=paying).run("Q", on_input=lambda question: True)
+    assert (result.output, result.pending) == ("paid", [])
