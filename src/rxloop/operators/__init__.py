@@ -12,6 +12,7 @@ from rxloop.operators.call_model import call_model
 from rxloop.operators.checkpoint import checkpoint
 from rxloop.operators.coalesce_deltas import coalesce_deltas
 from rxloop.operators.compose import compose
+from rxloop.operators.compress import compress
 from rxloop.operators.cost import cost
 from rxloop.operators.for_task import for_task
 from rxloop.operators.idle_timeout import idle_timeout
@@ -23,6 +24,7 @@ from rxloop.operators.public import public
 from rxloop.operators.run_tools import run_tools
 from rxloop.operators.standard import standard
 from rxloop.operators.text import text
+from rxloop.operators.thinking_phase import thinking_phase
 from rxloop.operators.thought_graph import thought_graph
 from rxloop.operators.thoughts import thoughts
 from rxloop.operators.token_rate import token_rate
@@ -30,6 +32,7 @@ from rxloop.operators.tool_calls import tool_calls
 from rxloop.operators.typed_output import typed_output
 from rxloop.operators.until_final import until_final
 from rxloop.operators.usage import usage
+from rxloop.operators.workspace import workspace
 
 __all__ = [
     "View",
@@ -40,6 +43,7 @@ __all__ = [
     "checkpoint",
     "coalesce_deltas",
     "compose",
+    "compress",
     "cost",
     "for_task",
     "idle_timeout",
@@ -51,6 +55,7 @@ __all__ = [
     "run_tools",
     "standard",
     "text",
+    "thinking_phase",
     "thought_graph",
     "thoughts",
     "token_rate",
@@ -58,4 +63,5 @@ __all__ = [
     "typed_output",
     "until_final",
     "usage",
+    "workspace",
 ]

@@ -124,8 +124,6 @@ def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list
 
 def _about(request: ModelRequest) -> LLMCallEvent:
     layers = (*request.system, *request.tail)
-    size = sum(len(message.text) for message in layers) + _size(request.messages)
-    size += sum(tool.size for tool in request.tools)
     return LLMCallEvent(
         step=request.step,
         branch=request.branch,
@@ -133,9 +131,11 @@ def _about(request: ModelRequest) -> LLMCallEvent:
         model=request.ctx.model.name,
         message_count=len(layers) + len(request.messages),
         tool_count=len(request.tools),
-        estimated_input_tokens=size // CHARACTERS_PER_TOKEN,
+        estimated_input_tokens=_estimate(request, layers) if request.estimate is None else request.estimate,
     )
 
 
-def _size(messages: Sequence[Message]) -> int:
-    return messages.size if isinstance(messages, History) else History(messages).size
+def _estimate(request: ModelRequest, layers: Sequence[Message]) -> int:
+    messages = request.messages if isinstance(request.messages, History) else History(request.messages)
+    size = messages.size + sum(len(message.text) for message in layers) + sum(tool.size for tool in request.tools)
+    return size // CHARACTERS_PER_TOKEN

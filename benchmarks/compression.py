@@ -1,0 +1,100 @@
+"""The compressors behind the protocol of a benchmark that speaks OpenAI chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rxloop.context.composition import ChainedCompressor
+from rxloop.context.folding import Folded, fold
+from rxloop.context.semantic import SemanticCompressor
+from rxloop.context.sliding_window import SlidingWindowCompressor
+from rxloop.context.token_budget import TokenBudgetCompressor
+from rxloop.messages import Message, ToolCall
+from rxloop.protocols import Compressor
+from rxloop.requests import ToolDefinition
+
+Chat = dict[str, Any]
+Compress = Callable[[list[Chat], int, Callable[[list[Chat]], int]], list[Chat]]
+
+
+def message_of(chat: Chat) -> Message:
+    """A chat message as one of rxloop."""
+    calls = [
+        ToolCall.parse(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in chat.get("tool_calls") or ()
+    ]
+    return Message(
+        role=chat["role"],
+        content=chat.get("content") or "",
+        reasoning=chat.get("reasoning_content"),
+        tool_calls=tuple(calls),
+        tool_call_id=chat.get("tool_call_id"),
+    )
+
+
+class _Conversation:
+    """One transcript: each chat message is converted once, and counted by the benchmark's own counter."""
+
+    def __init__(self, make: Callable[[int], Compressor]) -> None:
+        self._make = make
+        self._messages: list[Message] = []
+        self._chats: dict[int, Chat] = {}
+        self._tokens: dict[int, int] = {}
+        self._state: Folded | None = None
+        # Models are built when they are first used, which is no part of a compression.
+        Message.user("")
+
+    def __call__(self, history: list[Chat], budget: int, count: Callable[[list[Chat]], int]) -> list[Chat]:
+        first = next((place for place, chat in enumerate(history) if chat["role"] != "system"), len(history))
+        system, rest = history[:first], history[first:]
+        for chat in rest[len(self._messages) :]:
+            message = message_of(chat)
+            self._messages.append(message)
+            self._chats[id(message)] = chat
+        self._count = count
+        done = fold(self._make(budget), self._messages, self, state=self._state, overhead=count(system))
+        self._state = done.state
+        return system + [self._chat(message) for message in done.messages]
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
+        return sum(map(self._tokens_of, messages))
+
+    def _tokens_of(self, message: Message) -> int:
+        chat = self._chats.get(id(message))
+        if chat is None:
+            return self._count([self._chat(message)])
+        tokens = self._tokens.get(id(message))
+        if tokens is None:
+            tokens = self._tokens[id(message)] = self._count([chat])
+        return tokens
+
+    def _chat(self, message: Message) -> Chat:
+        chat = self._chats.get(id(message))
+        if chat is None:
+            chat = {"role": message.role, "content": message.text}
+            if message.tool_call_id is not None:
+                chat["tool_call_id"] = message.tool_call_id
+        return chat
+
+
+def sliding_window() -> Compress:
+    """`SlidingWindowCompressor` for one transcript."""
+    return _Conversation(SlidingWindowCompressor)
+
+
+def semantic() -> Compress:
+    """`SemanticCompressor` for one transcript."""
+    return _Conversation(SemanticCompressor)
+
+
+def token_budget() -> Compress:
+    """`TokenBudgetCompressor` for one transcript."""
+    return _Conversation(TokenBudgetCompressor)
+
+
+def chained() -> Compress:
+    """Two compressors one after the other."""
+    return _Conversation(
+        lambda tokens: ChainedCompressor(TokenBudgetCompressor(tokens), SlidingWindowCompressor(tokens))
+    )

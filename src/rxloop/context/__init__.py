@@ -1,0 +1,40 @@
+"""The context of a request under control: counting tokens, blocks, facts, and compressors."""
+
+from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
+from rxloop.context.composition import ChainedCompressor
+from rxloop.context.counting import TextCounter, TokenEstimator
+from rxloop.context.facts import Fact, facts_of
+from rxloop.context.folding import Compressed, Folded, fold, fold_async
+from rxloop.context.ledger import FactLedger
+from rxloop.context.semantic import SemanticCompressor
+from rxloop.context.sliding_window import SlidingWindowCompressor
+from rxloop.context.thinking import Summary, ThinkingResult, reflect
+from rxloop.context.token_budget import TokenBudgetCompressor
+from rxloop.context.workspace import CompositeWorkspace, FolderWorkspace, Scratchpad, TextWorkspace
+
+__all__ = [
+    "Block",
+    "ChainedCompressor",
+    "CompositeWorkspace",
+    "Compressed",
+    "Fact",
+    "FactLedger",
+    "Folded",
+    "FolderWorkspace",
+    "Scratchpad",
+    "SemanticCompressor",
+    "SlidingWindowCompressor",
+    "Summary",
+    "TextCounter",
+    "TextWorkspace",
+    "ThinkingResult",
+    "TokenBudgetCompressor",
+    "TokenEstimator",
+    "blocks_of",
+    "facts_of",
+    "fold",
+    "fold_async",
+    "problems_of",
+    "reflect",
+    "repaired",
+]

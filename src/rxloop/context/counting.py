@@ -1,0 +1,225 @@
+"""Token counting without a vocabulary and without a network.
+
+How many tokens a text becomes is mostly a matter of how many words, numbers, signs and lines it has, and of its script.
+So the estimate is a sum over classes of bytes, and over the places where one class follows another. What a provider
+reports for a request then corrects the estimates for that model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rxloop.context._cache import PerMessage
+from rxloop.messages import FilePart, ImagePart, Message
+from rxloop.requests import ToolDefinition
+
+# What a message and a call take beside their texts, in most chat formats.
+_MESSAGE, _CALL, _TOOL = 4.0, 6.0, 8.0
+# An image in the usual size, and a page or so of a document; what they really take differs by provider.
+_IMAGE, _FILE = 800.0, 1_500.0
+
+
+def _class_of(byte: int) -> str:
+    char = chr(byte)
+    if byte >= 0x80:
+        # The first byte of a character tells its script: from three bytes on they are mostly syllables and signs.
+        return "c" if byte >= 0xE0 else "x" if byte >= 0xC0 else "z"
+    if char.isalpha():
+        return "l" if char.islower() else "u"
+    return "d" if char.isdigit() else "s" if char == " " else "n" if char in "\n\r\t" else "p"
+
+
+_CLASSES = bytes(ord(_class_of(byte)) for byte in range(256))
+
+
+def _estimate(text: str) -> float:
+    """The tokens of a text; the figures are fitted to the mean of several public vocabularies.
+
+    What counts beside the bytes of each class is how often a run of them begins: a word, a number, a row of signs.
+    """
+    count = text.encode("utf-8", "replace").translate(_CLASSES).count
+    words = count(b"sl") + count(b"nl") + count(b"pl") + count(b"dl")
+    capitals = count(b"su") + count(b"nu") + count(b"pu") + count(b"lu") + count(b"du")
+    numbers = count(b"sd") + count(b"nd") + count(b"pd") + count(b"ld") + count(b"ud")
+    signs = count(b"sp") + count(b"np") + count(b"lp") + count(b"up") + count(b"dp") + count(b"zp")
+    return (
+        0.066 * count(b"l")
+        + 0.169 * count(b"u")
+        + 0.65 * count(b"d")
+        + 0.069 * count(b"s")
+        + 0.652 * count(b"n")
+        + 0.378 * count(b"p")
+        + 0.759 * count(b"c")
+        + 0.226 * count(b"x")
+        + 0.643 * words
+        + 0.663 * capitals
+        + 0.86 * numbers
+        + 0.29 * signs
+    )
+
+
+text_tokens = lru_cache(maxsize=65_536)(_estimate)
+"""The estimated tokens of a short text; the same few come again and again."""
+
+
+def _arguments(message: Message) -> list[str]:
+    return [call.raw if call.raw is not None else _json(call.arguments) for call in message.tool_calls]
+
+
+def _json(value: dict[str, Any]) -> str:
+    # Not orjson, which refuses integers beyond 64 bits.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _parts(message: Message) -> float:
+    if isinstance(message.content, str):
+        return 0.0
+    images = sum(isinstance(part, ImagePart) for part in message.content)
+    files = sum(isinstance(part, FilePart) for part in message.content)
+    return _IMAGE * images + _FILE * files
+
+
+def _message_tokens(message: Message, size: Callable[[str], float]) -> float:
+    tokens = _MESSAGE + size(message.text) + _parts(message)
+    if message.reasoning:
+        tokens += size(message.reasoning)
+    for call, arguments in zip(message.tool_calls, _arguments(message), strict=True):
+        tokens += _CALL + size(call.name) + size(arguments)
+    return tokens
+
+
+def _tool_tokens(tool: ToolDefinition, size: Callable[[str], float]) -> float:
+    return _TOOL + size(f"{tool.name}\n{tool.description}\n{_json(tool.parameters)}")
+
+
+class TextCounter:
+    """Counts with an exact counter of texts, such as a tokenizer's.
+
+    Example:
+        ```python
+        encoding = tiktoken.encoding_for_model("gpt-5")
+        counter = TextCounter(lambda text: len(encoding.encode_ordinary(text)))
+        ```
+
+    Args:
+        size: The tokens of a text.
+    """
+
+    def __init__(self, size: Callable[[str], int]) -> None:
+        self._size = size
+        self._messages = PerMessage(lambda message: math.ceil(_message_tokens(message, size)))
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
+        """The tokens of messages and tools; each message is counted once."""
+        return sum(map(self._messages, messages)) + math.ceil(sum(_tool_tokens(tool, self._size) for tool in tools))
+
+
+@dataclass(slots=True)
+class _Calibration:
+    """What is known of a model: `actual = ratio * estimate + base`, and how well.
+
+    Two figures, kept as a Kalman filter keeps them. One report cannot tell a chat format with a long preamble (`base`)
+    from a vocabulary with shorter tokens (`ratio`); the variances decide: small requests teach the one, large requests
+    the other.
+    """
+
+    ratio: float = 1.0
+    base: float = 0.0
+    ratio_variance: float = 0.15**2
+    base_variance: float = 300.0**2
+    covariance: float = 0.0
+    reports: int = 0
+
+    def predict(self, estimate: float) -> float:
+        return max(0.0, self.ratio * estimate + self.base)
+
+    def deviation(self, estimate: float) -> float:
+        """The standard deviation of what is predicted for an estimate."""
+        between = 2 * estimate * self.covariance
+        return math.sqrt(max(0.0, self.ratio_variance * estimate**2 + between + self.base_variance))
+
+    def learn(self, estimate: float, actual: float) -> None:
+        # The texts of the next request differ a little from those of the last one, so nothing is known for good.
+        self.ratio_variance += 0.005**2
+        self.base_variance += 4.0
+        toward_ratio = self.ratio_variance * estimate + self.covariance
+        toward_base = self.covariance * estimate + self.base_variance
+        noise = (0.002 * actual) ** 2 + 4.0
+        spread = toward_ratio * estimate + toward_base + noise
+        surprise = actual - (self.ratio * estimate + self.base)
+        self.ratio += toward_ratio / spread * surprise
+        self.base += toward_base / spread * surprise
+        self.ratio_variance -= toward_ratio**2 / spread
+        self.base_variance -= toward_base**2 / spread
+        self.covariance -= toward_ratio * toward_base / spread
+        self.reports += 1
+
+
+class TokenEstimator:
+    """Estimates tokens from the bytes of the texts, and learns from what the providers report.
+
+    An estimate without a report is within 10 % on most texts, with one within 1 % on the next requests of the same run.
+    Knowledge of models is shared by all the counters of an estimator; it holds no messages, and nothing of a run.
+
+    Args:
+        model: The model whose reports correct the counts; see `for_model`.
+
+    Example:
+        ```python
+        counter = TokenEstimator().for_model("zai:glm-4.7")
+        estimate = counter.raw(messages, tools)
+        ...
+        counter.observe(estimate, usage.input_tokens)
+        counter.count(messages, tools), counter.margin(messages, tools)
+        ```
+    """
+
+    def __init__(self, model: str = "") -> None:
+        self.model = model
+        self._models: dict[str, _Calibration] = {}
+        self._messages = PerMessage(lambda message: _message_tokens(message, _estimate))
+
+    def for_model(self, model: str) -> TokenEstimator:
+        """A counter for that model, which shares what is known."""
+        other = TokenEstimator.__new__(TokenEstimator)
+        other.model, other._models, other._messages = model, self._models, self._messages
+        return other
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
+        """The tokens of messages and tools, by all that is known.
+
+        Without what the model takes for every request (its preamble), so that counts can be added up; see `request`.
+        """
+        return math.ceil(self._known.ratio * self.raw(messages, tools))
+
+    def request(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
+        """The tokens that a whole request will be reported to have."""
+        return math.ceil(self._known.predict(self.raw(messages, tools)))
+
+    def raw(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:
+        """The estimate before any correction."""
+        return sum(map(self._messages, messages)) + sum(_tool_tokens(tool, _estimate) for tool in tools)
+
+    def observe(self, raw: float, actual: int) -> None:
+        """Learn from a report.
+
+        Args:
+            raw: What `raw` gave for that request.
+            actual: The input tokens that the provider reported, cached ones included.
+        """
+        if raw > 0 and actual > 0:
+            self._models.setdefault(self.model, _Calibration()).learn(raw, actual)
+
+    def margin(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:
+        """How sure `request` is: the real number is seldom farther away than this part of it (0.1 is 10 %)."""
+        known, raw = self._known, self.raw(messages, tools)
+        return 2 * known.deviation(raw) / max(1.0, known.predict(raw)) if known.reports else 0.2
+
+    @property
+    def _known(self) -> _Calibration:
+        return self._models.get(self.model) or _Calibration()

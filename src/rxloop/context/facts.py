@@ -1,0 +1,238 @@
+"""Facts: what a message states that a later step may need word for word, each with a word that named it.
+
+The rules look at the form of what is written and at nothing else: letters beside digits, separators inside a word,
+names of fields, quotation marks, capitals. They know no language and no field of work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Final, NamedTuple, cast
+
+import orjson
+
+from rxloop.context._cache import PerMessage
+from rxloop.messages import Message
+
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+# Scripts without spaces: a count or date (5月15日) is one word, and so is what stands between Latin letters and signs.
+_RUN = re.compile(rf"(?:(?<![\w./-])|(?<=[{_CJK}]))(?:\d+[{_CJK}])+|[{_CJK}]+")
+_COMPOUND = re.compile(r"[#~./-]{0,3}\w++(?:(?:[/.@+,-]|:(?://|:)?)\w++)*+%?")
+_PREFIX = re.compile(r"(?:\.{0,2}/|~/|\.|#|--)?(?=\w)")
+_QUOTED = re.compile(r"[`\"“„«「『]([^`\"“”„«»「」『』\n]{3,60})[`\"”“»」』]")
+_NUMBER = re.compile(r"\d+(?:[.:/-]\d+|,\d{2,3}(?!\d))*%?")
+_CAMEL = re.compile(r"[^\W\d_]*[^\W\d_A-Z][A-Z]\w*")
+_NEAR = 40
+_SHORT = 80
+# Of a very long text, what is read: what it begins and ends with.
+_FRONT, _BACK = 20_000, 8_000
+_LONGEST = 200
+_DEEPEST = 40
+
+
+class Fact(NamedTuple):
+    """A value that may be needed again, and what it was called where it stood."""
+
+    value: str
+    label: str
+    weight: float
+    """How likely it is to be needed again, by its form and its place."""
+
+
+# By what a value looks like. Measured on what agents came back to, and flat around these figures.
+_WEIGHTS: Final = {
+    "address": 1.2,
+    "path": 1.0,
+    "id": 1.2,
+    "number": 0.7,
+    "identifier": 0.6,
+    "name": 0.5,
+    "value": 0.5,
+    "capitals": 0.5,
+    "decimal": 0.4,
+    "option": 0.35,
+    "quoted": 0.35,
+    "shout": 0.3,
+    "alternatives": 0.3,
+    "small number": 0.1,
+    "plain": 0.0,
+}
+_USER, _ARGUMENT = 1.3, 1.5
+_LEAST = 0.12
+
+
+@lru_cache(maxsize=65536)
+def form_of(word: str) -> str:
+    """What a word is by its form alone; most are `plain`."""
+    if len(word) < 2:
+        return "plain"
+    digits = sum(map(str.isdigit, word))
+    if "://" in word or "@" in word[1:]:
+        return "address"
+    if "/" in word[1:] or word[0] in "~/":
+        plain = not digits and "." not in word and "_" not in word and word.count("/") < 2
+        return "alternatives" if plain and word[0] not in "~/" else "path"
+    if digits and any(map(str.isalpha, word)):
+        return "id"
+    if digits:
+        return "number" if digits >= 3 else "decimal" if "%" in word or "." in word else "small number"
+    inner = word.strip("_-")
+    dotted = "." in inner and "-" not in inner and max(map(len, inner.split("."))) > 2
+    if dotted or "_" in inner or "::" in inner or _CAMEL.fullmatch(inner):
+        return "identifier"
+    if inner.isupper() and inner.isascii():
+        return "capitals" if len(inner) <= 5 else "shout"
+    return "option" if word.startswith("--") else "plain"
+
+
+@lru_cache(maxsize=65536)
+def _pieces(compound: str) -> tuple[tuple[str, float], ...]:
+    """The parts of a compound with their weights: one, unless a separator in it only stands between two of them."""
+    if not compound[0].isalnum():
+        # Of the signs before the first word, those that belong to it: a path, a hidden file, a number, an option.
+        compound = next(compound[place:] for place in range(len(compound)) if _PREFIX.match(compound, place))
+    pieces = [compound]
+    if "," in compound and not _NUMBER.fullmatch(compound):
+        pieces = compound.split(",")
+    if ":" in compound and "://" not in compound and "::" not in compound:
+        pieces = [part for piece in pieces for part in ([piece] if _NUMBER.fullmatch(piece) else piece.split(":"))]
+    return tuple((piece, _WEIGHTS[form_of(piece)] if len(piece) <= _LONGEST else 0.0) for piece in pieces if piece)
+
+
+class _Reader:
+    """Reads running text, code or a log, and remembers the words on the way, one of which names the next value."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.found: list[Fact] = []
+        self._seen: set[str] = set()
+        self._text = text
+        self._name = name
+        self._label, self._label_end = name, -_NEAR
+        self._capital, self._capital_end = "", -2
+        self._waiting: list[tuple[str, float]] = []
+
+    def read(self) -> list[Fact]:
+        """The facts of the text, in order."""
+        for match in _COMPOUND.finditer(self._text):
+            found = match.group()
+            # What is very long comes once, and is not worth remembering.
+            pieces = _pieces(found) if len(found) <= _LONGEST else _pieces.__wrapped__(found)
+            for piece, weight in pieces:
+                if not weight:
+                    self._word(piece, match.start(), match.end())
+                elif weight >= _LEAST or not _numbers_a_line(self._text, match.start(), match.end()):
+                    self._value(piece, weight, match.start())
+        self._settle(self._name)
+        return self.found
+
+    def _value(self, value: str, weight: float, start: int) -> None:
+        # The form gives the weight, so a second mention adds nothing; code and logs are full of them.
+        if value in self._seen:
+            return
+        self._seen.add(value)
+        if start - self._label_end < _NEAR - len(self._label):
+            self.found.append(Fact(value, self._label, weight))
+        elif len(self._waiting) < 3:
+            self._waiting.append((value, weight))
+        else:
+            self.found.append(Fact(value, self._name, weight))
+
+    def _word(self, word: str, start: int, end: int) -> None:
+        size = len(word)
+        if size < 3 and word.isascii():
+            return
+        label = word if size <= 24 else word[-8:]
+        if self._waiting:
+            self._settle(label)
+        # The longer of two neighbours is seldom the one without meaning, in any language.
+        if start - self._label_end > 16 or len(label) >= len(self._label):
+            self._label = label
+        self._label_end = end
+        if size <= _NEAR and word[0].isupper() and word.isalpha():
+            if self._capital_end + 1 == start and self._text[start - 1] == " ":
+                self.found.append(Fact(f"{self._capital} {word}", self._label, _WEIGHTS["name"]))
+            self._capital, self._capital_end = word, end
+
+    def _settle(self, label: str) -> None:
+        """Name what waits for a name."""
+        self.found += [Fact(value, label, weight) for value, weight in self._waiting]
+        self._waiting.clear()
+
+
+def _in_text(text: str, name: str) -> list[Fact]:
+    """The facts of running text, code or a log; `name` is what the whole of it is called."""
+    if len(text) > _FRONT + _BACK:
+        text = f"{text[:_FRONT]}\n{text[-_BACK:]}"
+    if not text.isascii():
+        text = _RUN.sub(r" \g<0> ", text)
+    return _Reader(text, name).read()
+
+
+def _in_quotes(text: str) -> Iterator[Fact]:
+    for match in _QUOTED.finditer(text):
+        value = match.group(1).strip()
+        if value and len(value.split()) <= 6:
+            before = re.findall(r"\w{3,}", text[max(0, match.start() - _NEAR) : match.start()])
+            yield Fact(value, before[-1] if before else "", _WEIGHTS["quoted"])
+
+
+def _numbers_a_line(text: str, start: int, end: int) -> bool:
+    before = text[max(0, start - 8) : start].rpartition("\n")[2]
+    return not before.strip() and end < len(text) and text[end] != "\n"
+
+
+def _in_value(value: Any, key: str, depth: int = 0) -> Iterator[Fact]:
+    """The facts of a JSON value; `key` is the name of the field that it stands in."""
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, dict):
+        for name, inner in cast("dict[str, Any]", value).items():
+            if len(name) <= _SHORT and form_of(name) in ("id", "number", "path", "address"):
+                yield Fact(name, key, _WEIGHTS[form_of(name)])
+            yield from _in_value(inner, name[:_SHORT], depth + 1)
+    elif isinstance(value, list):
+        for inner in cast("list[Any]", value):
+            yield from _in_value(inner, key, depth + 1)
+    elif not isinstance(value, bool) and value is not None:
+        text = str(value).strip()
+        words = text.split()
+        if 2 <= len(text) <= _SHORT and len(words) <= 6 and "\n" not in text:
+            least = _WEIGHTS["value"] if len(text) > 2 else _LEAST
+            yield Fact(text, key, max(_WEIGHTS[form_of(text)], least))
+        if len(words) > 1 or len(text) > _SHORT:
+            yield from _in_text(text, key)
+
+
+def _content(message: Message) -> Iterable[Fact]:
+    text = message.text
+    start = text.lstrip()
+    if start[:1] in ("{", "["):
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return _in_value(orjson.loads(start), "")
+    if message.role == "tool":
+        return _in_text(text, "")
+    return chain(_in_text(text, ""), _in_quotes(text))
+
+
+def _in_message(message: Message) -> tuple[Fact, ...]:
+    found: dict[str, Fact] = {}
+
+    def add(facts: Iterable[Fact], factor: float) -> None:
+        for fact in facts:
+            weight = fact.weight * factor
+            old = found.get(fact.value)
+            if weight >= _LEAST and (old is None or weight > old.weight):
+                found[fact.value] = fact if factor == 1 else Fact(fact.value, fact.label, weight)
+
+    add(_content(message), _USER if message.role == "user" else 1.0)
+    for call in message.tool_calls:
+        add(_in_value(call.arguments or call.raw, call.name), _ARGUMENT)
+    return tuple(found.values())
+
+
+facts_of = PerMessage(_in_message)
+"""The facts of a message, each value once, in order."""

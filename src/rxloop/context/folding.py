@@ -1,0 +1,340 @@
+"""Compression as a pure step: the state of a run and its history in, what to send and the next state out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from rxloop.context.blocks import blocks_of, problems_of, repaired
+from rxloop.errors import ConfigurationError
+from rxloop.messages import Message
+from rxloop.protocols import Budget, Compressor, TokenCounter
+
+_LOW = 0.6
+_AFTER_REFUSAL = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What the last cut of a run left; all that has to be remembered between two requests.
+
+    With the history it gives the messages to send, in this process or another: see `dump` and `load`.
+    """
+
+    upto: int = 0
+    """How many messages the history had at the last cut; those behind them are sent as they are."""
+    view: tuple[int | Message, ...] = ()
+    """What is sent of them: a place in the history, or a message that stands for others."""
+    limit: int | None = None
+    """What a whole request may take, if a provider has refused one that was within the compressor's own limit."""
+
+    def messages(self, history: Sequence[Message]) -> Sequence[Message]:
+        """The messages to send: the history itself, the same object, if nothing was cut."""
+        if not self.upto or self.upto > len(history):
+            return history
+        cut = [history[item] if isinstance(item, int) else item for item in self.view]
+        return [*cut, *history[self.upto :]]
+
+    @property
+    def folded(self) -> tuple[int, ...]:
+        """The places of the messages that are not sent as they are."""
+        kept = {item for item in self.view if isinstance(item, int)}
+        return tuple(place for place in range(self.upto) if place not in kept)
+
+    @property
+    def summary(self) -> str:
+        """What stands for the messages that were left out."""
+        made = [item.text for item in self.view if isinstance(item, Message) and item.role not in ("tool", "assistant")]
+        return "\n".join(made)
+
+    def dump(self) -> dict[str, Any]:
+        """The state as JSON values; places that follow each other as `[first, last]`."""
+        view: list[Any] = []
+        for item in self.view:
+            if isinstance(item, Message):
+                view.append(item.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+            elif view and isinstance(view[-1], list) and view[-1][1] == item - 1:
+                view[-1][1] = item
+            else:
+                view.append([item, item])
+        return {"upto": self.upto, "view": view, "limit": self.limit}
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> Folded:
+        """The state that `dump` gave."""
+        view: list[int | Message] = []
+        for item in data["view"]:
+            if isinstance(item, list):
+                first, last = cast("list[int]", item)
+                view += range(first, last + 1)
+            else:
+                view.append(Message.model_validate(item))
+        return cls(data["upto"], tuple(view), data.get("limit"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """What became of a history on its way into a request."""
+
+    messages: Sequence[Message]
+    """The messages to send; the very history, if nothing was ever cut."""
+    state: Folded
+    """To be passed in with the next request of the run."""
+    tokens_before: int
+    """Tokens of what would have gone out without a cut."""
+    tokens_after: int
+    cut: bool = False
+    """Whether this step cut; otherwise the request only grew at its end."""
+    dropped: int = 0
+    """Messages that this cut took out."""
+    shortened: int = 0
+    """Results that this cut left a part of."""
+    stable: int = 0
+    """How many messages at the front are the same as without the cut, so that a provider has them in its cache."""
+    stable_tokens: int = 0
+    budget_unmet: bool = False
+    """The messages take more than there is room for, and nothing more can be left out."""
+    problems: tuple[str, ...] = ()
+    """What was wrong with the result of the compressor, and was repaired."""
+    failed: str = ""
+    """Why the result of the compressor was thrown away; the messages are then those without a cut."""
+    seconds: float = 0.0
+    """How long the compressor took."""
+
+    @property
+    def ratio(self) -> float:
+        """Tokens after, as a part of those before."""
+        return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
+
+
+def fold(
+    compressor: Compressor,
+    messages: Sequence[Message],
+    counter: TokenCounter,
+    *,
+    state: Folded | None = None,
+    overhead: int = 0,
+    pressure: int = 0,
+    pinned: frozenset[int] = frozenset(),
+) -> Compressed:
+    """Make a history fit: nothing is done until it overflows; then the compressor is asked once.
+
+    Args:
+        compressor: Makes the cut; one that works at once.
+        messages: The whole history.
+        counter: Counts the tokens.
+        state: What the last step of this run gave as its `state`.
+        overhead: Tokens of what goes with the messages: system prompt, tools, workspace.
+        pressure: More than 0 if the provider has just refused what the last step gave, as too long.
+        pinned: The places of messages that must stay.
+
+    Raises:
+        ConfigurationError: The compressor gives an awaitable; see `fold_async`.
+    """
+    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, pinned)
+    if step.fits:
+        return step.unchanged()
+    begin = time.perf_counter()
+    try:
+        made = compressor.compress(messages, step.budget)
+    except Exception as error:
+        return step.failure(f"{type(error).__name__}: {error}")
+    if isinstance(made, Awaitable):
+        if hasattr(made, "close"):
+            made.close()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+        raise ConfigurationError(f"{compressor!r} has to be awaited: use fold_async()")
+    return step.cut(made, time.perf_counter() - begin)
+
+
+def unless_full(
+    compressor: Compressor,
+    messages: Sequence[Message],
+    counter: TokenCounter,
+    *,
+    state: Folded | None = None,
+    overhead: int = 0,
+    pressure: int = 0,
+) -> Compressed | None:
+    """What goes out while nothing has to be cut; None when it is time for `fold`, whose arguments these are."""
+    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, frozenset())
+    return step.unchanged() if step.fits else None
+
+
+async def fold_async(
+    compressor: Compressor,
+    messages: Sequence[Message],
+    counter: TokenCounter,
+    *,
+    state: Folded | None = None,
+    overhead: int = 0,
+    pressure: int = 0,
+    pinned: frozenset[int] = frozenset(),
+) -> Compressed:
+    """The same with a compressor that may have to wait, such as for vectors; see `fold`."""
+    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, pinned)
+    if step.fits:
+        return step.unchanged()
+    begin = time.perf_counter()
+    try:
+        made = compressor.compress(messages, step.budget)
+        if isinstance(made, Awaitable):
+            made = await made
+    except Exception as error:
+        return step.failure(f"{type(error).__name__}: {error}")
+    return step.cut(made, time.perf_counter() - begin)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step: what would go out without a cut, and what a cut is to keep to."""
+
+    history: Sequence[Message]
+    state: Folded
+    sent: Sequence[Message]
+    tokens: int
+    high: int
+    budget: Budget
+
+    @classmethod
+    def of(
+        cls,
+        compressor: Compressor,
+        history: Sequence[Message],
+        counter: TokenCounter,
+        state: Folded,
+        overhead: int,
+        pressure: int,
+        pinned: frozenset[int],
+    ) -> _Step:
+        if state.upto > len(history):
+            # Another history than the one that was cut, such as that of a fork.
+            state = Folded(limit=state.limit)
+        sent = state.messages(history)
+        tokens = counter.count(sent)
+        limit = compressor.max_tokens if state.limit is None else min(compressor.max_tokens, state.limit)
+        if pressure:
+            limit = min(limit, int((tokens + overhead) * _AFTER_REFUSAL))
+            state = replace(state, limit=limit)
+        room = max(0, limit - overhead)
+        high, low = getattr(compressor, "high", 1.0), getattr(compressor, "low", _LOW)
+        budget = Budget(tokens=room, target=int(room * low), counter=counter, pinned=pinned, sent=sent)
+        return cls(history, state, sent, tokens, int(room * high), budget)
+
+    @property
+    def fits(self) -> bool:
+        return self.tokens <= self.high
+
+    def unchanged(self, **fields: Any) -> Compressed:
+        """What goes out without a cut."""
+        return Compressed(
+            messages=self.sent,
+            state=self.state,
+            tokens_before=self.tokens,
+            tokens_after=self.tokens,
+            stable=len(self.sent),
+            stable_tokens=self.tokens,
+            budget_unmet=self.tokens > self.budget.tokens,
+            **fields,
+        )
+
+    def failure(self, reason: str) -> Compressed:
+        return self.unchanged(failed=reason)
+
+    def cut(self, made: object, seconds: float) -> Compressed:
+        """What goes out with the cut that a compressor made, checked and repaired."""
+        try:
+            view = _view(made, self.history)
+        except ValueError as error:
+            return self.failure(str(error))
+        view, lost = _restored(view, self.history, self.budget.pinned)
+        chosen = [self.history[item] if isinstance(item, int) else item for item in view]
+        problems = (*lost, *problems_of(chosen))
+        if problems:
+            chosen = repaired(chosen)
+            view = _view(chosen, self.history)
+        after = self.budget.counter.count(chosen)
+        if chosen == list(self.sent):
+            return self.unchanged(seconds=seconds, problems=problems)
+        if after > self.tokens:
+            return self.failure(f"the result takes {after} tokens, more than the {self.tokens} before it")
+        stable = _common(self.sent, chosen)
+        results = {message.tool_call_id for message in chosen if message.role == "tool"}
+        state = Folded(len(self.history), view, self.state.limit)
+        originals = {id(message) for message in self.history}
+        shortened = sum(m.role == "tool" and id(m) not in originals for m in chosen)
+        there = {id(message) for message in chosen}
+        gone = sum(id(m) not in there and (m.role != "tool" or m.tool_call_id not in results) for m in self.sent)
+        return Compressed(
+            messages=chosen,
+            state=state,
+            tokens_before=self.tokens,
+            tokens_after=after,
+            cut=True,
+            dropped=gone,
+            shortened=shortened,
+            stable=stable,
+            stable_tokens=self.budget.counter.count(chosen[:stable]),
+            budget_unmet=after > self.budget.tokens,
+            problems=problems,
+            seconds=seconds,
+        )
+
+
+def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]:
+    """The result of a compressor, with places for what is in the history.
+
+    Raises:
+        ValueError: It is no list of messages, or not in the order of the history.
+    """
+    if not isinstance(made, Sequence) or isinstance(made, str | bytes):
+        raise ValueError(f"the result is {type(made).__name__}: return a list of messages")
+    places: dict[int, list[int]] = {}
+    for place, message in enumerate(history):
+        places.setdefault(id(message), []).append(place)
+    view: list[int | Message] = []
+    last = -1
+    for item in cast("Sequence[object]", made):
+        if not isinstance(item, Message):
+            raise ValueError(f"the result holds {item!r}: return a list of messages")
+        here = places.get(id(item))
+        if here is None:
+            view.append(item)
+            continue
+        place = next((place for place in here if place > last), None)
+        if place is None:
+            raise ValueError(f"message {here[-1]} of the history stands behind message {last}: keep the order")
+        view.append(place)
+        last = place
+    return tuple(view)
+
+
+def _restored(
+    view: tuple[int | Message, ...], history: Sequence[Message], pinned: frozenset[int]
+) -> tuple[tuple[int | Message, ...], list[str]]:
+    """The view with what must not be missing: the task, pinned messages, system messages, calls at work."""
+    task = next((place for place, message in enumerate(history) if message.role == "user"), None)
+    must = {place for place in pinned if place < len(history)}
+    must |= {place for place, message in enumerate(history) if message.role == "system"}
+    must |= set() if task is None else {task}
+    blocks = blocks_of(history)
+    for block in blocks:
+        if not must.isdisjoint(block.places) or (block.open and block is blocks[-1]):
+            must |= set(block.places)
+    kept = {item for item in view if isinstance(item, int)}
+    results = {item.tool_call_id for item in view if isinstance(item, Message) and item.role == "tool"}
+    missing = [place for place in sorted(must - kept) if history[place].tool_call_id not in results - {None}]
+    out = list(view)
+    for place in missing:
+        behind = next((at for at, item in enumerate(out) if isinstance(item, int) and item > place), len(out))
+        out.insert(behind, place)
+    return tuple(out), [f"message {place} of the history must stay" for place in missing]
+
+
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many messages at the front of both are the same."""
+    length = min(len(one), len(other))
+    return next(
+        (place for place in range(length) if one[place] is not other[place] and one[place] != other[place]), length
+    )

@@ -1,0 +1,190 @@
+"""The thinking phase as values: where a run stands, by rule, and a model's summary of what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator
+
+from rxloop.messages import Message, Usage, Wire
+from rxloop.state import RunState
+from rxloop.thinking.drawing import one_line
+
+_LINE = 200
+"""Characters of one thing in a note."""
+_FEW = 3
+_NOTE = "[Where you are, for you alone; the conversation above is what counts.]"
+_PLANS, _FINDINGS = ("planning", "strategy"), ("decision", "reflection", "observation", "critique", "analysis")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingResult:
+    """What the thinking phase made of a run, before one of its model calls."""
+
+    summary: str = ""
+    """What stands for the messages that are left out."""
+    current_state: str = ""
+    """How far the run is, in a sentence or two."""
+    insights: tuple[str, ...] = ()
+    """What the model has found so far, by its own thoughts."""
+    next_actions: tuple[str, ...] = ()
+    """What it meant to do, by its own thoughts, and what went wrong last."""
+    compressed_history: Sequence[Message] = field(default=(), repr=False)
+    """The messages that are sent for the history."""
+    thinking_tokens: Usage = field(default_factory=Usage)
+    """What the thinking model used for it."""
+
+    def note(self) -> str:
+        """What the model is told of it, in a few lines; nothing where there is nothing to say."""
+        lines = [self.current_state] if self.current_state else []
+        lines += [f"You found: {each}" for each in self.insights]
+        lines += [f"To do: {each}" for each in self.next_actions]
+        return "\n".join([_NOTE, *lines]) if lines else ""
+
+
+def reflect(state: RunState) -> ThinkingResult:
+    """Where a run stands, read from its state by rule: the same state gives the same result."""
+    newest = [each for each in list(state.thoughts.values())[-50:] if each.branch is None]
+    plans = [each.content for each in newest if each.thought_type in _PLANS]
+    findings = [each.content for each in newest if each.thought_type in _FINDINGS]
+    failed = _failed(state.messages)
+    actions = [f"{one_line(plan, _LINE)}" for plan in plans[-1:]]
+    actions += [f"{name} failed: {one_line(text, _LINE)}" for name, text in failed]
+    return ThinkingResult(
+        current_state=_progress(state),
+        insights=tuple(one_line(each, _LINE) for each in findings[-_FEW:]),
+        next_actions=tuple(actions),
+    )
+
+
+def _progress(state: RunState) -> str:
+    """How many model calls there were, and what the last of them did."""
+    if not state.iteration:
+        return ""
+    last = next((each for each in reversed(list(state.messages)[-100:]) if each.role == "assistant"), None)
+    said = f"{state.iteration} model calls so far."
+    if last is None:
+        return said
+    calls = ", ".join(dict.fromkeys(call.name for call in last.tool_calls))
+    if calls:
+        said += f" The last one called {one_line(calls, _LINE)}."
+    return said
+
+
+def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """The calls of the newest block whose results look like failures."""
+    block: list[Message] = []
+    for message in reversed(list(messages)[-50:]):
+        block.append(message)
+        if message.role != "tool":
+            break
+    names = {call.id: call.name for call in block[-1].tool_calls} if block else {}
+    results = [each for each in reversed(block) if each.role == "tool"]
+    marks = ("error", "traceback", "exception", "failed", "timed out", "not found", "denied")
+    bad = [each for each in results if any(mark in each.text[:400].lower() for mark in marks)]
+    return [(names.get(each.tool_call_id or "", "a call"), each.text) for each in bad[:_FEW]]
+
+
+class Summary(Wire):
+    """What a thinking model writes of the messages that left the request: always the same sections."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    goal: str = Field(default="", description="What is to be achieved, in a sentence.")
+    constraints: list[str] = Field(default_factory=list[str], description="What must be kept to.")
+    done: list[str] = Field(default_factory=list[str], description="What has been done, with its outcome.")
+    next: list[str] = Field(default_factory=list[str], description="What is to be done next.")
+    facts: list[str] = Field(default_factory=list[str], description="Values that will be needed, word for word.")
+    open_errors: list[str] = Field(default_factory=list[str], description="What failed and is not solved.")
+    files: list[str] = Field(default_factory=list[str], description="Files that matter, each with why.")
+
+    @field_validator("constraints", "done", "next", "facts", "open_errors", "files", mode="before")
+    @classmethod
+    def _as_lines(cls, value: Any) -> Any:
+        """A list of texts, whatever shape a model gave it."""
+        if value is None:
+            return []
+        if isinstance(value, dict):
+            return [f"{key}: {each}" for key, each in value.items()]  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, str):
+            return [line.strip("-* ") for line in value.splitlines() if line.strip("-* ")]
+        return [each if isinstance(each, str) else str(each) for each in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The summary in what a model said: the JSON object in it.
+
+        Raises:
+            ValueError: There is none, or nothing in it.
+        """
+        start, end = text.find("{"), text.rfind("}")
+        if start < 0 or end < start:
+            raise ValueError(f"the thinking model gave no JSON object but {one_line(text, 80)!r}")
+        try:
+            found = cls.model_validate_json(text[start : end + 1])
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"the summary does not fit: {first['loc']}: {first['msg']}") from None
+        if not found.lines():
+            raise ValueError("the summary is empty")
+        return found
+
+    def lines(self) -> list[str]:
+        """The sections that say something, as lines."""
+        sections = [("Constraints", self.constraints), ("Done", self.done), ("Next", self.next), ("Facts", self.facts)]
+        sections += [("Open errors", self.open_errors), ("Files", self.files)]
+        lines = [f"Goal: {self.goal.strip()}"] if self.goal.strip() else []
+        for title, items in sections:
+            kept = [item.strip() for item in items if item.strip()]
+            if kept:
+                lines.append(f"{title}:")
+                lines += [f"- {item}" for item in kept]
+        return lines
+
+    def text(self, fits: Callable[[str], bool]) -> str:
+        """The summary, cut to what fits: of the longest sections the oldest lines go first.
+
+        Args:
+            fits: Says whether a text fits.
+        """
+        found = self.model_copy()
+        while not fits("\n".join(found.lines())):
+            lists = {
+                name: getattr(found, name) for name in ("done", "facts", "files", "open_errors", "next", "constraints")
+            }
+            longest = max(lists, key=lambda name: sum(map(len, lists[name])))
+            if not lists[longest]:
+                return found.goal[: max(20, len(found.goal) // 2)] if fits(found.goal[:20]) else ""
+            found = found.model_copy(update={longest: lists[longest][1:]})
+        return "\n".join(found.lines())
+
+
+ASK = """\
+You keep the summary of a long piece of work, for the model that goes on with it. Messages are about to leave its \
+view. Bring the summary up to date with them: keep what still matters, word for word where it is a name, a number, a \
+path or an id; leave out what is over. Answer with one JSON object and nothing else:
+{"goal": "", "constraints": [], "done": [], "next": [], "facts": [], "openErrors": [], "files": []}
+goal is a text, the others are lists of short texts."""
+
+
+def question(task: str, before: str, left: Sequence[Message], limit: int) -> str:
+    """What the thinking model is asked: the task, the summary as it was, and what leaves the view.
+
+    Args:
+        task: The first message of the user.
+        before: The summary so far.
+        left: The messages that leave the view, in order.
+        limit: Characters of these messages; the middle of what is longer is left out.
+    """
+    said = "\n".join(_line(message) for message in left)
+    if len(said) > limit:
+        half = limit // 2
+        said = f"{said[:half]}\n[... {len(said) - 2 * half} characters left out ...]\n{said[-half:]}"
+    return f"The task:\n{task[:2_000]}\n\nThe summary so far:\n{before or '(none)'}\n\nWhat leaves the view:\n{said}"
+
+
+def _line(message: Message) -> str:
+    calls = "".join(f" [calls {call.name} {call.raw or call.arguments}]" for call in message.tool_calls)
+    return f"{message.role}: {message.text}{calls}"

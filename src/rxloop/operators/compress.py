@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from typing import Any
+
+from reactivex import Observable
+
+from rxloop.operators.answering import answering
+from rxloop.protocols import Compressor, TokenCounter
+from rxloop.requests import ModelRequest, Operator, Signal
+from rxloop.stream.bridges import Push, emit, from_task
+
+
+def compress(compressor: Compressor, *, counter: TokenCounter | None = None) -> Operator:
+    """Make each `ModelRequest` fit: nothing is done until the history overflows; then it is cut once.
+
+    ::
+
+        in   --M--|    --M--|    --M--|
+        out  --M--|    --cm-|    --m--|
+
+    M `ModelRequest`, c `context-compressed`, m the same request with fewer messages. Between two cuts a request only
+    grows at its end, so that the provider's cache holds. The history in the log stays as it is: the event names what is
+    left out, and a run that is resumed sends the same. When the provider says that a request is too long, `iterate`
+    sends it again with more `pressure`, and it is cut further.
+
+    The result of the compressor is checked and repaired before it leaves; one that is no history, or larger than
+    before, is thrown away and told as `thinking-failed`. After three failures the rest of the run goes without.
+
+    Args:
+        compressor: Makes the cuts, such as `SlidingWindowCompressor(max_tokens=60_000)`.
+        counter: Counts tokens; by default an estimator that learns from what the providers report.
+    """
+    # Imported when something is to be compressed: most programs need neither it nor what it is made of.
+    from rxloop.operators._fitting import Fitting, told
+
+    fitting = Fitting(compressor, counter)
+
+    def answer(request: ModelRequest) -> Observable[Signal]:
+        if fitting.skips(request):
+            return emit(request)
+        known = fitting.counter(request)
+        found = fitting.unless_full(request, known)
+        if found is not None:
+            return emit(fitting.smaller(request, found.messages, known))
+
+        async def cut(push: Push[Any]) -> None:
+            made = await fitting.fold(request, known)
+            for event in told(request, made):
+                push(event)
+            push(fitting.smaller(request, made.messages, known))
+
+        return from_task(cut, request.ctx, name="rxloop-compress")
+
+    operator = answering(ModelRequest, answer)
+    operator.__qualname__ = f"compress({compressor!r})"
+    return operator

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable
+
+from reactivex import Observable
+
+from rxloop.messages import Message
+from rxloop.operators.answering import answering
+from rxloop.protocols import Rendered, Workspace
+from rxloop.requests import ModelRequest, Operator, Signal
+from rxloop.stream.bridges import emit, from_awaitable
+
+
+def workspace(shown: Workspace) -> Operator:
+    """Show the model a workspace in each request; it never enters the history.
+
+    ::
+
+        in   --M--|     --M--|
+        out  --M1-|     --M2-|
+
+    M1 is the request with the workspace as it is then, and M2 with what it is by the time of the next one. Static parts
+    stand behind the system prompt, where a provider keeps them in its cache; live ones stand at the end, behind the
+    newest tool results, so that a change of theirs costs no more than themselves.
+
+    Put it before `compress` and `thinking_phase`, which count what it takes.
+
+    Args:
+        shown: What there is to see; rendered anew before each model call.
+    """
+
+    def answer(request: ModelRequest) -> Observable[Signal]:
+        made = shown.render()
+        if not inspect.isawaitable(made):
+            return emit(_with(request, made))
+        return from_awaitable(lambda: _waited(request, made), request.ctx, name="rxloop-workspace")
+
+    operator = answering(ModelRequest, answer)
+    operator.__qualname__ = f"workspace({type(shown).__name__})"
+    return operator
+
+
+async def _waited(request: ModelRequest, made: Awaitable[Rendered]) -> ModelRequest:
+    return _with(request, await made)
+
+
+def _with(request: ModelRequest, rendered: Rendered) -> ModelRequest:
+    # Imported when there is a workspace: most programs need none.
+    from rxloop.context.workspace import as_parts, text_of_parts
+
+    found = as_parts(rendered)
+    static, live = text_of_parts(found, "static"), text_of_parts(found, "live")
+    system = (*request.system, Message.system(static)) if static else request.system
+    tail = (*request.tail, Message.user(f"[Workspace, as it is now]\n{live}")) if live else request.tail
+    return request.replace(system=system, tail=tail)

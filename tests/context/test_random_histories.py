@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from histories import Words, histories
+from rxloop.context import (
+    ChainedCompressor,
+    Compressed,
+    Folded,
+    SemanticCompressor,
+    SlidingWindowCompressor,
+    TokenBudgetCompressor,
+    TokenEstimator,
+    blocks_of,
+    fold,
+    problems_of,
+)
+from rxloop.messages import Message
+from rxloop.protocols import Compressor, TokenCounter
+
+# 2,000 with RXLOOP_EXAMPLES=2000.
+quickly = settings(
+    max_examples=int(os.environ.get("RXLOOP_EXAMPLES", "25")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
+    "sliding window": SlidingWindowCompressor,
+    "semantic": SemanticCompressor,
+    "token budget": TokenBudgetCompressor,
+    "chain": lambda tokens: ChainedCompressor(TokenBudgetCompressor(tokens), SlidingWindowCompressor(tokens)),
+}
+every_compressor = pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS.keys())
+windows = st.integers(0, 40) | st.integers(0, 4_000)
+
+
+def check(history: list[Message], made: Compressed, tokens: int, counter: TokenCounter, pins: frozenset[int]) -> None:
+    sent = list(made.messages)
+    kept = {id(message) for message in sent}
+    blocks = blocks_of(history)
+    assert problems_of(sent) == []  # T93
+    assert counter.count(sent) == made.tokens_after
+    assert made.budget_unmet == (made.tokens_after > tokens)  # T100
+    assert (made.failed, made.problems) == ("", ())
+    task = next((message for message in history if message.role == "user"), None)
+    assert task is None or id(task) in kept  # T98
+    assert all(id(message) in kept for message in history if message.role == "system")
+    assert all(id(history[place]) in kept for place in pins)
+    if blocks and blocks[-1].open:  # T97
+        assert [m.tool_calls for m in sent[-len(blocks[-1].messages) :]] == [m.tool_calls for m in blocks[-1].messages]
+    whole = [place for place, message in enumerate(history) if id(message) in kept]
+    order = [next(place for place in whole if history[place] is message) for message in sent if message in history]
+    assert order == sorted(order) or len({id(m) for m in history}) < len(history)
+    for message in sent:  # T112: nothing but results is ever changed
+        own = any(message is one for one in history)
+        assert own or message.role == "tool" or message.text.startswith("[")
+    assert sum(m.text.startswith("[") and m.role == "user" for m in sent) <= 1
+
+
+@every_compressor
+@quickly
+@given(history=histories(), tokens=windows, data=st.data())
+@example(history=[], tokens=0, data=None)
+def test_what_is_sent_is_valid_and_has_the_task_and_fits_or_says_that_it_cannot(
+    make: Callable[[int], Compressor], history: list[Message], tokens: int, data: st.DataObject | None
+) -> None:
+    pins = data.draw(st.frozensets(st.integers(0, len(history) - 1), max_size=2)) if data and history else frozenset()
+    counter = Words()
+    made = fold(make(tokens), history, counter, pinned=pins)
+    check(history, made, tokens, counter, pins)
+
+
+@every_compressor
+@quickly
+@given(history=histories(), tokens=windows)
+def test_a_growing_history_gives_requests_that_only_grow_between_cuts(
+    make: Callable[[int], Compressor], history: list[Message], tokens: int
+) -> None:
+    counter = TokenEstimator()
+    state: Folded | None = None
+    before: list[Message] = []
+    for block in blocks_of(history):
+        so_far = history[: block.places.stop]
+        made = fold(make(tokens), so_far, counter, state=state)
+        check(so_far, made, tokens, counter, frozenset())
+        if not made.cut:  # T101
+            assert [id(m) for m in made.messages[: len(before)]] == [id(m) for m in before]
+        assert fold(make(tokens), so_far, counter, state=Folded.load(made.state.dump())).messages == made.messages
+        state, before = made.state, list(made.messages)

@@ -1,0 +1,36 @@
+"""Help for tests of runs whose history grows: a tool with long results, and what was sent of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rxloop import Agent, ContextCompressedEvent, Event, Limits, Message, ModelRequest, op, tool
+from rxloop.testing import ScriptedModel, call
+
+MANY = Limits(iterations=None)
+REPORT = "At {place} stands a crate with the number CR-{number}-X. " * 12
+
+
+@tool
+def look(place: int) -> str:
+    """Look somewhere."""
+    return REPORT.format(place=place, number=1000 + place)
+
+
+def looks(count: int, first: int = 0) -> list[Any]:
+    return [call("look", place=place) for place in range(first, first + count)]
+
+
+async def run_of(model: ScriptedModel, *operators: Any, prompt: Any = "Find the crate.", **options: Any) -> list[Event]:
+    agent = Agent(model, tools=[look], loop=op.standard(before_model=operators), limits=MANY, **options)
+    return [event async for event in agent.run(prompt)]
+
+
+def sent(request: ModelRequest) -> list[Message]:
+    """The whole request, in order."""
+    return [*request.system, *request.messages, *request.tail]
+
+
+def compressions(events: Sequence[Event]) -> list[ContextCompressedEvent]:
+    return [event for event in events if isinstance(event, ContextCompressedEvent)]
