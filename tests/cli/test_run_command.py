@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from commands import Place
-from rxloop import Event, StatusUpdateEvent, TaskEvent
+from rxloop import Event, StageEvent, StatusUpdateEvent, TaskEvent
 from rxloop.testing import OfflineModel
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
@@ -181,3 +181,17 @@ def test_the_events_of_json_can_be_imported(place: Place) -> None:
     place.run("import", "-", given=lines)
     durable = [event for event in map(orjson.loads, lines.splitlines()) if not event["sub"]]
     assert place.events() == durable
+
+
+def test_a_strategy_is_chosen_by_its_name(place: Place) -> None:
+    done = place.run("run", "2 + 2", "--strategy", "chain-of-thought", "--json")
+    events = [Event.from_json(line, strict=True) for line in done.stdout.splitlines()]
+    assert isinstance(events[0], TaskEvent)
+    assert events[0].strategy == "chain_of_thought"
+    stages = [event.to_stage for event in events if isinstance(event, StageEvent)]
+    assert (stages[0], stages[-1]) == ("problem_reception", "final_response")
+
+
+def test_a_strategy_that_does_not_exist_is_wrong_usage(place: Place) -> None:
+    done = place.run("run", "2 + 2", "--strategy", "magic", code=2)
+    assert "there is no strategy 'magic'" in done.stderr

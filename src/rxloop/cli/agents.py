@@ -27,6 +27,7 @@ class AgentOptions:
     tools: Sequence[str] = ()
     model: str | None = None
     base_url: str | None = None
+    strategy: str | None = None
 
     def flags(self) -> str:
         """The same, to be typed again: what the log does not know of a run."""

@@ -12,10 +12,12 @@ from rxloop._version import __version__
 from rxloop.cli.diff import diff
 from rxloop.cli.fork import fork
 from rxloop.cli.graph import graph
+from rxloop.cli.mcp import mcp
 from rxloop.cli.resume import resume
 from rxloop.cli.run import chat, run
 from rxloop.cli.runs import runs
 from rxloop.cli.show import replay, show
+from rxloop.cli.strategies import strategies
 from rxloop.cli.transfer import export, import_
 
 app = typer.Typer(
@@ -26,9 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for each in (run, chat, runs, show, replay, resume, fork, diff, graph, export):
+for each in (run, chat, runs, show, replay, resume, fork, diff, graph, export, strategies):
     app.command()(each)
 app.command("import")(import_)
+app.add_typer(mcp, name="mcp")
 
 
 def _version(wanted: bool) -> None:

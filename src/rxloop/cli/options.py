@@ -69,6 +69,10 @@ AgentName = Annotated[
         show_default=False,
     ),
 ]
+Strategy = Annotated[
+    str | None,
+    typer.Option("--strategy", metavar="NAME", help="How to reason: see `rxloop strategies`.", show_default=False),
+]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Leave no trace in the database.")]
 
 

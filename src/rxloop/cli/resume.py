@@ -19,6 +19,7 @@ from rxloop.cli.terminal import FAILED, WAITS, ask, asks, running, say
 from rxloop.events import Event, PendingInput
 from rxloop.protocols import EventLog, RunRecord
 from rxloop.replay import replay
+from rxloop.thinking.flow import STRATEGIES
 
 
 def resume(
@@ -31,14 +32,15 @@ def resume(
     base_url: options.BaseUrl = None,
     tools: options.Tools = None,
     agent: options.AgentName = None,
+    strategy: options.Strategy = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
     json: options.Json = False,
     db: options.Database = None,
 ) -> None:
     """Go on with a run.
 
-    What is done stays done. The model is the one that the run had, unless another one is named; tools must be named
-    again. A person at the terminal is asked what the run waits for.
+    What is done stays done. The model and the strategy are those that the run had, unless others are named; tools must
+    be named again. A person at the terminal is asked what the run waits for.
     """
     given = AgentOptions(agent, tuple(tools or ()), model, base_url)
 
@@ -58,7 +60,10 @@ def resume(
             first = await first_event(log, record.task_id)
             made = given.make(recorded=first.model if first is not None else None)
             async with made.logging_to(log) as ready:
-                taken_up = ready.agent.resume(record.task_id, inputs=answers or None, model=ready.model)
+                recorded = first.strategy if first is not None and first.strategy in STRATEGIES else None
+                taken_up = ready.agent.resume(
+                    record.task_id, inputs=answers or None, model=ready.model, strategy=strategy or recorded
+                )
                 return exit_code(await session.carry_out(ready.agent, taken_up))
 
     running(main())

@@ -40,6 +40,7 @@ def run(
     base_url: options.BaseUrl = None,
     tools: options.Tools = None,
     agent: options.AgentName = None,
+    strategy: options.Strategy = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
     json: options.Json = False,
     context: Context = None,
@@ -52,13 +53,14 @@ def run(
 
     Exit codes: 0 an answer, 1 the run failed, 2 wrong usage, 3 it waits for input, 130 cancelled.
     """
-    given = AgentOptions(agent, tuple(tools or ()), model, base_url)
+    given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy)
 
     async def main() -> int:
         question = _question(words or [])
         async with _conversing(given, thoughts, json, context, db, no_log) as (ready, session, context_id):
             result = await session.carry_out(
-                ready.agent, ready.agent.run(question, context_id=context_id, model=ready.model)
+                ready.agent,
+                ready.agent.run(question, context_id=context_id, model=ready.model, strategy=given.strategy),
             )
             return exit_code(result)
 

@@ -1,0 +1,86 @@
+"""`rxloop mcp`: servers for clients of the Model Context Protocol."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rxloop.cli.terminal import fail, running, say
+from rxloop.errors import ConfigurationError
+from rxloop.eventlog import SqliteSessionStore
+
+mcp = typer.Typer(no_args_is_help=True, help="Serve tools to clients of the Model Context Protocol.")
+
+
+@mcp.callback()
+def _mcp() -> None:
+    """Serve tools to clients of the Model Context Protocol."""
+
+
+@mcp.command("sequential-thinking")
+def sequential_thinking(
+    http: Annotated[
+        bool, typer.Option("--http", help="Serve by streamable HTTP, and not over stdin and stdout.")
+    ] = False,
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="With --http: the address.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="With --http: the port.")
+    ] = 8000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="With --http: another name by which clients may call; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session", metavar="NAME", help="One session for all clients, which stays there.", show_default=False
+        ),
+    ] = None,
+    path: Annotated[
+        Path | None,
+        typer.Option("--path", metavar="FILE", help="Keep the session in a database.", show_default=False),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse what revises, or branches from, a thought that does not exist.")
+    ] = False,
+) -> None:
+    """Serve the tool sequentialthinking, in the place of the reference server.
+
+    Each client has a session of its own. Thoughts are shown on stderr unless DISABLE_THOUGHT_LOGGING is "true".
+    """
+    try:
+        from rxloop.server.sequential_thinking import connection_sessions, sequential_thinking_server
+        from rxloop.server.thought_log import ThoughtLog, logs_thoughts
+        from rxloop.server.transports import serve_http, serve_stdio
+
+        if path is not None and session is None:
+            raise ConfigurationError("--path keeps a session for later, and later it needs a name: add --session NAME")
+        if session is not None and not session.strip():
+            raise ConfigurationError("--session is blank: give it a name, or leave it out")
+    except ConfigurationError as error:
+        fail(error)
+
+    async def main() -> None:
+        sessions = connection_sessions(None if path is None else SqliteSessionStore(path), strict=strict)
+        try:
+            if session is not None:
+                # A file that cannot be used is said now, and not to the first client.
+                await sessions.store.load("", session)
+            with ThoughtLog() if logs_thoughts() else nullcontext() as log:
+                server = sequential_thinking_server(sessions, session=session, log=log)
+                if http:
+                    await serve_http(server, host, port, allowed_hosts=allow_host or (), ready=say)
+                else:
+                    await serve_stdio(server)
+        finally:
+            await sessions.aclose()
+
+    running(main())

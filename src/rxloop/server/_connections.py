@@ -1,0 +1,80 @@
+"""Which session a request belongs to: that of its connection, unless the server has one for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import anyio
+from mcp.server import Server, ServerRequestContext
+
+from rxloop.thinking.sessions import ThinkingSessions
+from rxloop.thinking.sessions.sessions import new_id
+
+_HEADER = "mcp-session-id"
+_SHARED = "http"
+"""The owner of what is thought by HTTP without a connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where a request finds its session."""
+
+    owner: str = field(default_factory=lambda: f"connection:{uuid4().hex}")
+    session_id: str | None = field(default_factory=new_id)
+    """None: there is no connection. A thought that names no session begins one then."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
+    """Requests are carried out in the order in which they came: who reads sees what was thought before."""
+
+
+class Connections:
+    """The connections of a server, each with an owner of its own, so that none finds a session of another one."""
+
+    def __init__(self, sessions: ThinkingSessions, session: str | None) -> None:
+        self._sessions = sessions
+        self._all = None if session is None else Bound("", session)
+        self._own = Bound()
+        self._by_header: dict[str, Bound] = {}
+
+    def of(self, ctx: ServerRequestContext[Any, Any]) -> Bound:
+        """What the connection of a request is bound to."""
+        if self._all is not None:
+            return self._all
+        if ctx.request is None:
+            # Over pipes and in memory the server runs once for each connection, and so does its lifespan.
+            return self._own
+        name = ctx.request.headers.get(_HEADER)
+        if name is None:
+            return Bound(_SHARED, None)
+        if name not in self._by_header:
+            self._by_header[name] = Bound()
+            # The SDK keeps the stack for such ends, and leads to it in no other way.
+            connection = ctx.session._connection  # pyright: ignore[reportPrivateUsage]
+            connection.exit_stack.push_async_callback(self._free, name)
+        return self._by_header[name]
+
+    async def aclose(self) -> None:
+        """Free the sessions of all connections."""
+        if self._all is None:
+            for bound in (self._own, *self._by_header.values(), Bound(_SHARED, None)):
+                await self._sessions.clear_all_sessions(owner=bound.owner)
+
+    async def _free(self, name: str) -> None:
+        bound = self._by_header.pop(name, None)
+        if bound is not None:
+            await self._sessions.clear_all_sessions(owner=bound.owner)
+
+
+@asynccontextmanager
+async def connected(sessions: ThinkingSessions, session: str | None, _: Server[Any]) -> AsyncGenerator[Connections]:
+    """The connections of a server while it runs."""
+    connections = Connections(sessions, session)
+    try:
+        yield connections
+    finally:
+        with anyio.CancelScope(shield=True):
+            await connections.aclose()

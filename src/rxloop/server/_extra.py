@@ -1,0 +1,16 @@
+"""The extra that the servers for MCP need."""
+
+from __future__ import annotations
+
+from rxloop.errors import ConfigurationError
+
+_PACKAGES = {"mcp", "mcp_types", "rich", "starlette", "uvicorn"}
+
+
+def missing(error: ModuleNotFoundError) -> Exception:
+    """What to raise for an import that failed: a word on the extra, or the error itself where that is not to blame."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _PACKAGES:
+        return error
+    package = package.removesuffix("_types")
+    return ConfigurationError(f"the MCP server needs {package}, which is not installed: pip install 'rxloop[mcp]'")
