@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
@@ -9,6 +10,8 @@ from typing import Any, Self
 import httpx
 import orjson
 
+MANY = 200
+"""Runs at once."""
 TOOLS = [
     {
         "type": "function",
@@ -38,7 +41,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/chat/completions"
-        self._http = httpx.AsyncClient(timeout=60)
+        self._http = httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None))
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,6 +72,22 @@ class Client:
                 result = await FUNCTIONS[function["name"]](**orjson.loads(function["arguments"]))
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(result)})
                 results += 1
+
+    async def many(self) -> dict[str, int]:
+        """Many such runs at once."""
+        counted = await asyncio.gather(*(self.tools() for _ in range(MANY)))
+        return {"characters": sum(each["characters"] for each in counted)}
+
+    async def hold(self, count: int, reached: Callable[[], None]) -> None:
+        """An answer without an end; tells when that many pieces are there."""
+        pieces: list[str] = []
+
+        def push(text: str) -> None:
+            pieces.append(text)
+            if len(pieces) == count:
+                reached()
+
+        await self._call({"messages": [{"role": "user", "content": "Tell me a story."}]}, push)
 
     async def _call(self, fields: dict[str, Any], push: Callable[[str], None]) -> list[dict[str, Any]]:
         calls: dict[int, dict[str, Any]] = {}

@@ -43,12 +43,24 @@ class Case:
 def cases(quick: bool) -> list[Case]:
     """What is measured."""
     tokens, few, many = (400, 3, 6) if quick else (20_000, 50, 200)
-    return [
-        Case("stream, 1 event a read", "stream", "stream", f"stream/{tokens}/1", tokens),
-        *([] if quick else [Case("stream, 16 events a read", "stream", "stream", f"stream/{tokens}/16", tokens)]),
-        Case("async for, 1 event a read", "text", "stream", f"stream/{tokens}/1", tokens),
+    burst = f"stream/{tokens}/1"
+    always = [
+        Case("stream, 1 event a read", "stream", "stream", burst, tokens),
+        Case("async for, 1 event a read", "text", "stream", burst, tokens),
         Case(f"tool iteration, K={few}", "tools", "tools", f"tools/{few}", few),
         Case(f"tool iteration, K={many}", "tools", "tools", f"tools/{many}", many),
+        Case("with a SQLite log, K=3", "logged", "tools", "tools/3", 3),
+    ]
+    if quick:
+        return always
+    return [
+        *always[:-1],
+        Case("stream, 16 events a read", "stream", "stream", f"stream/{tokens}/16", tokens),
+        Case("stream, 3 subscribers", "three", "stream", burst, tokens),
+        Case("drip, 1 ms apart", "stream", "stream", "drip/2000/1", 2_000),
+        Case("with a SQLite log, K=50", "logged", "tools", "tools/50", 50),
+        Case("200 runs at once, ms each", "many", "many", "tools/5", 200_000),
+        Case("memory per open run, kB", "hold", "hold", "held/50", 1_000),
     ]
 
 
@@ -124,7 +136,7 @@ def run(quick: bool, rounds: int) -> dict[str, Any]:
                 values.append(measure_import(module))
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
     rows = {case.name: compared(case, taken[case.name, "bare"], taken[case.name, "ours"]) for case in todo}
-    few, many = (rows[case.name] for case in todo[-2:])
+    few, many = (rows[case.name] for case in todo if case.name.startswith("tool iteration"))
     return {
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -139,13 +151,13 @@ def run(quick: bool, rounds: int) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any]) -> None:
-    """The report as a table."""
+def show(report: dict[str, Any], earlier: dict[str, Any] | None = None) -> None:
+    """The report as a table, beside the ratios of an earlier one."""
     print(f"Python {report['python']}, {report['machine']}, medians of {report['rounds']} rounds (lowest - highest)")
     print(f"\n{'CPU µs':28}{'bare httpx':>24}{'rxloop':>24}{'ratio':>22}")
     for name, row in report["cases"].items():
         cells = [_cell(row["bare_us"], 1), _cell(row["ours_us"], 1), _cell(row["ratio"], 2)]
-        print(f"{name:28}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}")
+        print(f"{name:28}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}{_change(name, row, earlier)}")
     growth = report["growth"]
     print(f"{'growth with K':28}{growth['bare']:>24.2f}{growth['ours']:>24.2f}")
     print(f"\n{'import, ms':28}{'CPU':>24}{'wall':>24}")
@@ -153,6 +165,14 @@ def show(report: dict[str, Any]) -> None:
         cells = [_cell(clocks[clock], 0, 1000) for clock in ("cpu", "wall")]
         print(f"{module:28}{cells[0]:>24}{cells[1]:>24}")
     print(f"\n{len(report['packages'])} packages: {', '.join(report['packages'])}")
+
+
+def _change(name: str, row: dict[str, Any], earlier: dict[str, Any] | None) -> str:
+    before = earlier["cases"].get(name) if earlier is not None else None
+    if before is None:
+        return ""
+    was, now = before["ratio"]["median"], row["ratio"]["median"]
+    return f"  was {was:.2f} ({now / was - 1:+.0%})"
 
 
 def _cell(values: dict[str, float], digits: int, factor: float = 1) -> str:
@@ -166,9 +186,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
     parser.add_argument("--rounds", type=int, help="how often each measure is taken (7; 1 with --quick)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and what was counted, to FILE")
+    parser.add_argument(
+        "--compare", type=Path, metavar="FILE", help="show the ratios of an earlier --json beside these"
+    )
     options = parser.parse_args()
+    earlier = json.loads(options.compare.read_text()) if options.compare is not None else None
     report = run(options.quick, options.rounds or (1 if options.quick else 7))
-    show(report)
+    show(report, earlier)
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -1,7 +1,8 @@
 """A local model endpoint that is much faster than any client: its answers are bytes rendered before they are asked for.
 
-The address says what is answered: `/stream/N/READ` N chunks of text, READ of them in each HTTP chunk; `/tools/K` K tool
-calls, one after the other, and then a text. `GET /requests` tells how many answers were given.
+The address says what is answered: `/stream/N/READ` N chunks of text, READ of them in each HTTP chunk; `/drip/N/MS` N
+chunks, MS milliseconds apart; `/held/N` N chunks and never an end; `/tools/K` K tool calls, one after the other, and
+then a text. `GET /requests` tells how many answers were given.
 
 Run as a program it prints its port, and ends when its standard input does.
 """
@@ -59,6 +60,14 @@ def stream(count: int, per_read: int) -> bytes:
 
 
 @cache
+def pieces(count: int) -> list[bytes]:
+    """The same as HTTP chunks, one for each event, the end of the answer included."""
+    words = [chunk({"content": f"word {number} "}) for number in range(count)]
+    events = [chunk({"role": "assistant", "content": ""}), *words, *ending("stop")]
+    return [*(b"%x\r\n%b\r\n" % (len(event), event) for event in events), b"0\r\n\r\n"]
+
+
+@cache
 def tool_call(number: int) -> bytes:
     """An answer that calls the tool, its arguments in two pieces."""
     first: dict[str, object] = {
@@ -100,11 +109,35 @@ class Connection(asyncio.Protocol):
                 return
             self._data = rest[size:]
             assert self._transport is not None
-            self._transport.write(answer(head, rest[:size]))
+            path = head.split(b" ", 2)[1].decode().split("/")
+            if path[1] in ("drip", "held"):
+                self._answer_slowly(path[1], [int(number) for number in path[2:-2]])
+            else:
+                self._transport.write(answer(path, rest[:size]))
+
+    def _answer_slowly(self, kind: str, numbers: list[int]) -> None:
+        """Write an answer piece by piece, or leave it without an end."""
+        Connection.requests += 1
+        transport, loop = self._transport, asyncio.get_running_loop()
+        assert transport is not None
+        transport.write(HEAD)
+        parts = pieces(numbers[0])
+        if kind == "held":
+            transport.write(b"".join(parts[: numbers[0] + 1]))
+            return
+        start = loop.time()
+
+        def write(place: int) -> None:
+            if transport.is_closing() or place >= len(parts):
+                return
+            transport.write(parts[place])
+            # Against the clock and not after each other: a late piece delays no later one.
+            loop.call_at(start + (place + 1) * numbers[1] / 1_000, write, place + 1)
+
+        write(0)
 
 
-def answer(head: bytes, body: bytes) -> bytes:
-    path = head.split(b" ", 2)[1].decode().split("/")
+def answer(path: list[str], body: bytes) -> bytes:
     if path[1] == "requests":
         count = str(Connection.requests).encode()
         return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(count), count)

@@ -12,6 +12,7 @@ from rxloop.errors import (
     AttemptError,
     AuthenticationError,
     BadRequest,
+    BranchRefused,
     ConfigurationError,
     ConflictError,
     ContentFiltered,
@@ -22,10 +23,12 @@ from rxloop.errors import (
     InvalidOutput,
     InvalidThought,
     LimitReached,
+    NoAnswers,
     NotFinished,
     Overloaded,
     PermissionDenied,
     PipelineError,
+    PlanRefused,
     ProviderConnectionError,
     ProviderError,
     ProviderProtocolError,
@@ -39,6 +42,9 @@ from rxloop.errors import (
     SessionError,
     SessionFull,
     SlowReader,
+    StageChoiceRequired,
+    StageRefused,
+    StrategyError,
     ToolError,
     UnknownModel,
     UnknownRun,
@@ -82,6 +88,7 @@ from rxloop.events import (
 from rxloop.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, ToolCall, Usage
 from rxloop.options import ForkOptions, RunOptions
 from rxloop.protocols import (
+    Budget,
     Clock,
     Compressor,
     EventLog,
@@ -93,6 +100,8 @@ from rxloop.protocols import (
     TokenCounter,
     Tool,
     ToolProvider,
+    Workspace,
+    WorkspacePart,
 )
 from rxloop.replay import RecordedStream, Replay, follow, replay
 from rxloop.requests import (
@@ -113,11 +122,25 @@ from rxloop.state import RunState, fold
 from rxloop.stream.stream import Stream
 from rxloop.thinking.graph import ThoughtGraph
 from rxloop.tools import Thoughts, ToolResult, tool
+from rxloop.totals import CompressionTotals
 
 if TYPE_CHECKING:
+    from rxloop.context import (
+        ChainedCompressor,
+        CompositeWorkspace,
+        FolderWorkspace,
+        Scratchpad,
+        SemanticCompressor,
+        SlidingWindowCompressor,
+        TextWorkspace,
+        ThinkingResult,
+        TokenBudgetCompressor,
+        TokenEstimator,
+    )
     from rxloop.eventlog.sessions import SqliteSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog
     from rxloop.providers import Preset, Price, Retry, fallback, hedge, limited, openai_chat
+    from rxloop.thinking.flow import STRATEGIES, Stage, StageManager, StrategyDefinition
     from rxloop.thinking.sessions import (
         MemorySessionStore,
         SequentialThought,
@@ -128,9 +151,20 @@ if TYPE_CHECKING:
     )
     from rxloop.tools.request_input import request_input
     from rxloop.tools.sequential_thinking import sequential_thinking
+    from rxloop.tools.strategic_thinking import strategic_thinking
 
 # Imported when they are first asked for: a program need not wait for what it does not use.
 _LATER = {
+    "ChainedCompressor": "rxloop.context",
+    "CompositeWorkspace": "rxloop.context",
+    "FolderWorkspace": "rxloop.context",
+    "Scratchpad": "rxloop.context",
+    "SemanticCompressor": "rxloop.context",
+    "SlidingWindowCompressor": "rxloop.context",
+    "TextWorkspace": "rxloop.context",
+    "ThinkingResult": "rxloop.context",
+    "TokenBudgetCompressor": "rxloop.context",
+    "TokenEstimator": "rxloop.context",
     "Preset": "rxloop.providers",
     "Price": "rxloop.providers",
     "Retry": "rxloop.providers",
@@ -139,6 +173,10 @@ _LATER = {
     "Session": "rxloop.thinking.sessions",
     "SqliteEventLog": "rxloop.eventlog.sqlite",
     "SqliteSessionStore": "rxloop.eventlog.sessions",
+    "STRATEGIES": "rxloop.thinking.flow",
+    "Stage": "rxloop.thinking.flow",
+    "StageManager": "rxloop.thinking.flow",
+    "StrategyDefinition": "rxloop.thinking.flow",
     "ThinkingSessions": "rxloop.thinking.sessions",
     "ThoughtInput": "rxloop.thinking.sessions",
     "ThoughtResult": "rxloop.thinking.sessions",
@@ -148,6 +186,7 @@ _LATER = {
     "openai_chat": "rxloop.providers",
     "request_input": "rxloop.tools.request_input",
     "sequential_thinking": "rxloop.tools.sequential_thinking",
+    "strategic_thinking": "rxloop.tools.strategic_thinking",
 }
 
 
@@ -159,6 +198,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "STRATEGIES",
     "Agent",
     "AnyEvent",
     "ArtifactUpdateEvent",
@@ -166,8 +206,13 @@ __all__ = [
     "AuthRequiredEvent",
     "AuthenticationError",
     "BadRequest",
+    "BranchRefused",
+    "Budget",
+    "ChainedCompressor",
     "CheckpointEvent",
     "Clock",
+    "CompositeWorkspace",
+    "CompressionTotals",
     "Compressor",
     "ConfigurationError",
     "ConflictError",
@@ -183,6 +228,7 @@ __all__ = [
     "EventLog",
     "EventLogError",
     "FilePart",
+    "FolderWorkspace",
     "ForkOptions",
     "GapEvent",
     "ImagePart",
@@ -202,6 +248,7 @@ __all__ = [
     "MessageAddedEvent",
     "ModelRequest",
     "ModelSettings",
+    "NoAnswers",
     "NotFinished",
     "Operator",
     "Overloaded",
@@ -209,6 +256,7 @@ __all__ = [
     "PendingInput",
     "PermissionDenied",
     "PipelineError",
+    "PlanRefused",
     "Preset",
     "Price",
     "Provider",
@@ -233,6 +281,8 @@ __all__ = [
     "RunSide",
     "RunState",
     "RxloopError",
+    "Scratchpad",
+    "SemanticCompressor",
     "SequentialThought",
     "ServerError",
     "Session",
@@ -244,17 +294,26 @@ __all__ = [
     "SessionRecord",
     "SessionStore",
     "Signal",
+    "SlidingWindowCompressor",
     "SlowReader",
     "SqliteEventLog",
     "SqliteSessionStore",
+    "Stage",
+    "StageChoiceRequired",
     "StageEvent",
+    "StageManager",
+    "StageRefused",
     "StatusUpdateEvent",
     "Strategy",
+    "StrategyDefinition",
+    "StrategyError",
     "Stream",
     "SubtaskEvent",
     "TaskEvent",
     "TextPart",
+    "TextWorkspace",
     "ThinkingFailedEvent",
+    "ThinkingResult",
     "ThinkingSessions",
     "ThoughtDeltaEvent",
     "ThoughtGraph",
@@ -262,7 +321,9 @@ __all__ = [
     "ThoughtResult",
     "ThoughtStreamEvent",
     "Thoughts",
+    "TokenBudgetCompressor",
     "TokenCounter",
+    "TokenEstimator",
     "Tool",
     "ToolCall",
     "ToolCallDeltaEvent",
@@ -280,6 +341,8 @@ __all__ = [
     "UnknownSession",
     "Usage",
     "UsageEvent",
+    "Workspace",
+    "WorkspacePart",
     "__version__",
     "diff",
     "external",
@@ -295,5 +358,6 @@ __all__ = [
     "replay",
     "request_input",
     "sequential_thinking",
+    "strategic_thinking",
     "tool",
 ]
