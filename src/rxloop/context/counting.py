@@ -93,8 +93,25 @@ def _message_tokens(message: Message, size: Callable[[str], float]) -> float:
     return tokens
 
 
-def _tool_tokens(tool: ToolDefinition, size: Callable[[str], float]) -> float:
-    return _TOOL + size(f"{tool.name}\n{tool.description}\n{_json(tool.parameters)}")
+class _PerTool:
+    """The tokens of tools, each worked out once: an agent offers the same ones in every request."""
+
+    _MOST = 1_000
+
+    def __init__(self, size: Callable[[str], float]) -> None:
+        self._size = size
+        # With the tool, so that its id is not given to another one.
+        self._kept: dict[int, tuple[ToolDefinition, float]] = {}
+
+    def __call__(self, tool: ToolDefinition) -> float:
+        entry = self._kept.get(id(tool))
+        if entry is not None:
+            return entry[1]
+        if len(self._kept) >= self._MOST:
+            self._kept.clear()
+        tokens = _TOOL + self._size(f"{tool.name}\n{tool.description}\n{_json(tool.parameters)}")
+        self._kept[id(tool)] = (tool, tokens)
+        return tokens
 
 
 class TextCounter:
@@ -111,12 +128,12 @@ class TextCounter:
     """
 
     def __init__(self, size: Callable[[str], int]) -> None:
-        self._size = size
         self._messages = PerMessage(lambda message: math.ceil(_message_tokens(message, size)))
+        self._tools = _PerTool(size)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
         """The tokens of messages and tools; each message is counted once."""
-        return sum(map(self._messages, messages)) + math.ceil(sum(_tool_tokens(tool, self._size) for tool in tools))
+        return sum(map(self._messages, messages)) + math.ceil(sum(map(self._tools, tools)))
 
 
 @dataclass(slots=True)
@@ -183,11 +200,13 @@ class TokenEstimator:
         self.model = model
         self._models: dict[str, _Calibration] = {}
         self._messages = PerMessage(lambda message: _message_tokens(message, _estimate))
+        self._tools = _PerTool(_estimate)
 
     def for_model(self, model: str) -> TokenEstimator:
         """A counter for that model, which shares what is known."""
         other = TokenEstimator.__new__(TokenEstimator)
-        other.model, other._models, other._messages = model, self._models, self._messages
+        other.model, other._models = model, self._models
+        other._messages, other._tools = self._messages, self._tools
         return other
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
@@ -199,11 +218,15 @@ class TokenEstimator:
 
     def request(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
         """The tokens that a whole request will be reported to have."""
-        return math.ceil(self._known.predict(self.raw(messages, tools)))
+        return self.predicted(self.raw(messages, tools))
+
+    def predicted(self, raw: float) -> int:
+        """What a whole request will be reported to have of which `raw` gave that."""
+        return math.ceil(self._known.predict(raw))
 
     def raw(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:
         """The estimate before any correction."""
-        return sum(map(self._messages, messages)) + sum(_tool_tokens(tool, _estimate) for tool in tools)
+        return sum(map(self._messages, messages)) + sum(map(self._tools, tools))
 
     def observe(self, raw: float, actual: int) -> None:
         """Learn from a report.

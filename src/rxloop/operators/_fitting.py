@@ -80,15 +80,17 @@ class Fitting:
     def smaller(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
         """The request with these messages, and with what it is estimated to take."""
         everything = [*request.system, *messages, *request.tail]
-        estimate = counter.count(everything, request.tools)
-        if isinstance(counter, TokenEstimator):
-            raw = counter.raw(everything, request.tools)
-            self._sent.setdefault(request.ctx.host, {})[request.branch] = (request.step, raw)
-            estimate = counter.request(everything, request.tools)
-        return request.replace(messages=messages, estimate=estimate)
+        if not isinstance(counter, TokenEstimator):
+            return request.replace(messages=messages, estimate=counter.count(everything, request.tools))
+        raw = counter.raw(everything, request.tools)
+        self._sent.setdefault(request.ctx.host, {})[request.branch] = (request.step, raw)
+        return request.replace(messages=messages, estimate=counter.predicted(raw))
 
     def _overhead(self, request: ModelRequest, counter: TokenCounter) -> int:
-        return counter.count([*request.system, *request.tail], request.tools) + self._reserve
+        layers = [*request.system, *request.tail]
+        # What a model takes for every request, its preamble, counts here and not in the messages.
+        count = counter.request if isinstance(counter, TokenEstimator) else counter.count
+        return count(layers, request.tools) + self._reserve
 
 
 def told(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:

@@ -1,0 +1,23 @@
+"""The strategies that ask one thing after the other, over HTTP: as many requests as were published, and no more."""
+
+from contextlib import aclosing
+
+import pytest
+
+from reasoning import CASES, Case, is_legal, walk
+from runs import collect
+from rxloop import Agent
+from servers import chat, say, serving
+
+IN_TURN = [case for case in CASES if case.name in ("linear", "chain_of_thought", "scratchpad", "step_back")]
+
+
+@pytest.mark.parametrize("case", IN_TURN, ids=lambda case: case.name)
+async def test_each_model_call_is_one_request(case: Case) -> None:
+    async with serving() as server, aclosing(chat(server)) as model:
+        server.answer(*(say(str(said)) for said in case.turns.values()))
+        run = Agent(model, strategy=case.strategy()).run("What is 2 + 2?")
+        events = await collect(run)
+        assert (await run).output == case.answer
+        assert len(server.requests) == case.calls
+    assert is_legal(walk(events), case.name)
