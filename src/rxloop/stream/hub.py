@@ -27,6 +27,20 @@ from rxloop.stream.deltas import delta_text, merge_adjacent
 log = logging.getLogger("rxloop")
 Key = tuple[str, str | None]
 
+_MERGED = 32
+"""Adjacent deltas of an open message are kept as one for each so many: an event takes a hundred times a token's text."""
+
+
+class _Open:
+    """The transient events of something open, for late subscribers."""
+
+    __slots__ = ("events", "fresh")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.fresh = 0
+        """How many at the end have not been merged."""
+
 
 class Hub:
     """Publishes the events of a run to all its subscribers, in one order.
@@ -51,7 +65,7 @@ class Hub:
         """Durable events that are not retained any more."""
         self._retain_open = retain_open
         self._durable: deque[Event] = deque(maxlen=retain)
-        self._open: dict[Key, list[Event]] = {}
+        self._open: dict[Key, _Open] = {}
         self._observers: tuple[abc.ObserverBase[Event], ...] = ()
         self._waiting: deque[Event | None] = deque()
         self._delivering = False
@@ -86,7 +100,8 @@ class Hub:
 
     def open_text(self, task_id: str, step: str | None) -> str:
         """The text that has streamed of an open message."""
-        events = self._open.get((task_id, step), ())
+        kept = self._open.get((task_id, step))
+        events = kept.events if kept is not None else ()
         return "".join(delta_text(event) or "" for event in events if event.kind == "content-delta")
 
     def _deliver(self, event: Event) -> None:
@@ -96,10 +111,11 @@ class Hub:
             key = (event.task_id, _place(event) if type(event) is ToolProgressEvent else event.step)
             kept = self._open.get(key)
             if kept is None:
-                kept = self._open[key] = []
-            kept.append(event)
-            if len(kept) > self._retain_open:
-                self._open[key] = self._thinned(kept)
+                kept = self._open[key] = _Open()
+            kept.events.append(event)
+            kept.fresh += 1
+            if kept.fresh >= _MERGED or len(kept.events) > self._retain_open:
+                self._shorten(kept)
         for observer in self._observers:
             try:
                 observer.on_next(event)
@@ -114,6 +130,13 @@ class Hub:
                 self._finish()
             else:
                 self._deliver(following)
+
+    def _shorten(self, kept: _Open) -> None:
+        events = kept.events
+        events[-kept.fresh :] = merge_adjacent(events[-kept.fresh :])
+        kept.fresh = 0
+        if len(events) > self._retain_open:
+            kept.events = self._thinned(events)
 
     def _thinned(self, kept: list[Event]) -> list[Event]:
         kept = merge_adjacent(kept)
@@ -189,7 +212,7 @@ class Hub:
     def _tell_past(self, observer: abc.ObserverBase[Event]) -> None:
         if self.trimmed:
             observer.on_next(self._gap())
-        for event in merge(list(self._durable), *map(list, self._open.values()), key=_order):
+        for event in merge(list(self._durable), *(list(kept.events) for kept in self._open.values()), key=_order):
             observer.on_next(event)
 
     def _gap(self) -> GapEvent:
