@@ -28,7 +28,7 @@ log = logging.getLogger("rxloop")
 Key = tuple[str, str | None]
 
 _MERGED = 32
-"""Adjacent deltas of an open message are kept as one for each so many: an event takes a hundred times a token's text."""
+"""Adjacent deltas of an open message are kept as one for each so many: an event takes a hundred times a token."""
 
 
 class _Open:
