@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.requests import Operator, Request, Signal
-from rxloop.stream.connect import connect
+from rxloop.stream.connect import Connections, connect
 
 R = TypeVar("R", bound=Request)
 
@@ -23,10 +22,10 @@ def answering(
 
     ::
 
-        in   --e--R1----e--R2--e----|
+        in      --e--R1------e--R2----e--|
         R1           --a--b--|
-        R2                    --c------d--|
-        out  --e-----a--be-b--e-c------d--|
+        R2                      --c------d--|
+        out     --e----a--b--e----c---e--d--|
 
     Args:
         request_type: The requests to answer.
@@ -44,7 +43,7 @@ def answering(
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            group = CompositeDisposable()
+            connections = Connections()
             waiting: deque[R] = deque()
             active = 0
             source_ended = False
@@ -66,17 +65,12 @@ def answering(
                     on_error(error)
                     return
                 active += 1
-                # In the group before it is subscribed: an answer may end inside subscribe.
-                slot = SingleAssignmentDisposable()
-                group.add(slot)
+                connect(inner, observer.on_next, on_error, ended, scheduler, connections)
 
-                def ended() -> None:
-                    nonlocal active
-                    active -= 1
-                    group.remove(slot)
-                    advance()
-
-                slot.disposable = connect(inner, observer.on_next, on_error, ended, scheduler)
+            def ended() -> None:
+                nonlocal active
+                active -= 1
+                advance()
 
             def advance() -> None:
                 # A loop and not a recursion, for answers that end inside `start`.
@@ -92,7 +86,7 @@ def answering(
 
             def on_error(error: Exception) -> None:
                 waiting.clear()
-                group.dispose()
+                connections.dispose()
                 observer.on_error(error)
 
             def on_completed() -> None:
@@ -100,8 +94,8 @@ def answering(
                 source_ended = True
                 advance()
 
-            group.add(connect(source, on_next, on_error, on_completed, scheduler))
-            return group
+            connect(source, on_next, on_error, on_completed, scheduler, connections)
+            return connections
 
         return Observable(subscribe)
 

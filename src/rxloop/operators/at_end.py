@@ -3,10 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.requests import IterationEnd, Operator, Signal
-from rxloop.stream.connect import connect
+from rxloop.stream.connect import Connections, connect
 
 
 def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
@@ -30,7 +29,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             held: IterationEnd | None = None
-            answering = SerialDisposable()
+            connections = Connections()
 
             def on_next(signal: Signal) -> None:
                 nonlocal held
@@ -48,10 +47,12 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
                 except Exception as error:
                     observer.on_error(error)
                     return
-                answering.disposable = answered.subscribe(observer, scheduler=scheduler)
+                connect(
+                    answered, observer.on_next, observer.on_error, observer.on_completed, scheduler, connections
+                )
 
-            subscription = connect(source, on_next, observer.on_error, on_completed, scheduler)
-            return CompositeDisposable(subscription, answering)
+            connect(source, on_next, observer.on_error, on_completed, scheduler, connections)
+            return connections
 
         return Observable(subscribe)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, Disposable
+from reactivex.disposable import Disposable
 
 from rxloop.errors import ContextLengthExceeded
 from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent
@@ -31,9 +31,9 @@ def call_model() -> Operator:
 
     ::
 
-        in     --M------------------------|
-        model    --delta--delta--complete-|
-        out    --L-d------d------C(TT)----|
+        in       --M-------------------------|
+        model      --delta--delta--complete--|
+        out      --L-d------d------(C,T,T)---|
 
     M `ModelRequest`, L `llm-call` just before the request leaves, d deltas and thoughts as they stream, C
     `content-complete`, T one `ToolRequest` for each tool call of the message.
@@ -101,13 +101,14 @@ def _call(request: ModelRequest) -> Observable[Signal]:
             ended = True
             observer.on_completed()
 
-        def abandon() -> None:
+        def dispose() -> None:
+            answer.dispose()
             if not ended:
                 host.abandon(request.ctx)
 
         observer.on_next(_about(request))
         answer = connect(request.ctx.model.call(request), on_next, on_error, on_completed, scheduler)
-        return CompositeDisposable(answer, Disposable(abandon))
+        return Disposable(dispose)
 
     return Observable(subscribe)
 

@@ -5,8 +5,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, Disposable
+from reactivex import Observable
 
 from rxloop.errors import ToolError
 from rxloop.events import ToolCompleteEvent, ToolStartEvent
@@ -15,7 +14,6 @@ from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest
 from rxloop.stream.bridges import Push, emit, from_task
-from rxloop.stream.connect import connect
 from rxloop.tools import encode_result
 
 log = logging.getLogger("rxloop")
@@ -57,40 +55,20 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     if isinstance(tool, str):
         return emit(request.refuse(tool))
     definition = tool.definition
-    request = replace(request, ctx=request.ctx.bind(hidden=definition.hidden, answer=definition.answer))
+    if (request.ctx.hidden, request.ctx.answer) != (definition.hidden, definition.answer):
+        request = replace(request, ctx=request.ctx.bind(hidden=definition.hidden, answer=definition.answer))
     if request.call.error is not None:
         return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
     if not tool.idempotent and host.interrupted(request.slot):
         return emit(request.refuse(INTERRUPTED))
-    return _call(tool, request)
 
+    async def work(push: Push[Signal]) -> None:
+        await _carry_out(tool, request, push)
 
-def _call(tool: Tool, request: ToolRequest) -> Observable[Signal]:
-    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        ended = False
+    def abandon() -> None:
+        host.abandon(request.ctx)
 
-        def on_error(error: Exception) -> None:
-            nonlocal ended
-            ended = True
-            observer.on_error(error)
-
-        def on_completed() -> None:
-            nonlocal ended
-            ended = True
-            observer.on_completed()
-
-        def abandon() -> None:
-            if not ended:
-                request.ctx.host.abandon(request.ctx)
-
-        async def work(push: Push[Signal]) -> None:
-            await _carry_out(tool, request, push)
-
-        leaf = from_task(work, request.ctx, name=f"rxloop-tool-{request.call.name}")
-        task = connect(leaf, observer.on_next, on_error, on_completed, scheduler)
-        return CompositeDisposable(task, Disposable(abandon))
-
-    return Observable(subscribe)
+    return from_task(work, request.ctx, name=f"rxloop-tool-{request.call.name}", abandoned=abandon)
 
 
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:

@@ -30,6 +30,7 @@ def from_task(
     *,
     name: str = "rxloop-leaf",
     shielded: bool = False,
+    abandoned: Callable[[], None] | None = None,
 ) -> Observable[T]:
     """A cold Observable whose values an async function pushes.
 
@@ -46,10 +47,11 @@ def from_task(
         shielded: Stop by an anyio cancel scope and not by cancelling the task. For work that holds a connection of
             httpx: a bare cancel leaves connections behind in its pool, whose clean-up is safe against anyio's
             cancellation only.
+        abandoned: Called when the subscription is disposed before the end of the work.
     """
 
     def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        leaf = _Leaf(work, observer, shielded)
+        leaf = _Leaf(work, observer, shielded, abandoned)
         leaf.task = (
             ctx.scope.spawn(leaf.run(), name)
             if ctx is not None and ctx.run is not None
@@ -60,6 +62,9 @@ def from_task(
     return Observable(subscribe)
 
 
+_NOTHING = Disposable()
+
+
 class TaskCancelled(RxloopError):
     """A task of a run was cancelled, and not by the run: its event loop is closing."""
 
@@ -68,12 +73,17 @@ class _Leaf:
     """One subscription of `from_task`."""
 
     def __init__(
-        self, work: Callable[[Push[Any]], Awaitable[None]], observer: abc.ObserverBase[Any], shielded: bool
+        self,
+        work: Callable[[Push[Any]], Awaitable[None]],
+        observer: abc.ObserverBase[Any],
+        shielded: bool,
+        abandoned: Callable[[], None] | None,
     ) -> None:
         self.task: asyncio.Task[None] | None = None
         self._work = work
         self._observer = observer
         self._shielded = shielded
+        self._abandoned = abandoned
         self._cancel: anyio.CancelScope | None = None
         self._started = False
         self._ended = False
@@ -127,12 +137,13 @@ class _Leaf:
         if self._ended or self._disposed:
             return
         self._disposed = True
-        if not self._started or self.task is None:
-            return
-        if self._cancel is not None:
-            self._cancel.cancel()
-        else:
-            self.task.cancel()
+        if self._started and self.task is not None:
+            if self._cancel is not None:
+                self._cancel.cancel()
+            else:
+                self.task.cancel()
+        if self._abandoned is not None:
+            self._abandoned()
 
 
 def from_async_iter(
@@ -174,6 +185,6 @@ def emit(*values: T) -> Observable[T]:
         for value in values:
             observer.on_next(value)
         observer.on_completed()
-        return Disposable()
+        return _NOTHING
 
     return Observable(subscribe)

@@ -16,14 +16,25 @@ def connect(
     on_error: Callable[[Exception], None],
     on_completed: Callable[[], None],
     scheduler: abc.SchedulerBase | None = None,
+    among: Connections | None = None,
 ) -> abc.DisposableBase:
     """Subscribe to a source, like `source.subscribe(on_next, on_error, on_completed, scheduler=scheduler)`.
 
     Nothing is delivered behind the end or after the subscription was disposed, and the end disposes the source. The
     observer that `Observable.subscribe` puts between for this costs two calls and a check for each event, at each
     operator that a token passes; here an event goes to `on_next` itself.
+
+    Args:
+        source: Subscribed once, unless `among` is disposed already.
+        on_next: Takes each item.
+        on_error: Takes the error that ends it.
+        on_completed: Called at its end.
+        scheduler: That of the subscription.
+        among: The connections that this one belongs to until it is over.
     """
-    link = _Link(on_next, on_error, on_completed)
+    link = _Link(on_next, on_error, on_completed, among)
+    if among is not None and not among.add(link):
+        return link
     try:
         # `subscribe` would put its own observer between.
         subscription = source._subscribe_core(link, scheduler)  # pyright: ignore[reportPrivateUsage]
@@ -36,6 +47,35 @@ def connect(
     return link
 
 
+class Connections(abc.DisposableBase):
+    """The open connections of an operator, disposed together.
+
+    What reactivex's `CompositeDisposable` is for, without its locks: a run is the business of one thread.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[abc.DisposableBase, None] | None = {}
+
+    def add(self, connection: abc.DisposableBase) -> bool:
+        """Hold a connection; False if all are disposed, as then is this one."""
+        if self._open is None:
+            connection.dispose()
+            return False
+        self._open[connection] = None
+        return True
+
+    def remove(self, connection: abc.DisposableBase) -> None:
+        """Forget a connection that is over."""
+        if self._open is not None:
+            self._open.pop(connection, None)
+
+    def dispose(self) -> None:
+        """Dispose the connections in the order in which they were made, and all that are added later."""
+        open_, self._open = self._open, None
+        for connection in tuple(open_ or ()):
+            connection.dispose()
+
+
 class _Link(abc.ObserverBase[Any], abc.DisposableBase):
     """What the source of a connection delivers to; disposing it ends the connection."""
 
@@ -44,8 +84,10 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
         on_next: Callable[[Any], None],
         on_error: Callable[[Exception], None],
         on_completed: Callable[[], None],
+        among: Connections | None,
     ) -> None:
         self.stopped = False
+        self._among = among
         self._on_error = on_error
         self._on_completed = on_completed
         self._subscription: abc.DisposableBase | None = None
@@ -85,6 +127,8 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
         self.stopped = True
         # From here on the method of the class is found, which does nothing.
         vars(self).pop("on_next", None)
+        if self._among is not None:
+            self._among.remove(self)
 
     def _release(self) -> None:
         subscription, self._subscription = self._subscription, None

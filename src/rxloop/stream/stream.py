@@ -83,7 +83,8 @@ class Stream(Observable[T], Generic[T]):
     ) -> abc.DisposableBase:
         own = self._lease.scheduler()
         release = self._lease.hold()
-        subscription = self._source.subscribe(observer, scheduler=scheduler or own)
+        # `subscribe` has put its observer between already, and would put a second one.
+        subscription = self._source._subscribe_core(observer, scheduler or own)  # pyright: ignore[reportPrivateUsage]
         return CompositeDisposable(subscription, Disposable(release))
 
     @overload

@@ -22,6 +22,7 @@ from rxloop.requests import RunContext
 _CONTEXT = re.compile(r"^(\w+\.)*RunContext(\[.*\])?$", re.DOTALL)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _EMPTY: Any = inspect.Parameter.empty
+_ATOMS = (str, int, float, bool, type(None))
 
 # Keywords of JSON Schema whose value maps names to schemas, and those whose value is data.
 _NAMED = ("properties", "$defs", "patternProperties", "dependentSchemas")
@@ -85,7 +86,8 @@ class Parameters:
             ToolError: They do not fit; the text names each field and what is wrong with it.
         """
         # Copied, because the same values are part of events: a function may change its arguments.
-        values = validate(self._model, copy.deepcopy(dict(arguments)), self._name, self._fields)
+        own = {name: each if type(each) in _ATOMS else copy.deepcopy(each) for name, each in arguments.items()}
+        values = validate(self._model, own, self._name, self._fields)
 
         def value(parameter: inspect.Parameter) -> Any:
             if parameter.name in self._contexts:
