@@ -15,7 +15,7 @@ from rxloop.events import (
     ToolProgressEvent,
 )
 from rxloop.messages import ToolCall
-from rxloop.stream.deltas import delta_text, merge_adjacent, merged, same_run_of_deltas
+from rxloop.stream.deltas import PackedDeltas, delta_text, merge_adjacent, merged, packed, same_run_of_deltas
 
 
 def content(text: str, step: str = "1", **fields: object) -> ContentDeltaEvent:
@@ -120,3 +120,44 @@ def test_merging_keeps_the_text_of_everything_and_the_order(pieces: list[tuple[s
     assert places(fewer) == sorted(set(places(fewer)))
     for first, second in pairwise(fewer):
         assert not (delta_text(second) is not None and same_run_of_deltas(first, second))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["text", "text", "thought", "call", "custom"]),
+            st.text(max_size=3),
+            st.sampled_from("112"),
+            st.integers(0, 1).map(lambda more: 1 + more * 7),
+        )
+    )
+)
+def test_packed_deltas_are_the_same_when_they_are_unpacked(pieces: list[tuple[str, str, str, int]]) -> None:  # L12
+    events: list[Event] = []
+    index = {"text": 0, "thought": 0}
+    sub = 0
+    for kind, text, step, more in pieces:
+        sub += more
+        event: Event
+        if kind == "custom":
+            event = CustomEvent(name=text, task_id="t")
+        elif kind == "call":
+            event = arguments(text)
+        else:
+            event = (content if kind == "text" else thought)(text, step)
+            event = event.model_copy(update={"index": index[kind]})
+            index[kind] += more
+        events.append(event.model_copy(update={"sub": sub, "seq": 4, "timestamp": 1_000 + sub}))
+
+    unpacked: list[Event] = []
+    for each in packed(events):
+        unpacked += each.events() if isinstance(each, PackedDeltas) else [each]
+    assert unpacked == events
+
+
+def test_a_run_of_deltas_is_packed_and_merged_into_its_newest() -> None:
+    run: list[Event] = [content(text, sub=number, index=number, timestamp=number) for number, text in enumerate("abc")]
+    [pack] = packed(run)
+    assert isinstance(pack, PackedDeltas)
+    assert (len(pack), pack.text, pack.kind) == (3, "abc", "content-delta")
+    assert [pack.merged()] == merge_adjacent(run)

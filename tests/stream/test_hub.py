@@ -49,8 +49,8 @@ class Numbers:
     def custom(self, name: str = "x") -> Event:
         return self.put(CustomEvent(name=name))
 
-    def delta(self, text: str, step: str = "1") -> Event:
-        return self.put(text_delta(ContentDeltaEvent, text, 0, step))
+    def delta(self, text: str, step: str = "1", index: int = 0) -> Event:
+        return self.put(text_delta(ContentDeltaEvent, text, index, step))
 
     def complete(self, step: str = "1") -> Event:
         return self.put(ContentCompleteEvent(content="", step=step))
@@ -356,6 +356,14 @@ def test_the_deltas_of_an_open_message_are_merged_when_there_are_too_many() -> N
     assert len(late.events) <= 5
     assert hub.open_text("t", "1") == "abcdefghij"
     assert places(late.events) == sorted(places(late.events))
+
+
+def test_a_late_subscriber_gets_each_of_many_deltas_as_it_was(hub: Hub, numbers: Numbers) -> None:  # L12
+    numbers.custom()
+    for number in range(1_000):
+        numbers.delta(str(number), index=number)
+    assert Recorder(hub.events).events == numbers.published
+    assert hub.open_text("t", "1") == "".join(map(str, range(1_000)))
 
 
 def test_the_text_of_one_message_does_not_mix_with_that_of_another(hub: Hub, numbers: Numbers) -> None:

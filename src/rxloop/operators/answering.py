@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -44,7 +43,7 @@ def answering(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             connections = Connections()
-            waiting: deque[R] = deque()
+            waiting: list[R] = []
             active = 0
             source_ended = False
             advancing = False
@@ -79,7 +78,7 @@ def answering(
                     return
                 advancing = True
                 while waiting and (concurrency is None or active < concurrency):
-                    start(waiting.popleft())
+                    start(waiting.pop(0))
                 advancing = False
                 if source_ended and not active and not waiting:
                     observer.on_completed()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -57,6 +60,75 @@ def merge_adjacent(events: Iterable[Event]) -> list[Event]:
         out.append(event)
         if text is not None:
             texts.append(text)
+    close()
+    return out
+
+
+class PackedDeltas:
+    """Deltas of one text that came one after the other, in a twentieth of their memory; `events` makes them anew."""
+
+    __slots__ = ("_first", "_lengths", "_times", "text")
+
+    def __init__(self, deltas: Sequence[ContentDeltaEvent | ThoughtDeltaEvent]) -> None:
+        self._first = deltas[0]
+        self._lengths = array("I", [len(each.delta) for each in deltas])
+        self._times = array("q", [each.timestamp for each in deltas])
+        self.text = "".join(each.delta for each in deltas)
+
+    @property
+    def kind(self) -> str:
+        """That of the events."""
+        return self._first.kind
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def events(self) -> Iterator[Event]:
+        """The deltas as they were."""
+        bounds = pairwise(accumulate(self._lengths, initial=0))
+        for number, (start, end) in enumerate(bounds):
+            yield self._delta(number, self.text[start:end])
+
+    def merged(self) -> Event:
+        """The newest of them with the text of all."""
+        return self._delta(len(self) - 1, self.text)
+
+    def _delta(self, number: int, text: str) -> Event:
+        first = self._first
+        changes: dict[str, Any] = {"delta": text, "timestamp": self._times[number]}
+        changes |= {"index": first.index + number, "sub": first.sub + number}
+        return first.model_copy(update=changes)
+
+
+_COUNTED = {"delta", "index", "sub", "timestamp"}
+# What packed deltas have in common.
+_COMMON = {cls: itemgetter(*cls.model_fields.keys() - _COUNTED) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}
+
+
+def packed(events: Iterable[Event]) -> list[Event | PackedDeltas]:
+    """The events with each run of deltas, whose numbers have no gap, packed."""
+    out: list[Event | PackedDeltas] = []
+    run: list[Any] = []
+    common = None
+    index = sub = 0
+
+    def close() -> None:
+        out.extend([PackedDeltas(run)] if len(run) > 1 else run)
+        run.clear()
+
+    for event in events:
+        getter = _COMMON.get(type(event))  # pyright: ignore[reportArgumentType]
+        if getter is None:
+            close()
+            out.append(event)
+            continue
+        fields = vars(event)
+        own = getter(fields)
+        if not run or own != common or fields["index"] != index + 1 or fields["sub"] != sub + 1:
+            close()
+            common = own
+        run.append(event)
+        index, sub = fields["index"], fields["sub"]
     close()
     return out
 

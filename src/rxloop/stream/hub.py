@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from heapq import merge
 from typing import Any
@@ -22,24 +23,44 @@ from rxloop.events import (
     ToolProgressEvent,
     ends_attempt,
 )
-from rxloop.stream.deltas import delta_text, merge_adjacent
+from rxloop.stream.deltas import PackedDeltas, delta_text, merge_adjacent, packed
 
 log = logging.getLogger("rxloop")
 Key = tuple[str, str | None]
 
-_MERGED = 32
-"""Adjacent deltas of an open message are kept as one for each so many: an event takes a hundred times a token."""
+_FRESH = 16
+"""So many deltas of an open message are packed together: an event takes a hundred times the memory of a token."""
 
 
 class _Open:
     """The transient events of something open, for late subscribers."""
 
-    __slots__ = ("events", "fresh")
+    __slots__ = ("count", "fresh", "past")
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.fresh = 0
-        """How many at the end have not been merged."""
+        self.past: list[Event | PackedDeltas] = []
+        self.fresh: list[Event] = []
+        """The newest, which are not packed yet."""
+        self.count = 0
+        """All of them."""
+
+    def events(self) -> Iterator[Event]:
+        """All of them, in order."""
+        for each in self.past:
+            if isinstance(each, PackedDeltas):
+                yield from each.events()
+            else:
+                yield each
+        yield from self.fresh
+
+    def text(self) -> str:
+        """The text that has streamed."""
+        pieces = [
+            each.text if isinstance(each, PackedDeltas) else delta_text(each) or ""
+            for each in (*self.past, *self.fresh)
+            if each.kind == "content-delta"
+        ]
+        return "".join(pieces)
 
 
 class Hub:
@@ -101,8 +122,7 @@ class Hub:
     def open_text(self, task_id: str, step: str | None) -> str:
         """The text that has streamed of an open message."""
         kept = self._open.get((task_id, step))
-        events = kept.events if kept is not None else ()
-        return "".join(delta_text(event) or "" for event in events if event.kind == "content-delta")
+        return "" if kept is None else kept.text()
 
     def _deliver(self, event: Event) -> None:
         if event.durable:
@@ -112,9 +132,9 @@ class Hub:
             kept = self._open.get(key)
             if kept is None:
                 kept = self._open[key] = _Open()
-            kept.events.append(event)
-            kept.fresh += 1
-            if kept.fresh >= _MERGED or len(kept.events) > self._retain_open:
+            kept.fresh.append(event)
+            kept.count += 1
+            if len(kept.fresh) >= _FRESH or kept.count > self._retain_open:
                 self._shorten(kept)
         for observer in self._observers:
             try:
@@ -132,20 +152,25 @@ class Hub:
                 self._deliver(following)
 
     def _shorten(self, kept: _Open) -> None:
-        events = kept.events
-        events[-kept.fresh :] = merge_adjacent(events[-kept.fresh :])
-        kept.fresh = 0
-        if len(events) > self._retain_open:
-            kept.events = self._thinned(events)
+        kept.past += packed(kept.fresh)
+        kept.fresh.clear()
+        if kept.count > self._retain_open:
+            self._thin(kept)
 
-    def _thinned(self, kept: list[Event]) -> list[Event]:
-        kept = merge_adjacent(kept)
-        half = self._retain_open // 2
-        if len(kept) <= half:
-            return kept
-        # The text is needed if the message is cut off; of the rest the newest will do.
-        text = merge_adjacent(event for event in kept[:-half] if event.kind == "content-delta")
-        return [*text, *kept[-half:]]
+    def _thin(self, kept: _Open) -> None:
+        old: list[Event] = []
+        places = 0
+        for each in kept.past:
+            if kept.count <= self._retain_open // 2:
+                break
+            places += 1
+            kept.count -= len(each) if isinstance(each, PackedDeltas) else 1
+            # The text is needed if the message is cut off; of the rest the newest will do.
+            if each.kind == "content-delta":
+                old.append(each.merged() if isinstance(each, PackedDeltas) else each)
+        text = merge_adjacent(old)
+        kept.past[:places] = text
+        kept.count += len(text)
 
     def _keep(self, event: Event) -> None:
         if len(self._durable) == self._durable.maxlen:
@@ -212,7 +237,7 @@ class Hub:
     def _tell_past(self, observer: abc.ObserverBase[Event]) -> None:
         if self.trimmed:
             observer.on_next(self._gap())
-        for event in merge(list(self._durable), *(list(kept.events) for kept in self._open.values()), key=_order):
+        for event in merge(list(self._durable), *(list(kept.events()) for kept in self._open.values()), key=_order):
             observer.on_next(event)
 
     def _gap(self) -> GapEvent:
@@ -221,7 +246,7 @@ class Hub:
             reason="trimmed",
             count=self.trimmed,
             context_id=first.context_id,
-            task_id=first.task_id,
+            task_id=first.root_task_id,
             attempt=first.attempt,
             seq=first.seq - 1,
             sub=1,
