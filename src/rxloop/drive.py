@@ -188,6 +188,7 @@ def _take_up(core: Core, events: Sequence[Event]) -> Event | None:
     if state.finished:
         return events[-1]
     _check_inputs(core, state)
+    _compare_strategy(core, events[0])
     core.writer = LogWriter(spec.log, spec.task_id, state.seq, core.finish) if spec.log is not None else None
     return None
 
@@ -204,6 +205,18 @@ def _recall(core: Core, events: Sequence[Event]) -> None:
         core.graph = core.graph.add(event)
         if isinstance(event, TaskEvent) and event.parent_task_id is None:
             core.metadata = {**event.metadata, **core.spec.metadata}
+
+
+def _compare_strategy(core: Core, task: Event) -> None:
+    """Tell whoever resumes a run by another strategy than it was begun with, which `run(strategy=)` makes easy."""
+    begun = task.strategy if isinstance(task, TaskEvent) else None
+    if begun != core.spec.strategy:
+        log.warning(
+            "the run %s was begun with %s and goes on with %s: agent.resume(..., strategy=) takes the first",
+            core.task_id,
+            begun or "no strategy",
+            core.spec.strategy or "none",
+        )
 
 
 def _check_inputs(core: Core, state: RunState) -> None:

@@ -272,6 +272,20 @@ async def test_two_equal_events_are_two_after_a_resume() -> None:
         assert [event.kind for event in await cut.read(whole.task_id)].count("thought-stream") == 2
 
 
+async def test_a_resume_by_another_strategy_than_the_run_was_begun_with_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = MemoryEventLog()
+    whole = await Agent(ScriptedModel("a", "b", "c"), log=log).run("Q", strategy=in_turn)
+    cut = await first_events(log, whole.task_id, 2)
+    await Agent(ScriptedModel("a"), log=cut).resume(whole.task_id)
+    assert "was begun with in_turn and goes on with none" in caplog.text
+    caplog.clear()
+    cut = await first_events(log, whole.task_id, 2)
+    await Agent(ScriptedModel("a", "b", "c"), log=cut).resume(whole.task_id, strategy=in_turn)
+    assert caplog.text == ""
+
+
 async def test_a_message_of_the_model_is_told_before_its_tools_are_called() -> None:
     order: list[str] = []
 
