@@ -27,6 +27,10 @@ Owner = str | Callable[[RunContext[Any]], str]
 class SessionTool:
     """A tool whose calls are thoughts of a session, on the stream and kept by a store."""
 
+    timeout: float | None = None
+    idempotent = True  # The same call makes no second thought.
+    approve = False
+
     def __init__(
         self,
         definition: ToolDefinition,
@@ -40,33 +44,13 @@ class SessionTool:
         if text_tokens < 1:
             raise ConfigurationError(f"text_tokens={text_tokens!r} must be at least 1")
         self.sessions = sessions if sessions is not None else ThinkingSessions()
-        self._definition = definition
+        self.definition = definition
         self._bound = session_id
         self._owner = owner
         self._text_tokens = text_tokens
 
     def __repr__(self) -> str:
-        return f"<tool {self._definition.name}{'' if self._bound is None else f' {self._bound}'}>"
-
-    @property
-    def definition(self) -> ToolDefinition:
-        """Name, description and schema, as they are offered to the model."""
-        return self._definition
-
-    @property
-    def timeout(self) -> float | None:
-        """None: a thought takes no time."""
-        return None
-
-    @property
-    def idempotent(self) -> bool:
-        """True: the same call makes no second thought."""
-        return True
-
-    @property
-    def approve(self) -> bool:
-        """False: thoughts are free."""
-        return False
+        return f"<tool {self.definition.name}{'' if self._bound is None else f' {self._bound}'}>"
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
         """True."""
@@ -83,7 +67,7 @@ class SessionTool:
             UnknownSession: Nothing was thought in it yet, or it has expired.
         """
         if self._bound is None:
-            raise ConfigurationError(f"{self._definition.name} is bound to no session: give it a session_id")
+            raise ConfigurationError(f"{self.definition.name} is bound to no session: give it a session_id")
         return await self.sessions.get_session(
             self._bound, owner=self._owner if isinstance(self._owner, str) else owner
         )

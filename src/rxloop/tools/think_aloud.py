@@ -86,6 +86,10 @@ class _Arguments(BaseModel):
 class ThinkAloud:
     """The tool `think_aloud`: each call is one thought on the stream, and its id for the model."""
 
+    timeout: float | None = None
+    idempotent = True  # A thought that is already on the stream is not put there again.
+    approve = False
+
     def __init__(self, config: Thoughts | None = None) -> None:
         self.config = config or Thoughts()
         thought = Field(min_length=1, max_length=self.config.max_length, description="The thought, in plain words.")
@@ -94,32 +98,12 @@ class ThinkAloud:
             "thought_type": (Literal[self.config.types], Field(description="What kind of thought it is.")),
         }
         self._arguments: type[_Arguments] = create_model(NAME, __base__=_Arguments, **fields)
-        self._definition = ToolDefinition(
+        self.definition = ToolDefinition(
             name=NAME,
             description=_DESCRIPTION,
             parameters=json_schema(self._arguments),
             hidden=self.config.hidden,
         )
-
-    @property
-    def definition(self) -> ToolDefinition:
-        """Name, description and schema, as they are offered to the model."""
-        return self._definition
-
-    @property
-    def timeout(self) -> float | None:
-        """None: a thought takes no time."""
-        return None
-
-    @property
-    def idempotent(self) -> bool:
-        """True: a thought that is already on the stream is not put there again."""
-        return True
-
-    @property
-    def approve(self) -> bool:
-        """False: thoughts are free."""
-        return False
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
         """True."""
