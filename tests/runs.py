@@ -1,6 +1,6 @@
 """Help for tests of whole runs: what happened on the stream, in short, and how a run ended."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import Any
 
 from rxloop import AttemptError, Event, MemoryEventLog, Message, Result, Run, RunState
@@ -9,8 +9,8 @@ from rxloop.requests import ModelRequest, RunContext
 from rxloop.testing.marbles import letter
 
 
-async def collect(run: Run[Any]) -> list[Event]:
-    """Every event of a run."""
+async def collect(run: AsyncIterable[Event]) -> list[Event]:
+    """Every event of a run, or of a stream."""
     return [event async for event in run]
 
 

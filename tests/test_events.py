@@ -231,8 +231,13 @@ def test_transient_kinds_are_those_that_stream() -> None:
     }
 
 
-def test_a_cursor_names_the_run_the_attempt_and_the_place() -> None:
-    assert stamped(EVENTS[0]).cursor == "t/3.7.2"
+def test_a_cursor_names_the_root_run_the_attempt_and_the_place() -> None:  # L10
+    event = stamped(EVENTS[0])
+    assert event.model_copy(update={"parent_task_id": None}).cursor == "t/3.7.2"
+    assert event.model_copy(update={"parent_task_id": "p"}).cursor == "p/3.7.2"
+    deeper = event.model_copy(update={"parent_task_id": "p", "metadata": {"root_task_id": "r"}})
+    assert deeper.cursor == "r/3.7.2"
+    assert Event.from_json(deeper.to_json()).cursor == "r/3.7.2"
 
 
 @pytest.mark.parametrize("cls", [ContentDeltaEvent, ThoughtDeltaEvent])

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from run_checks import Recorder, events_of
-from rxloop import Agent, RunContext, ToolError, external, tool
+from rxloop import Agent, RunContext, ToolError, external, follow, tool
 from rxloop.eventlog import MemoryEventLog
 from rxloop.events import (
     CustomEvent,
@@ -118,9 +118,62 @@ async def test_what_a_nested_run_did_before_the_cursor_does_not_come_again() -> 
 
     run = Agent(ScriptedModel(call("delegates"), "ok"), tools=[delegates]).run("Go.")
     kept = [event for event in await events_of(run) if event.durable]
+    assert {event.task_id for event in kept} == {run.task_id, "child"}
     for place, event in enumerate(kept):
-        if event.task_id == run.task_id:
-            assert [later async for later in run.stream(after=event.cursor)] == kept[place + 1 :]
+        assert [later async for later in run.stream(after=event.cursor)] == kept[place + 1 :]
+
+
+def nested(depth: int, log: MemoryEventLog | None = None) -> Agent[None]:
+    """An agent that asks another one, and so on, so many levels deep."""
+    if depth == 0:
+        return Agent(ScriptedModel("deep"), name="0", log=log)
+    below = nested(depth - 1)
+
+    @tool
+    async def delegates(ctx: RunContext) -> str:
+        """Asks the agent below."""
+        run = below.run("Go.")
+        async for event in run:
+            ctx.emit(event)
+        return (await run).output
+
+    return Agent(ScriptedModel(call("delegates"), "ok"), tools=[delegates], name=str(depth), log=log)
+
+
+async def test_a_cursor_of_a_nested_run_names_the_run_whose_stream_it_is_in() -> None:  # L10, L132
+    log = MemoryEventLog()
+    run = nested(3, log).run("Go.")
+    kept = [event for event in await events_of(run) if event.durable]
+    assert len({event.task_id for event in kept}) == 4
+    assert {event.root_task_id for event in kept} == {run.task_id}
+    assert [event.cursor for event in await log.read(run.task_id)] == [event.cursor for event in kept]
+    for place, event in enumerate(kept):
+        assert Event.from_json(event.to_json()).cursor == event.cursor
+        assert [later async for later in run.stream(after=event.cursor)] == kept[place + 1 :]
+        assert [later async for later in follow(log, run.task_id, after=event.cursor)] == kept[place + 1 :]
+    for place, (cursor, event) in enumerate(frames := await frames_of(run.sse(heartbeat=None))):
+        if event.durable:
+            later = [each for each in frames[place + 1 :] if each[1].durable]
+            assert await frames_of(run.sse(after=cursor, heartbeat=None)) == later
+
+
+async def test_the_cursors_of_a_fork_are_its_own_in_what_it_took_over_of_nested_runs_too() -> None:  # L132
+    log = MemoryEventLog()
+    agent = nested(2, log)
+    run = agent.run("Go.")
+    taken = [event for event in await events_of(run) if event.durable]
+    answered = next(event.seq for event in taken if event.kind == "tool-complete" and event.task_id == run.task_id)
+    fork = agent.fork(run.task_id, at=answered, model=ScriptedModel("Another."))
+    kept = [event for event in await events_of(fork) if event.durable]
+    assert {event.root_task_id for event in kept} == {fork.task_id}
+    below = [event for event in kept if event.kind == "task"][1:]
+    assert [event.to_json() for event in below if event.parent_task_id != fork.task_id] == [
+        event.to_json().replace(run.task_id.encode(), fork.task_id.encode())
+        for event in taken
+        if event.kind == "task" and event.parent_task_id not in (None, run.task_id)
+    ]
+    for place, event in enumerate(kept):
+        assert [later async for later in fork.stream(after=event.cursor)] == kept[place + 1 :]
 
 
 async def test_the_cursor_of_another_run_is_answered_by_a_gap_and_everything() -> None:  # L133
@@ -150,6 +203,23 @@ async def test_a_cursor_that_is_older_than_the_memory_is_answered_by_a_gap() -> 
     last = rest[4_999]
     assert [event async for event in run.stream(after=last.cursor, buffer=20_000)] == rest[5_000:]
     assert [event async for event in run.stream(after=gap.cursor, buffer=20_000)] == rest
+
+
+async def test_a_gap_before_the_events_of_a_nested_run_is_one_of_the_root_run() -> None:  # L10, L133, L134
+    @tool
+    async def delegates(ctx: RunContext) -> str:
+        """Has a run of its own, which says much."""
+        for number in range(10_100):
+            ctx.emit(CustomEvent(name=f"{number}", task_id="child"))
+        return ""
+
+    run = Agent(ScriptedModel(call("delegates"), "ok"), tools=[delegates]).run("Go.")
+    await run
+    gap, *rest = [event async for event in run.stream(buffer=20_000)]
+    assert isinstance(gap, GapEvent)
+    assert (rest[0].task_id, gap.task_id, gap.reason) == ("child", run.task_id, "trimmed")
+    assert [event async for event in run.stream(after=gap.cursor, buffer=20_000)] == rest
+    assert [event async for event in run.stream(after=rest[0].cursor, buffer=20_000)] == rest[1:]
 
 
 @tool

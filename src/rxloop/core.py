@@ -11,6 +11,7 @@ from typing import Any
 
 from reactivex.disposable import SerialDisposable
 
+from rxloop.envelope import ROOT
 from rxloop.errors import PipelineError
 from rxloop.events import (
     ContentCompleteEvent,
@@ -232,6 +233,8 @@ class Core:
         elif fields["parent_task_id"] is None and fields["task_id"] != self.spec.task_id:
             # Another run's event that somebody passes on: it is told here, and is no part of this run.
             fields["parent_task_id"] = self.spec.task_id
+        elif fields["parent_task_id"] not in (None, self.spec.task_id):
+            fields["metadata"] = {**fields["metadata"], ROOT: self.spec.task_id}
         if not fields["context_id"]:
             fields["context_id"] = self.context_id
         if not fields["timestamp"]:

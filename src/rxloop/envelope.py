@@ -51,6 +51,10 @@ Timestamp = Annotated[
 _NOT_FOR_CLIENTS: Any = {"provider_state": True, "messages": {"__all__": {"provider_state"}}}
 
 
+ROOT = "root_task_id"
+"""In the metadata of an event of a run that is nested more than once: the outermost run, which numbers the event."""
+
+
 def absent(value: Any) -> bool:
     """Whether an optional field is left out of the JSON."""
     return not value
@@ -101,9 +105,16 @@ class Event(Wire):
         return type(self).visibility == "public"
 
     @property
+    def root_task_id(self) -> str:
+        """The run on whose stream the event is: its own, or the outermost of those that it is nested in."""
+        if self.parent_task_id is None:
+            return self.task_id
+        return self.metadata.get(ROOT, self.parent_task_id)
+
+    @property
     def cursor(self) -> str:
-        """The event's place for readers that come back: `task_id/attempt.seq.sub`."""
-        return f"{self.task_id}/{self.attempt}.{self.seq}.{self.sub}"
+        """The event's place for readers that come back: `task_id/attempt.seq.sub`, with the id of the root run."""
+        return f"{self.root_task_id}/{self.attempt}.{self.seq}.{self.sub}"
 
     def to_json(self, *, public: bool = False) -> bytes:
         """The event as JSON in camelCase.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rxloop.envelope import ROOT
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.events import ContentCompleteEvent, Event, MessageAddedEvent, TaskEvent, ToolCompleteEvent
 from rxloop.messages import Message, ToolCall
@@ -54,6 +55,8 @@ class Fork:
                 changes["task_id"] = ids["task_id"]
             if event.parent_task_id == self.task_id:
                 changes["parent_task_id"] = ids["task_id"]
+            elif event.parent_task_id is not None:
+                changes["metadata"] = {**event.metadata, ROOT: ids["task_id"]}
             elif isinstance(event, TaskEvent):
                 messages = [*before, *self._asked(event.messages)]
                 changes.update(envelope, messages=messages, fork_of=self.task_id, fork_seq=self.at)

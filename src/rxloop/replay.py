@@ -277,7 +277,7 @@ class _Follower:
                 count=count,
                 after=self._after,
                 context_id=event.context_id,
-                task_id=event.task_id,
+                task_id=event.root_task_id,
                 attempt=event.attempt,
                 timestamp=event.timestamp,
             )

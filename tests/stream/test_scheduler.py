@@ -6,10 +6,11 @@ from typing import Any
 
 import reactivex as rx
 from reactivex import operators as ops
+from reactivex.scheduler.eventloop import AsyncIOScheduler
 from reactivex.subject import Subject
 
 from run_checks import Recorder
-from rxloop.stream.scheduler import RunScheduler
+from rxloop.stream.scheduler import RunScheduler, timers
 from rxloop.testing import virtual_time
 
 
@@ -82,3 +83,19 @@ async def test_an_action_that_is_scheduled_by_an_action_comes_behind_it() -> Non
 
     scheduler.schedule(outer)
     assert order == ["outer", "inner"]
+
+
+def test_where_no_event_loop_runs_no_time_goes_by() -> None:
+    scheduler = timers(None)
+    happened: list[str] = []
+    scheduler.schedule_relative(0.001, lambda *_: happened.append("late"))
+    assert scheduler.now == scheduler.now
+    assert happened == []
+
+
+async def test_the_stock_scheduler_of_asyncio_gives_way_to_one_whose_clock_is_that_of_its_timers() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(timers(AsyncIOScheduler(loop)), RunScheduler)
+    assert isinstance(timers(None), RunScheduler)
+    mine = RunScheduler(loop)
+    assert timers(mine) is mine

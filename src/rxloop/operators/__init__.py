@@ -11,18 +11,25 @@ from rxloop.operators.at_end import at_end
 from rxloop.operators.call_model import call_model
 from rxloop.operators.checkpoint import checkpoint
 from rxloop.operators.coalesce_deltas import coalesce_deltas
+from rxloop.operators.compare import compare
 from rxloop.operators.compose import compose
 from rxloop.operators.compress import compress
 from rxloop.operators.cost import cost
 from rxloop.operators.for_task import for_task
+from rxloop.operators.grammar import grammar
+from rxloop.operators.graph_deltas import EdgeAdded, GraphDelta, NodeAdded, graph_deltas
 from rxloop.operators.idle_timeout import idle_timeout
 from rxloop.operators.iterate import iterate
 from rxloop.operators.of_type import of_type
 from rxloop.operators.on import on
 from rxloop.operators.partial import partial
 from rxloop.operators.public import public
+from rxloop.operators.record import record
+from rxloop.operators.repeats import Repeat, repeats
 from rxloop.operators.run_tools import run_tools
+from rxloop.operators.stalled import Stall, stalled
 from rxloop.operators.standard import standard
+from rxloop.operators.stats import Stats, stats
 from rxloop.operators.text import text
 from rxloop.operators.thinking_phase import thinking_phase
 from rxloop.operators.thought_graph import thought_graph
@@ -35,6 +42,12 @@ from rxloop.operators.usage import usage
 from rxloop.operators.workspace import workspace
 
 __all__ = [
+    "EdgeAdded",
+    "GraphDelta",
+    "NodeAdded",
+    "Repeat",
+    "Stall",
+    "Stats",
     "View",
     "after",
     "answering",
@@ -42,18 +55,25 @@ __all__ = [
     "call_model",
     "checkpoint",
     "coalesce_deltas",
+    "compare",
     "compose",
     "compress",
     "cost",
     "for_task",
+    "grammar",
+    "graph_deltas",
     "idle_timeout",
     "iterate",
     "of_type",
     "on",
     "partial",
     "public",
+    "record",
+    "repeats",
     "run_tools",
+    "stalled",
     "standard",
+    "stats",
     "text",
     "thinking_phase",
     "thought_graph",

@@ -46,8 +46,8 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
 
     ::
 
-        source             --a(1.1)--b(1.2)--c(1.3)--|
-        after("run/1.1.2") ------------------c(1.3)--|
+        source                 --a(1.1)--b(1.2)--c(1.3)--|
+        after("run/1.1.2")     ------------------c(1.3)--|
 
     Where events behind the cursor are missing, because it belongs to another run, or to an earlier attempt, or because
     they are not retained any more, a `gap` event comes first.
@@ -73,12 +73,11 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
                 nonlocal first, foreign, newer
                 if isinstance(event, GapEvent):
                     # A gap that ends before the cursor is none for this reader.
-                    if event.task_id != task_id or event.attempt != attempt or event.seq > place[0]:
+                    if event.root_task_id != task_id or event.attempt != attempt or event.seq > place[0]:
                         observer.on_next(event)
                     return
                 if first:
-                    # Told by the first event: those of nested runs, which are numbered with the others, have other ids.
-                    foreign = task_id not in (event.task_id, event.parent_task_id)
+                    foreign = task_id != event.root_task_id
                 if first and foreign:
                     observer.on_next(gap(event, "unknown-cursor"))
                 elif first and event.attempt > attempt and place < (event.seq - 1, 0):
@@ -99,7 +98,7 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
             reason=reason,
             after=cursor,
             context_id=event.context_id,
-            task_id=event.task_id,
+            task_id=event.root_task_id,
             attempt=event.attempt,
         )
 

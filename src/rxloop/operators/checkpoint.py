@@ -16,7 +16,7 @@ def checkpoint(every: int = 1) -> Operator:
 
         in   --E--e---e---|
         log               ....ok
-        out  -----e---e-------k(E|)
+        out  -----e---e-------(k,E|)
 
     E `IterationEnd`, which is held until everything before it is done; k `checkpoint`. Without a log there is nothing
     to wait for, and the event says so by `durable_seq=None`.

@@ -23,9 +23,9 @@ def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
 
     ::
 
-        source                  --a-b-c-X--d-e--|
-        coalesce_deltas()       --------(abc,X)-(de|)
-        coalesce_deltas(3)      --a-----(bc,X)d--(e|)
+        source                  --a-b-c-X-----d-e--|
+        coalesce_deltas()       --------(abc,X)----(de|)
+        coalesce_deltas(8)      --a-----(bc,X)d----(e|)
 
     Args:
         window: Pass on at most one delta in so many seconds: the first at once, then what has gathered when the time is

@@ -11,9 +11,9 @@ def compose(*operators: Operator) -> Operator:
     ::
 
         in   --A--------|
-               a
+        [a]
         mid  --B--------|
-               b
+        [b]
         out  --C--------|
 
     Unlike `Observable.pipe`, which the type checker follows through seven operators only, it takes any number: in a

@@ -15,8 +15,8 @@ def compress(compressor: Compressor, *, counter: TokenCounter | None = None) -> 
 
     ::
 
-        in   --M--|    --M--|    --M--|
-        out  --M--|    --cm-|    --m--|
+        in   --M--|    --M------|    --M--|
+        out  --M--|    --(c,m)--|    --m--|
 
     M `ModelRequest`, c `context-compressed`, m the same request with fewer messages. Between two cuts a request only
     grows at its end, so that the provider's cache holds. The history in the log stays as it is: the event names what is

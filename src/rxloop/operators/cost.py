@@ -34,35 +34,58 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
     Returns:
         A view of sums, each at least as large as the one before.
     """
-    if prices is None:
-        # Not before it is needed: the providers are a good part of what importing rxloop would cost.
-        from rxloop.providers.prices import PRICES
-
-        prices = PRICES
-    table = prices
+    table = price_table(prices)
 
     def operator(source: Observable[Event]) -> Observable[float]:
         def subscribe(
             observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            models: dict[tuple[str, str | None], str] = {}
-            total = 0.0
+            spending = Spending(table)
 
             def on_next(event: Event) -> None:
-                nonlocal total
-                call = (event.task_id, event.step)
-                if isinstance(event, LLMCallEvent):
-                    models[call] = event.model
-                elif isinstance(event, ContentCompleteEvent):
-                    models.pop(call, None)
-                elif isinstance(event, UsageEvent):
-                    price = table.get(event.metadata.get("model") or models.get(call, ""))
-                    if price is not None:
-                        total += price.of(event.usage)
-                        observer.on_next(total)
+                if spending.take(event):
+                    observer.on_next(spending.dollars)
 
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
         return Observable(subscribe)
 
     return operator
+
+
+def price_table(prices: Mapping[str, Price] | None) -> Mapping[str, Price]:
+    """These prices, or those that rxloop knows."""
+    if prices is not None:
+        return prices
+    # Not before it is needed: the providers are a good part of what importing rxloop would cost.
+    from rxloop.providers.prices import PRICES
+
+    return PRICES
+
+
+class Spending:
+    """The cost of a stream of events, so far."""
+
+    def __init__(self, prices: Mapping[str, Price]) -> None:
+        self.dollars = 0.0
+        self._prices = prices
+        self._models: dict[tuple[str, str | None], str] = {}
+
+    def take(self, event: Event) -> bool:
+        """Fold one more event; whether it was a usage that has a price."""
+        if not event.durable:
+            return False
+        call = (event.task_id, event.step)
+        match event:
+            case LLMCallEvent():
+                self._models[call] = event.model
+            case ContentCompleteEvent():
+                self._models.pop(call, None)
+            case UsageEvent():
+                price = self._prices.get(event.metadata.get("model") or self._models.get(call, ""))
+                if price is not None:
+                    self.dollars += price.of(event.usage)
+                    return True
+            case _:
+                pass
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from reactivex import Observable, abc
@@ -10,7 +9,7 @@ from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators._types import View
-from rxloop.stream.scheduler import timers
+from rxloop.stream.scheduler import stopwatch, timers
 
 T = TypeVar("T")
 
@@ -24,7 +23,7 @@ def idle_timeout(seconds: float) -> View[T, T]:
     ::
 
         source               --a--b---------c--|
-        idle_timeout(5)      --a--b----X
+        idle_timeout(5)      --a--b----#
 
     Args:
         seconds: The longest silence, in seconds.
@@ -37,28 +36,29 @@ def idle_timeout(seconds: float) -> View[T, T]:
     """
     if seconds <= 0:
         raise ConfigurationError(f"idle_timeout needs a time above 0, not {seconds}")
-    span = timedelta(seconds=seconds)
 
     def operator(source: Observable[T]) -> Observable[T]:
         def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
             clock = timers(scheduler)
-            last = clock.now
+            seconds_now = stopwatch(clock)
+            last = seconds_now()
             timer = SerialDisposable()
 
             # A timer for each event would cost more than the event. One looks when the last came, and waits on.
             def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
-                rest = last + span - clock.now
-                if rest > timedelta(0):
+                rest = last + seconds - seconds_now()
+                # Timers may be a little early.
+                if rest > 1e-6:
                     timer.disposable = clock.schedule_relative(rest, check)
                 else:
                     observer.on_error(TimeoutError(f"no event came for {seconds:g} s"))
 
             def on_next(value: T) -> None:
                 nonlocal last
-                last = clock.now
+                last = seconds_now()
                 observer.on_next(value)
 
-            timer.disposable = clock.schedule_relative(span, check)
+            timer.disposable = clock.schedule_relative(seconds, check)
             subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
             return CompositeDisposable(subscription, timer)
 

@@ -25,10 +25,10 @@ def iterate(pipeline: Operator, times: int | None = None) -> Operator:
 
     ::
 
-        in         --R---------------------------|
-        1st          (ME)--e--e--|
-        2nd                      (ME)--e--e--e--|
-        out        ------e--e-----------e--e--e-|
+        in      --R--|
+        1st       (M,E)--e--e--|
+        2nd                    (M,E)--e--e--e--|
+        out     ---------e--e---------e--e--e--|
 
     Between iterations it reads the state of the run, and nothing else, to see whether the model has answered, waits for
     input, or has reached a limit. A request that was too long for the model is sent again under the same step, with

@@ -54,9 +54,14 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
     Returns:
         A view of the events of these classes, in order.
     """
-    kept = (first, *others)
+    classes = (first, *others)
+    # `isinstance` looks far for a model that is none of them, and that is nearly every event.
+    known: dict[type[Event], bool] = {}
 
     def is_kept(event: Event) -> bool:
-        return isinstance(event, kept)
+        kept = known.get(type(event))
+        if kept is None:
+            kept = known[type(event)] = isinstance(event, classes)
+        return kept
 
     return ops.filter(is_kept)

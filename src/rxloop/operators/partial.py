@@ -37,7 +37,7 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
 
     ::
 
-        source           --d({"na)--d(me":"Os)--d(lo"})--c--|      d deltas, c content-complete
+        source           --d({"na)--d(me":"Os)--d(lo"})--c---|      d deltas, c content-complete
         partial(City)    -----------{name: Os}--{..Oslo}-City|
 
     What comes before the value is plain JSON, a dict for an object, with the text that has come so far at its end.

@@ -17,7 +17,16 @@ def standard(
 
     ::
 
-        before_model  call_model  before_tools  run_tools  at_end  checkpoint
+        in       --M----------------------E|      M ModelRequest, E IterationEnd
+        [before_model]
+        [call_model]
+        then     --L-d--(C,T,T)-----------E|      T ToolRequest, one for each call of the message C
+        [before_tools]
+        [run_tools]
+        then     --L-d--(C,s,s)--x--x-----E|      s tool-start, x tool-complete
+        [at_end]
+        [checkpoint]
+        out      --L-d--(C,s,s)--x--x-----(k|)    k checkpoint
 
     Args:
         before_model: See each `ModelRequest` before the model does: compression, a change of settings.

@@ -19,8 +19,8 @@ def thinking_phase(
 
     ::
 
-        in   --M--|     --M--|       --M--|
-        out  --Mn-|     --.cmn|      --m'n|
+        in   --M---|     --M----------|     --M----|
+        out  --Mn--|     --..(c,mn)---|     --m'n--|
 
     M `ModelRequest`, c `context-compressed`, m the same request with fewer messages and one summary of the others, n
     the note at its end, which says how far the run is, by rule and in a few lines. Neither the summary nor the note

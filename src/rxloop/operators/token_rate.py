@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from datetime import datetime, timedelta
 from typing import Any
 
 from reactivex import Observable, abc
@@ -12,7 +11,7 @@ from reactivex.disposable import CompositeDisposable, SerialDisposable
 from rxloop.errors import ConfigurationError
 from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent, ends_attempt
 from rxloop.operators._types import View
-from rxloop.stream.scheduler import timers
+from rxloop.stream.scheduler import stopwatch, timers
 
 
 def token_rate(window: float = 1.0) -> View[Event, float]:
@@ -40,42 +39,43 @@ def token_rate(window: float = 1.0) -> View[Event, float]:
     """
     if window <= 0:
         raise ConfigurationError(f"token_rate needs a window above 0, not {window}")
-    span = timedelta(seconds=window)
 
     def operator(source: Observable[Event]) -> Observable[float]:
         def subscribe(
             observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             clock = timers(scheduler)
-            times = deque[datetime]()
-            emitted = begin = clock.now
+            seconds_now = stopwatch(clock)
+            times = deque[float]()
+            emitted = begin = seconds_now()
             timer = SerialDisposable()
 
-            def forget(now: datetime) -> None:
-                while times and times[0] <= now - span:
+            def forget(now: float) -> None:
+                while times and times[0] <= now - window + 1e-6:
                     times.popleft()
 
-            def emit(now: datetime, rate: float) -> None:
+            def emit(now: float, rate: float) -> None:
                 nonlocal emitted
                 emitted = now
                 observer.on_next(rate)
 
             def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
-                now = clock.now
-                if now - emitted >= span:
+                now = seconds_now()
+                # Timers may be a little early.
+                if now - emitted >= window - 1e-6:
                     forget(now)
                     emit(now, len(times) / window)
-                timer.disposable = clock.schedule_relative(emitted + span - now, check)
+                timer.disposable = clock.schedule_relative(max(emitted + window - now, 0.0), check)
 
             def on_next(event: Event) -> None:
                 nonlocal begin
                 if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
-                    now = clock.now
+                    now = seconds_now()
                     forget(now)
                     if not times:
                         begin = now
                     times.append(now)
-                    passed = (now - begin).total_seconds()
+                    passed = now - begin
                     if passed >= window:
                         emit(now, len(times) / window)
                     elif passed > 0:
@@ -83,7 +83,7 @@ def token_rate(window: float = 1.0) -> View[Event, float]:
                 elif ends_attempt(event):
                     observer.on_completed()
 
-            timer.disposable = clock.schedule_relative(span, check)
+            timer.disposable = clock.schedule_relative(window, check)
             subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
             return CompositeDisposable(subscription, timer)
 

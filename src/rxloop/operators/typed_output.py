@@ -21,7 +21,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
     ::
 
         in   --E--C---|
-        out  -----C---m(E|)
+        out  -----C---(m,E|)
 
     C the `content-complete` with the answer, E `IterationEnd`, m a `message-added` (cause `retry`) that says what is
     wrong, upon which the loop goes on. An answer by a tool call that does not fit has its `tool-complete` for that, and

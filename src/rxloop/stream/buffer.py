@@ -41,8 +41,9 @@ class _Dropped:
         self.count = 1
 
     def value(self) -> GapEvent:
-        names = ("context_id", "task_id", "attempt", "seq", "sub", "timestamp")
+        names = ("context_id", "attempt", "seq", "sub", "timestamp")
         place: dict[str, Any] = {name: getattr(self.newest, name) for name in names}
+        place["task_id"] = self.newest.root_task_id
         return GapEvent(reason="dropped", count=self.count, **place)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 from reactivex import abc
-from reactivex.scheduler import CurrentThreadScheduler
+from reactivex.scheduler import CurrentThreadScheduler, HistoricalScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
 S = TypeVar("S")
@@ -29,6 +30,10 @@ class RunScheduler(AsyncIOScheduler):
         """The time of the event loop, by which the timers go: where a test lets the loop jump, this jumps with it."""
         return self._began + timedelta(seconds=self._loop.time())
 
+    def seconds(self) -> float:
+        """The same in seconds, since whenever: a hundredth of the work, for who asks at each token."""
+        return self._loop.time()
+
     def schedule(self, action: abc.ScheduledAction[S], state: S | None = None) -> abc.DisposableBase:
         """Run the action now, or behind what is running now."""
         return CurrentThreadScheduler.singleton().schedule(action, state)
@@ -40,7 +45,19 @@ def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
     Stock operators fall back on a timer of another thread instead, where a run must not be touched. And the stock
     scheduler of asyncio, which `await` on an Observable brings along, tells the time by the clock on the wall while its
     timers go by the loop: after a change of the one, what compares the two would be wrong.
+
+    Where no event loop runs there are recorded events alone, and no time goes by between them: no timer is ever due.
     """
     if scheduler is None or type(scheduler) is AsyncIOScheduler:
-        return RunScheduler(asyncio.get_running_loop())
+        try:
+            return RunScheduler(asyncio.get_running_loop())
+        except RuntimeError:
+            return HistoricalScheduler()
     return scheduler
+
+
+def stopwatch(clock: abc.SchedulerBase) -> Callable[[], float]:
+    """What tells the time of a scheduler in seconds; only differences mean something."""
+    if isinstance(clock, RunScheduler):
+        return clock.seconds
+    return lambda: clock.to_seconds(clock.now)

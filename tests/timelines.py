@@ -1,0 +1,131 @@
+"""Events on a line of seconds, for tests of views: as they come live, and as they are recorded.
+
+    --t--l--(dd)--F|
+
+A letter is an event; `-`, and each letter, is one second. Parentheses hold what comes at one instant; `|` is the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import reactivex as rx
+from reactivex.testing import ReactiveTest, Recorded, TestScheduler
+
+from rxloop import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    LLMCallEvent,
+    StatusUpdateEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+    ToolStartEvent,
+    UsageEvent,
+)
+from rxloop.events import PendingInput
+from rxloop.messages import ToolCall
+from rxloop.operators import View
+
+BEGIN = 1_700_000_000
+"""When second 0 was, in seconds since 1970."""
+
+CALL = ToolCall(id="call_1", name="look", arguments={"at": 1})
+OTHER_CALL = ToolCall(id="call_2", name="search")
+LETTERS: dict[str, Event] = {
+    "t": TaskEvent(messages=[], model="m", agent_name="agent"),
+    "w": StatusUpdateEvent(state="working"),
+    "W": StatusUpdateEvent(state="working", resumed=True),
+    "l": LLMCallEvent(step="1", iteration=1, model="m", message_count=1, tool_count=1, estimated_input_tokens=1),
+    "d": ContentDeltaEvent(step="1", delta="a"),
+    "u": UsageEvent(step="1", input_tokens=100, output_tokens=12),
+    "c": ContentCompleteEvent(step="1", tool_calls=[CALL, OTHER_CALL]),
+    "s": ToolStartEvent(step="1", call=CALL, idempotency_key="k"),
+    "x": ToolCompleteEvent(step="1", call=CALL, success=True, content="ok"),
+    "S": ToolStartEvent(step="1", index=1, call=OTHER_CALL, idempotency_key="k"),
+    "X": ToolCompleteEvent(step="1", index=1, call=OTHER_CALL, success=True, content="ok"),
+    "i": InputRequiredEvent(step="1", input=PendingInput(input_id="q", prompt="Sure?", call=CALL, step="1")),
+    "r": InputReceivedEvent(step="1", input_id="q", value=True),
+    "F": StatusUpdateEvent(state="completed", final=True),
+    "P": StatusUpdateEvent(state="input-required", final=True),
+}
+
+
+def nested(event: Event, task_id: str = "child", parent: str = "run") -> Event:
+    """An event of a run that another one has started."""
+    return event.model_copy(update={"task_id": task_id, "parent_task_id": parent})
+
+
+def placed(line: str, **letters: Event) -> tuple[list[tuple[int, Event]], int | None]:
+    """The events of a line, each with its second and the timestamp of that, and the second of its end."""
+    known = {**LETTERS, **letters}
+    second, grouped = 0, False
+    found: list[tuple[int, Event]] = []
+    end: int | None = None
+    for char in line:
+        match char:
+            case "(":
+                grouped = True
+            case ")":
+                grouped, second = False, second + 1
+            case _:
+                if char == "|":
+                    end = second
+                elif char != "-":
+                    found.append((second, stamped(known[char], second)))
+                second += not grouped
+    return found, end
+
+
+def stamped(event: Event, second: float) -> Event:
+    """An event of a run, which came at that second."""
+    changes: dict[str, Any] = {"timestamp": round((BEGIN + second) * 1000)}
+    return event.model_copy(update=changes if event.task_id else {**changes, "task_id": "run"})
+
+
+def live(view: View[Event, Any], line: str, *, until: int = 500, **letters: Event) -> list[tuple[int, Any]]:
+    """What a view gives, and at which second, while the events come; `|` and `#` are its end and its error."""
+    scheduler = TestScheduler()
+    events, end = placed(line, **letters)
+    messages: list[Recorded[Any]] = [ReactiveTest.on_next(200 + second, event) for second, event in events]
+    if end is not None:
+        messages.append(ReactiveTest.on_completed(200 + end))
+    source = scheduler.create_hot_observable(*messages)
+    # What is scheduled first comes first: the events of an instant before the timers of it, and the reverse.
+    seen = scheduler.start(lambda: source.pipe(view), disposed=200 + until)
+    gone = source.subscriptions[0].unsubscribe
+    assert gone == 200 + (until if end is None else end)
+    left = [item for item, _ in scheduler._queue.items if not item.is_cancelled()]
+    assert left == [], "a timer outlived the subscription"
+    ends = {"C": "|", "E": "#"}
+    told = cast("list[Any]", seen.messages)
+    return [(int(each.time) - 200, ends.get(each.value.kind) or each.value.value) for each in told]
+
+
+def replayed(view: View[Event, Any], line: str, **letters: Event) -> list[Any]:
+    """What a view gives of the same events when they were recorded: no event loop runs, and no time passes."""
+    return values(view, (event for _, event in placed(line, **letters)[0]))
+
+
+def values(view: View[Event, Any], events: Iterable[Event]) -> list[Any]:
+    """What a view gives of recorded events."""
+    seen: list[Any] = []
+    ended: list[bool] = []
+    rx.from_iterable(events).pipe(view).subscribe(seen.append, on_completed=lambda: ended.append(True))
+    assert ended == [True]
+    return seen
+
+
+def drawn(values: Iterable[tuple[int, Any]], letter: Callable[[Any], str]) -> str:
+    """Values as a line like that of the events."""
+    line, at = "", 0
+    instants: dict[int, str] = {}
+    for second, value in values:
+        instants[second] = instants.get(second, "") + (value if value in ("|", "#") else letter(value))
+    for second, marks in instants.items():
+        line += "-" * (second - at) + (marks if len(marks) == 1 else f"({marks})")
+        at = second + 1
+    return line
