@@ -11,12 +11,15 @@ import httpx
 import orjson
 import pytest
 
+from graphs import rebuilds
 from recorded import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
-from rxloop import Agent, Limits, Message, SqliteEventLog, replay
+from rxloop import Agent, Limits, Message, SqliteEventLog, op, replay
 from rxloop.errors import LimitReached, RunError
 from rxloop.messages import ImagePart, Part, TextPart, ToolCall
 from rxloop.requests import RunContext, ToolDefinition
 from rxloop.result import Result
+from rxloop.testing import ScriptedModel
+from timelines import values
 
 pytestmark = needs_recordings
 LOOPS = loops()
@@ -112,13 +115,28 @@ async def drive(
         limits=Limits(iterations=len(loop["exchanges"]) - first, tool_failures=None),
         log=log,
     )
+    run = agent.run(list(messages))
+    events = [event async for event in run.pipe(op.grammar())]
     try:
-        result, error = await agent.run(list(messages)), None
+        result, error = await run, None
     except (RunError, LimitReached) as failure:
         result, error = failure.result, failure
-    recorded = await replay(log, result.task_id).result()
+    again = replay(log, result.task_id)
+    # L1, L3, L4, L5: the stream keeps to its grammar, live and as it is read back.
+    assert [event async for event in again.pipe(op.grammar())] == [event for event in events if event.durable]
+    recorded = await again.result()
+    # Added up, the changes of its graph are its graph; and it was at work as long as its log says.
+    assert rebuilds(events, result.thoughts)
+    live, logged = (values(op.stats(), each)[-1] for each in (events, await log.read(result.task_id)))
+    assert (logged.seconds, logged.tool_seconds, logged.usage) == (live.seconds, live.tool_seconds, result.usage)
     await log.aclose()
     folder.cleanup()
+    # The recording of the run is a model that answers as the vendor did.
+    rest = [dict(each) for each in results]
+    model = ScriptedModel.from_events(events)
+    once_more = Agent(model, tools=tools_of(loop, rest), thoughts=False, limits=agent.limits)
+    await once_more.run(list(messages)).pipe(op.compare(events), op.grammar())
+    assert (len(model.requests), rest) == (len(vendor.replay.requests), left)
     # L144: what the log folds to is what the run was.
     assert (recorded.messages, recorded.usage, recorded.state) == (result.messages, result.usage, result.state)
     return Outcome(result, error, [each["body"] for each in vendor.replay.requests], vendor.replay.problems, left)

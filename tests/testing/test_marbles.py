@@ -118,6 +118,54 @@ def test_a_failure_shows_both_lines_the_place_and_the_events() -> None:
     ]
 
 
+def failure(stream: Observable[Event], line: str) -> list[str]:
+    with virtual_time(), pytest.raises(AssertionError) as caught:
+        assert_marbles(stream, line)
+    return str(caught.value).splitlines()
+
+
+def test_a_failure_shows_what_came_instead_of_nothing() -> None:
+    assert failure(timed(CALL, 0.05, MESSAGE, FINAL), "l-(cF|)") == [
+        "the marbles part at 25ms",
+        "expected  l-(cF|)",
+        "happened  l--(cF|)",
+        "            ^",
+        "no event at 25ms; next, at 50ms:",
+        f"  c  {MESSAGE!r}",
+        f"  F  {FINAL!r}",
+        "  |  the end",
+    ]
+
+
+def test_a_failure_shows_where_a_line_ends_too_early() -> None:
+    assert failure(timed(CALL, 0.05, MESSAGE), "l--(c|) 1s F") == [
+        "the marbles part at 1.05s",
+        "expected  l--(c|) 1s F",
+        "happened  l--(c|)",
+        "                 ^",
+        "nothing happened at 1.05s or later",
+    ]
+    assert failure(timed(CALL, 0.05, MESSAGE), "l")[1:4] == [
+        "expected  l",
+        "happened  l--(c|)",
+        "           ^",
+    ]
+
+
+def test_a_failure_marks_the_wrong_one_of_several_at_an_instant() -> None:
+    assert failure(timed(CALL, MESSAGE, FINAL), "(lFc|)") == [
+        "the marbles part at 0ms",
+        "expected  (lFc|)",
+        "happened  (lcF|)",
+        "            ^",
+        "events at 0ms:",
+        f"  l  {CALL!r}",
+        f"  c  {MESSAGE!r}",
+        f"  F  {FINAL!r}",
+        "  |  the end",
+    ]
+
+
 def test_an_error_of_the_stream_is_a_cross_and_shown() -> None:
     with virtual_time():
         assert_marbles(timed(CALL, 0.025, error=ValueError("no")), "l-#")

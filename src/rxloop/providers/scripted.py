@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Union, cast
+from typing import Any, Self, Union, cast
 
 import orjson
 from reactivex import Observable, abc
@@ -29,6 +29,7 @@ from rxloop.events import (
     UsageEvent,
 )
 from rxloop.messages import ToolCall, Usage
+from rxloop.providers._recorded import RecordedAnswer, line_of, recorded_answers
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import Push, from_task
 from rxloop.stream.deltas import text_delta
@@ -74,6 +75,7 @@ Turn = Union[  # noqa: UP007
     ScriptedCall,
     Frames,
     ScriptedTurn,
+    RecordedAnswer,
     Sequence["str | ScriptedCall"],
     Exception,
     Callable[[ModelRequest], "Turn"],
@@ -165,6 +167,32 @@ class ScriptedModel:
         self._reasoning = reasoning
         self._calls = 0
 
+    @classmethod
+    def from_events(cls, events: Iterable[Event], *, task_id: str | None = None) -> Self:
+        """A model that answers as the models of a recorded run did, under the name that they had.
+
+        On the main line they come in order. Beside it each request gets the answer that its step had, so that lines
+        may ask in any order. Answers come at once. One that failed fails again; one that was cut off stays open there.
+
+        Args:
+            events: The events of the run, from its `task` on; with or without deltas.
+            task_id: The run, where the events are of several, such as a nested one; by default the outermost.
+
+        Raises:
+            ConfigurationError: The events hold no such run.
+        """
+        name, answers = recorded_answers(events, task_id)
+
+        def answer(request: ModelRequest) -> RecordedAnswer:
+            left = answers.get(line_of(request.branch, request.step))
+            if not left:
+                known = ", ".join(str(each.step) for line in answers.values() for each in line) or "nothing"
+                raise ScriptExhausted(f"the recording has no answer for step {request.step}; left are: {known}")
+            return left.pop(0)
+
+        # One more, so that a request that is one too many is told what the recording has.
+        return cls(*[answer] * (sum(map(len, answers.values())) + 1), name=name)
+
     @property
     def name(self) -> str:
         """What the model is called on the stream."""
@@ -186,6 +214,8 @@ class ScriptedModel:
             except Exception as error:
                 observer.on_error(error)
                 return Disposable()
+            if isinstance(answer, RecordedAnswer):
+                return self._again(answer, request, observer)
             if isinstance(answer.text, Frames):
                 return self._over_time(answer, answer.text, request, number).subscribe(observer, scheduler=scheduler)
             self.open += 1
@@ -201,12 +231,42 @@ class ScriptedModel:
 
         return Observable(subscribe)
 
-    def _next(self, request: ModelRequest, number: int) -> ScriptedTurn:
+    def _again(
+        self, answer: RecordedAnswer, request: ModelRequest, observer: abc.ObserverBase[Event]
+    ) -> abc.DisposableBase:
+        """Play a recorded answer."""
+        open_ = 1
+
+        def close() -> None:
+            nonlocal open_
+            self.open -= open_
+            open_ = 0
+
+        self.open += open_
+        try:
+            for event in answer.events:
+                hidden = isinstance(event, ToolCallDeltaEvent) and event.name in _hidden(request)
+                observer.on_next(event.model_copy(update={"hidden": True} if hidden else None))
+        except BaseException:
+            close()
+            raise
+        if answer.cut_off:
+            return Disposable(close)
+        close()
+        if answer.error is not None:
+            observer.on_error(answer.error)
+        else:
+            observer.on_completed()
+        return Disposable()
+
+    def _next(self, request: ModelRequest, number: int) -> ScriptedTurn | RecordedAnswer:
         if number > len(self._turns):
             turns = f"{len(self._turns)} turn" + ("" if len(self._turns) == 1 else "s")
             raise ScriptExhausted(f"the script has {turns}, this is request {number}")
         item = self._turns[number - 1]
         while not isinstance(item, ScriptedTurn):
+            if isinstance(item, RecordedAnswer):
+                return item
             if isinstance(item, Exception):
                 raise item
             item = item(request) if callable(item) else _message(item)
@@ -275,7 +335,7 @@ def _message(item: str | ScriptedCall | Frames | Sequence[str | ScriptedCall]) -
 
 def _check(item: object) -> None:
     """Refuse what is no turn where the script is written, and not when it is played."""
-    if isinstance(item, str | ScriptedCall | Frames | ScriptedTurn | Exception):
+    if isinstance(item, str | ScriptedCall | Frames | ScriptedTurn | RecordedAnswer | Exception):
         return
     if isinstance(item, list | tuple):
         wrong = [part for part in cast("Sequence[object]", item) if not isinstance(part, str | ScriptedCall)]
@@ -309,8 +369,13 @@ async def _play(text: Frames, request: ModelRequest, push: Push[Event]) -> str:
     raise AssertionError("unreachable: nothing resolves the future")
 
 
+def _hidden(request: ModelRequest) -> set[str]:
+    """The tools that are not for clients."""
+    return {tool.name for tool in request.tools if tool.hidden}
+
+
 def _finish(answer: ScriptedTurn, content: str, request: ModelRequest, push: Push[Event]) -> None:
-    hidden = {tool.name for tool in request.tools if tool.hidden}
+    hidden = _hidden(request)
     calls: list[ToolCall] = []
     for index, item in enumerate(answer.calls):
         raw = orjson.dumps(item.arguments).decode()

@@ -6,6 +6,7 @@ from rxloop.testing.conversation import Conversation, PastCall, Reply, Rule
 from rxloop.testing.loop import NothingLeft
 from rxloop.testing.marbles import assert_marbles, marbles
 from rxloop.testing.offline import OfflineModel, demo_model
+from rxloop.testing.recorded import recorded, recorded_events
 
 __all__ = [
     "Conversation",
@@ -23,6 +24,8 @@ __all__ = [
     "demo_model",
     "frames",
     "marbles",
+    "recorded",
+    "recorded_events",
     "turn",
     "virtual_time",
 ]

@@ -108,19 +108,26 @@ def assert_marbles(run: HasEvents | Observable[Any], expected: str, *, frame: fl
     column = _difference(*lines)
     place = _difference(wanted, found)
     at = min(line[place][0] for line in (wanted, found) if place < len(line))
-    there = [f"  {_mark(what)}  {what!r}" for when, what in happened if when == at and not isinstance(what, str)]
-    raise AssertionError(
-        "\n".join(
-            [
-                f"the marbles part at {_duration(at)}",
-                f"expected  {lines[0]}",
-                f"happened  {lines[1]}",
-                " " * (len("expected  ") + column) + "^",
-                f"events at {_duration(at)}:" if there else f"no event at {_duration(at)}",
-                *there,
-            ]
-        )
+    message = [
+        f"the marbles part at {_duration(at)}",
+        f"expected  {lines[0]}",
+        f"happened  {lines[1]}",
+        " " * (len("expected  ") + column) + "^",
+        *_around(at, happened),
+    ]
+    raise AssertionError("\n".join(message))
+
+
+def _around(at: int, happened: Sequence[tuple[int, Event | Exception | str]]) -> list[str]:
+    """The events at an instant, or else those that came next."""
+    shown = min((when for when, _ in happened if when >= at), default=None)
+    if shown is None:
+        return [f"nothing happened at {_duration(at)} or later"]
+    when = (
+        f"events at {_duration(at)}:" if shown == at else f"no event at {_duration(at)}; next, at {_duration(shown)}:"
     )
+    there = [what for then, what in happened if then == shown]
+    return [when, *(f"  {_mark(what)}  {'the end' if isinstance(what, str) else repr(what)}" for what in there)]
 
 
 def marbles(events: Iterable[tuple[float, Event | str]], *, frame: float = FRAME) -> str:

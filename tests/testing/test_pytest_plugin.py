@@ -1,0 +1,116 @@
+"""The fixtures, in projects of their own, each with a pytest of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_pytest(folder: Path, source: str, *options: str) -> str:
+    """Run a test file as another project would, and give what pytest wrote."""
+    (folder / "test_mine.py").write_text(source, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = (sys.executable, "-m", "pytest", "-p", "rxloop_pytest", "-p", "no:cacheprovider", "-W", "error")
+    done = subprocess.run(
+        (*command, "-q", *options, "test_mine.py"),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_fixtures_do_what_they_say(tmp_path: Path) -> None:
+    written = run_pytest(
+        tmp_path,
+        """
+import asyncio
+
+import pytest
+
+from rxloop import Agent, op
+from rxloop.testing import assert_marbles, frames
+
+
+def test_a_script(scripted_model):
+    model = scripted_model("7 C.")
+    assert Agent(model).run_sync("Weather?").output == "7 C."
+    assert scripted_model.made == [model]
+
+
+def test_a_recording(scripted_model, tmp_path):
+    path = tmp_path / "run.jsonl"
+
+    async def once(model, view):
+        await Agent(model).run("Weather?").pipe(view)
+
+    asyncio.run(once(scripted_model("7 C."), op.record(path)))
+    asyncio.run(once(scripted_model.recorded(path), op.compare(path)))
+    with pytest.raises(AssertionError, match="7 C."):
+        asyncio.run(once(scripted_model("8 C."), op.compare(path)))
+
+
+def test_a_minute_takes_no_time(scripted_model, virtual_time):
+    run = Agent(scripted_model(frames("-7 C.|", 60))).run("Weather?")
+    assert_marbles(run, "(twl) 120s (cF|)")
+    assert virtual_time.now == 120
+
+
+def test_a_model_behind_a_socket(offline_model):
+    agent = Agent(offline_model.provider())
+    assert "4" in agent.run_sync("What is 2 + 2?").output
+    assert offline_model.requests[0]["stream"] is True
+""",
+    )
+    assert "4 passed" in written, written
+
+
+def test_a_stream_that_is_left_open_fails_the_test_that_left_it(tmp_path: Path) -> None:
+    written = run_pytest(
+        tmp_path,
+        """
+def test_leaves(scripted_model):
+    model = scripted_model("7 C.")
+    model.open = 1
+
+
+async def test_wrong(virtual_time):
+    pass
+""",
+    )
+    assert "the test leaves 1 stream of a scripted model open" in written
+    assert "virtual_time is for a plain `def test_...`" in written
+
+
+def test_other_peoples_tests_do_not_pay_for_it(tmp_path: Path) -> None:
+    written = run_pytest(
+        tmp_path,
+        """
+import sys
+
+
+def test_nothing_was_imported(pytestconfig):
+    assert pytestconfig.pluginmanager.has_plugin("rxloop_pytest")
+    assert [name for name in sys.modules if name.partition(".")[0] in ("rxloop", "reactivex", "httpx", "asyncio")] == []
+""",
+        "-p",
+        "no:unraisableexception",
+    )
+    assert "1 passed" in written, written
+
+
+@pytest.mark.parametrize("fixture", ["scripted_model", "virtual_time", "offline_model"])
+def test_every_fixture_has_a_line_in_the_list_of_pytest(fixture: str) -> None:
+    import rxloop_pytest
+
+    first = getattr(rxloop_pytest, fixture).__doc__ or ""
+    assert first.strip()
