@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -164,7 +164,14 @@ def text(answer: Answer) -> str:
 
 
 def active(provider: OpenAIChat) -> list[str]:
-    """The connections of a provider that are still checked out of their pools."""
+    """The connections of a provider that are still checked out of their pools, whatever it works over."""
     clients: list[httpx.AsyncClient] = vars(provider)["_pool"].clients
-    pools: list[Any] = [vars(vars(client)["_transport"])["_pool"] for client in clients]
-    return [str(one) for pool in pools for one in pool.connections if not one.is_idle() and not one.is_closed()]
+    return [str(one) for client in clients for one in _checked_out(vars(client)["_transport"])]
+
+
+def _checked_out(transport: Any) -> Iterable[Any]:
+    if isinstance(transport, httpx.AsyncHTTPTransport):
+        return [one for one in vars(transport)["_pool"].connections if not one.is_idle() and not one.is_closed()]
+    # aiohttp's session, which is made at the first request.
+    session = vars(transport)["_inner"].client
+    return session.connector._acquired if session is not None and not session.closed else []

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import get_args
 
+import pytest
 import pytest_asyncio
 
+from rxloop.providers._pool import TRANSPORT_ENV, Transport
 from servers import Server, serving
 
 
@@ -12,3 +15,13 @@ async def server() -> AsyncIterator[Server]:
     """A model server that sends what the test tells it to."""
     async with serving() as made:
         yield made
+
+
+@pytest.fixture(params=get_args(Transport))
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the providers of the test work over: for the files that talk HTTP, each in turn.
+
+    All other tests go by the environment: `RXLOOP_TRANSPORT=aiohttp pytest tests` runs them over aiohttp.
+    """
+    monkeypatch.setenv(TRANSPORT_ENV, request.param)
+    return request.param

@@ -25,6 +25,8 @@ from rxloop.events import LLMFailedEvent
 from rxloop.providers import Retry, Timeouts, openai_chat
 from servers import REQUEST, Answer, Reply, Server, active, chat, collect, delta, say, sse, text
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 Script = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"

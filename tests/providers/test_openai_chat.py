@@ -21,6 +21,8 @@ from rxloop.providers import Preset, Retry, Timeouts, openai_chat
 from rxloop.settings import ModelSettings
 from servers import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 AT_ONCE = Retry(first=0)
 
 
@@ -289,3 +291,24 @@ async def test_a_bad_address_in_the_environment_is_a_configuration_error(monkeyp
     answer = await collect(openai_chat("m", preset=preset).call(REQUEST))
     assert isinstance(answer.error, RxloopError)
     assert "ftp://acme" in str(answer.error)
+
+
+async def test_a_hook_of_the_users_client_may_read_the_answer_and_change_the_request(server: Server) -> None:
+    server.answer(say("Hello ", "you"))
+    seen: list[bytes] = []
+
+    async def sign(request: httpx.Request) -> None:
+        request.headers["x-signed"] = str(len(request.content))
+
+    async def read(response: httpx.Response) -> None:
+        seen.append(await response.aread())
+
+    async with httpx.AsyncClient(event_hooks={"request": [sign], "response": [read]}) as own:
+        provider = chat(server, http_client=own)
+        for _ in range(2):
+            answer = await collect(provider.call(REQUEST))
+            assert (answer.error, text(answer)) == (None, "Hello you")
+    assert len(seen) == 2
+    assert [request.headers["x-signed"] for request in server.requests] == [
+        request.headers["content-length"] for request in server.requests
+    ]

@@ -15,6 +15,8 @@ from rxloop.requests import RunContext
 from rxloop.stream.scope import Scope
 from servers import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 AT_ONCE = Retry(first=0)
 
 

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 
 import httpx
+import pytest
 
-from rxloop.providers._pool import STREAMS_PER_CLIENT, ClientPool
+from rxloop.errors import ConfigurationError
+from rxloop.providers import _pool, openai_chat
+from rxloop.providers._pool import STREAMS_PER_CLIENT, TRANSPORT_ENV, ClientPool
+from servers import REQUEST, Server, chat, collect, say, text
 
 
 async def test_every_few_streams_have_a_client_of_their_own() -> None:
     pool = ClientPool()
-    with ExitStack() as streams:
-        lent = [streams.enter_context(pool.lease()) for _ in range(STREAMS_PER_CLIENT + 1)]
+    async with AsyncExitStack() as streams:
+        lent = [await streams.enter_async_context(pool.lease()) for _ in range(STREAMS_PER_CLIENT + 1)]
         assert len(set(map(id, lent))) == len(pool.clients) == 2
-    with pool.lease() as again:
+    async with pool.lease() as again:
         assert again is lent[0]
     await pool.aclose()
     assert all(client.is_closed for client in lent)
@@ -23,10 +27,48 @@ async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_a
     pool = ClientPool()
     assert pool.clients == []
     await pool.aclose()
-    with pool.lease() as client:
+    async with pool.lease() as client:
         assert not client.is_closed
     await pool.aclose()
     await pool.aclose()
+
+
+async def test_a_client_beyond_the_first_is_closed_when_nobody_has_used_it_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ClientPool()
+    async with AsyncExitStack() as most, AsyncExitStack() as one, AsyncExitStack() as last:
+        for _ in range(STREAMS_PER_CLIENT):
+            await most.enter_async_context(pool.lease())
+        await one.enter_async_context(pool.lease())
+        for _ in range(STREAMS_PER_CLIENT):
+            await last.enter_async_context(pool.lease())
+        first, second, third = pool.clients
+        await last.aclose()
+        # Not yet: the next moment may need it.
+        assert pool.clients == [first, second, third]
+        monkeypatch.setattr(_pool, "IDLE_SECONDS", 0)
+        await most.aclose()
+        # The one that is in use stays, and so does the first.
+        assert pool.clients == [first, second]
+        assert [client.is_closed for client in (first, second, third)] == [False, False, True]
+    assert pool.clients == [first]
+    assert second.is_closed
+    await pool.aclose()
+    assert first.is_closed
+
+
+async def test_many_calls_at_once_share_few_clients_and_no_connection_is_left(server: Server, transport: str) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server)
+    for _ in range(2):
+        answers = await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(3 * STREAMS_PER_CLIENT)))
+        assert {text(answer) for answer in answers} == {"Hello"}
+    assert len(provider._pool.clients) == 3
+    assert server.connections == 3 * STREAMS_PER_CLIENT
+    await provider.aclose()
+    async with asyncio.timeout(1):
+        await server.all_closed.wait()
 
 
 def test_each_event_loop_has_its_own_clients() -> None:
@@ -34,7 +76,7 @@ def test_each_event_loop_has_its_own_clients() -> None:
     seen: list[httpx.AsyncClient] = []
 
     async def stream() -> None:
-        with pool.lease() as client:
+        async with pool.lease() as client:
             seen.append(client)
         assert pool.clients == [client]
 
@@ -46,7 +88,46 @@ def test_each_event_loop_has_its_own_clients() -> None:
 async def test_a_client_of_the_users_is_used_and_never_closed() -> None:
     async with httpx.AsyncClient() as own:
         pool = ClientPool(own)
-        with pool.lease() as client:
-            assert client is own
+        async with AsyncExitStack() as streams:
+            for _ in range(STREAMS_PER_CLIENT + 1):
+                assert await streams.enter_async_context(pool.lease()) is own
         await pool.aclose()
         assert not own.is_closed
+
+
+async def test_the_transport_is_httpx_unless_the_environment_or_the_call_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def used(pool: ClientPool) -> str:
+        async with pool.lease() as client:
+            name = type(client).__name__
+        await pool.aclose()
+        return name
+
+    monkeypatch.delenv(TRANSPORT_ENV, raising=False)
+    assert await used(ClientPool()) == "AsyncClient"
+    assert await used(ClientPool(transport="aiohttp")) == "AiohttpClient"
+    monkeypatch.setenv(TRANSPORT_ENV, "aiohttp")
+    assert await used(ClientPool()) == "AiohttpClient"
+    assert await used(ClientPool(transport="httpx")) == "AsyncClient"
+
+
+async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = "'curl' is no transport: transport= and RXLOOP_TRANSPORT take 'httpx' or 'aiohttp'"
+    with pytest.raises(ConfigurationError, match=unknown):
+        openai_chat("m", base_url=server.base_url, transport="curl")  # pyright: ignore[reportArgumentType]
+    monkeypatch.setenv(TRANSPORT_ENV, "curl")
+    assert str((await collect(chat(server).call(REQUEST))).error) == unknown
+    monkeypatch.setitem(__import__("sys").modules, "rxloop.providers._aiohttp", None)
+    missing = (await collect(chat(server, transport="aiohttp").call(REQUEST))).error
+    assert isinstance(missing, ConfigurationError)
+    assert "pip install 'rxloop[fast]'" in str(missing)
+    assert server.requests == []
+
+
+async def test_a_client_of_the_users_and_a_transport_do_not_go_together() -> None:
+    async with httpx.AsyncClient() as own:
+        with pytest.raises(ConfigurationError, match="pass one of them"):
+            openai_chat("m", base_url="http://localhost/v1", http_client=own, transport="httpx")

@@ -14,6 +14,8 @@ from rxloop import errors
 from rxloop.providers import Retry, openai_chat
 from servers import REQUEST, Answer, Reply, Server, chat, collect, delta, serving, sse, text
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 JSON = "application/json"
 HELLO = {"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}
 

@@ -125,7 +125,8 @@ class RequestEncoder:
         kept: tuple[_WireKey, bytes] | None = getattr(message, "_wire", None)
         if kept is not None and kept[0] == self._key:
             return kept[1]
-        encoded = dumps(self._plain_message(message))
+        # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
+        encoded = b"%b" % dumps(self._plain_message(message))
         object.__setattr__(message, "_wire", (self._key, encoded))
         return encoded
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -200,8 +199,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return milliseconds / 1000
     value = headers.get("retry-after", "")
     seconds = _seconds(value)
-    if seconds is not None:
+    if seconds is not None or not value:
         return seconds
+    # Imported where it is needed: hardly any vendor sends a date.
+    from email.utils import parsedate_to_datetime
+
     try:
         date = parsedate_to_datetime(value)
         # Dates in headers are in UTC, also those that do not say so.

@@ -1,10 +1,11 @@
-"""One request to a model and its answer, over httpx. Nothing imports this file before a model is called."""
+"""Requests to a model and their answers, over httpx. Nothing imports this file before a model is called."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import httpx
@@ -26,66 +27,99 @@ ERROR_SECONDS = 2.0
 ERROR_BYTES = 65_536
 
 
-async def exchange(
-    client: httpx.AsyncClient,
-    where: _errors.Endpoint,
-    headers: dict[str, str],
-    body: bytes,
-    answer: ChatAccumulator,
-    gate: Gate | None,
-    timeouts: Timeouts,
-    streamed: bool,
-) -> None:
-    """Send one request and read its answer to the end.
+class Exchange:
+    """Sends the requests of one provider, and reads their answers to the end.
 
     Args:
-        client: The client to use.
-        where: Whom the request goes to.
-        headers: Those of the request.
-        body: That of the request.
-        answer: Takes what comes.
-        gate: Holds the reading back while it is closed.
-        timeouts: How long it may take.
-        streamed: Whether a stream was asked for.
-
-    Raises:
-        ProviderError: There is no answer, or only a part of one.
+        timeouts: How long a request may take.
+        streamed: Whether streams are asked for.
+        lasting: Whether the clients are the library's own. Nobody changes those, so that what all requests have in
+            common is made once; a client of the user's makes each request itself.
     """
-    idle = timeouts.idle if streamed else timeouts.answer
-    limits = httpx.Timeout(connect=timeouts.connect, read=idle, write=idle, pool=timeouts.connect)
-    response = await _send(client, where, headers, body, limits)
-    try:
-        if _is_stream(response, streamed):
-            await _read_stream(response, answer, where, gate)
-        else:
-            answer.whole(await _read_whole(response, where))
-            answer.complete()
-    finally:
-        await response.aclose()
 
+    def __init__(self, timeouts: Timeouts, streamed: bool, lasting: bool) -> None:
+        idle = timeouts.idle if streamed else timeouts.answer
+        self._limits = httpx.Timeout(connect=timeouts.connect, read=idle, write=idle, pool=timeouts.connect)
+        self._streamed = streamed
+        self._lasting = lasting
+        self._made: tuple[str, dict[str, str], httpx.Request] | None = None
 
-async def _send(
-    client: httpx.AsyncClient, where: _errors.Endpoint, headers: dict[str, str], body: bytes, limits: httpx.Timeout
-) -> httpx.Response:
-    """Send the request; the response of a success, its body not yet read."""
-    try:
-        request = client.build_request("POST", where.url, content=body, headers=headers, timeout=limits)
-        # A client of the user's that follows redirects would take the key to another host, where it is in a header that
-        # httpx does not know for one.
-        response = await client.send(request, stream=True, follow_redirects=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise _errors.from_httpx(error, where) from error
-    except RuntimeError as error:
-        if client.is_closed:
-            raise ProviderConnectionError(f"the HTTP client for {where} is closed") from error
-        raise
-    if response.is_success:
-        return response
-    try:
-        found = await _read_error(response)
-    finally:
-        await response.aclose()
-    raise _errors.from_response(response.status_code, response.headers, found, where)
+    async def run(
+        self,
+        client: httpx.AsyncClient,
+        where: _errors.Endpoint,
+        headers: dict[str, str],
+        body: bytes,
+        answer: ChatAccumulator,
+        gate: Gate | None,
+    ) -> None:
+        """Send one request and read its answer.
+
+        Args:
+            client: The client to use.
+            where: Whom the request goes to.
+            headers: Those of the request.
+            body: That of the request.
+            answer: Takes what comes.
+            gate: Holds the reading back while it is closed.
+
+        Raises:
+            ProviderError: There is no answer, or only a part of one.
+        """
+        response = await self._send(client, where, headers, body)
+        try:
+            if _is_stream(response, self._streamed):
+                await _read_stream(response, answer, where, gate)
+            else:
+                answer.whole(await _read_whole(response, where))
+                answer.complete()
+        finally:
+            await response.aclose()
+
+    async def _send(
+        self, client: httpx.AsyncClient, where: _errors.Endpoint, headers: dict[str, str], body: bytes
+    ) -> httpx.Response:
+        """Send the request; the response of a success, its body not yet read."""
+        try:
+            request = self._request(client, where.url, headers, body)
+            # A client of the user's that follows redirects would take the key to another host, where it is in a header
+            # that httpx does not know for one.
+            response = await client.send(request, stream=True, follow_redirects=False)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _errors.from_httpx(error, where) from error
+        except RuntimeError as error:
+            if client.is_closed:
+                raise ProviderConnectionError(f"the HTTP client for {where} is closed") from error
+            raise
+        if response.is_success:
+            return response
+        try:
+            found = await _read_error(response)
+        finally:
+            await response.aclose()
+        raise _errors.from_response(response.status_code, response.headers, found, where)
+
+    def _request(self, client: httpx.AsyncClient, url: str, headers: dict[str, str], body: bytes) -> httpx.Request:
+        if not self._lasting:
+            return client.build_request("POST", url, content=body, headers=headers, timeout=self._limits)
+        made = self._made
+        if made is None or made[0] != url or made[1] != headers:
+            # Reading an address and merging headers takes longer than all else in making a request.
+            first = client.build_request("POST", url, headers=headers, timeout=self._limits)
+            if "cookie" not in headers:
+                first.headers.pop("cookie", None)
+            self._made = made = (url, headers, first)
+        first = made[2]
+        lengthened = first.headers.copy()
+        lengthened["content-length"] = str(len(body))
+        request = httpx.Request(
+            "POST", first.url, headers=lengthened, stream=httpx.ByteStream(body), extensions=first.extensions
+        )
+        request.read()
+        if client.cookies:
+            # Gateways send their clients back to the same machine by one.
+            client.cookies.set_cookie_header(request)
+        return request
 
 
 def _is_stream(response: httpx.Response, asked: bool) -> bool:
@@ -95,7 +129,11 @@ def _is_stream(response: httpx.Response, asked: bool) -> bool:
 
 
 def _bytes(response: httpx.Response) -> AsyncIterator[bytes]:
-    return response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+    if "content-encoding" in response.headers or response.is_stream_consumed:
+        # Consumed, where an event hook of the user's client has read it.
+        return response.aiter_bytes()
+    # What `aiter_raw` reads from: it would do no more here than hand each piece on.
+    return aiter(cast("httpx.AsyncByteStream", response.stream))
 
 
 async def _read_stream(
@@ -108,7 +146,7 @@ async def _read_stream(
     with reading:
         try:
             while True:
-                data = await before_waiting(anext(source), batches.hand_on)
+                data = await before_waiting(anext(source), batches.before_waiting)
                 # Behind the read: this one read waits here, and what comes after it in the socket.
                 if gate is not None and gate.closed and not batches.over:
                     await gate.wait()
@@ -152,6 +190,12 @@ class _Batches:
         if len(self._held) == MOST_CHUNKS:
             self.hand_on()
 
+    def before_waiting(self) -> None:
+        """Read what has been collected; if it was all, what is left in the socket is not waited for much longer."""
+        self.hand_on()
+        if self.over and self._reading.deadline == math.inf:
+            self._reading.deadline = anyio.current_time() + DRAIN_SECONDS
+
     def hand_on(self) -> None:
         """Read what has been collected; a failure is kept until the reading has ended."""
         if not self._held:
@@ -171,8 +215,6 @@ class _Batches:
         except Exception as error:
             self.failure = error
         self.over = self._answer.done or self.failure is not None
-        if self.over:
-            self._reading.deadline = anyio.current_time() + DRAIN_SECONDS
 
     def end(self) -> None:
         """Read what is left: there is no more."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
 
 TEMPLATE_TOKENS = (
     # ChatML
@@ -46,6 +48,30 @@ TEMPLATE_TOKENS = (
 _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 
 
+@dataclass(frozen=True, slots=True)
+class _Tails:
+    """What a text may end with: the same for all texts that the same tokens come off."""
+
+    tokens: tuple[str, ...]
+    """The tokens, the longest first."""
+    halves: frozenset[str]
+    """The starts of them."""
+    reach: int
+    """The length of the longest start."""
+    marks: frozenset[str]
+    """The characters that they begin with."""
+
+
+@cache
+def _tails(tokens: tuple[str, ...]) -> _Tails:
+    return _Tails(
+        tokens=tuple(sorted(set(tokens), key=len, reverse=True)),
+        halves=frozenset(token[:size] for token in tokens for size in range(1, len(token))),
+        reach=max(map(len, tokens), default=1) - 1,
+        marks=frozenset(token[0] for token in tokens),
+    )
+
+
 class TailStripper:
     """Takes the control tokens off the very end of a text that comes in pieces.
 
@@ -54,9 +80,7 @@ class TailStripper:
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self._tokens = tuple(sorted(set(tokens), key=len, reverse=True))
-        self._halves = frozenset(token[:size] for token in self._tokens for size in range(1, len(token)))
-        self._reach = max(map(len, self._tokens), default=1) - 1
+        self._tails = _tails(tuple(tokens))
         self._held = ""
 
     @property
@@ -67,14 +91,14 @@ class TailStripper:
     @property
     def marks(self) -> frozenset[str]:
         """The characters that tokens begin with: a piece without any passes an idle stripper as it is."""
-        return frozenset(token[0] for token in self._tokens)
+        return self._tails.marks
 
     def feed(self, text: str) -> str:
         """What is sure to belong to the text after this much more of it."""
         text = self._held + text
-        end = len(text)
-        for at in range(max(0, end - self._reach), end):
-            if text[at:] in self._halves:
+        end, halves = len(text), self._tails.halves
+        for at in range(max(0, end - self._tails.reach), end):
+            if text[at:] in halves:
                 end = at
                 break
         end = self._without_tokens(text, end)
@@ -87,8 +111,9 @@ class TailStripper:
         return text[: self._without_tokens(text, len(text))]
 
     def _without_tokens(self, text: str, end: int) -> int:
-        while text.endswith(self._tokens, 0, end):
-            end -= next(len(token) for token in self._tokens if text.endswith(token, 0, end))
+        tokens = self._tails.tokens
+        while text.endswith(tokens, 0, end):
+            end -= next(len(token) for token in tokens if text.endswith(token, 0, end))
         return end
 
 

@@ -41,8 +41,8 @@ class AnswerText:
             TagSplitter(rules.thought_tags, thinks_first=rules.thinks_first) if rules.thought_tags else None
         )
         self._stripper = TailStripper(rules.strip) if rules.strip else None
-        marks = {"<"} if rules.thought_tags else set[str]()
-        self._marks = tuple(marks if self._stripper is None else marks | self._stripper.marks)
+        marks = frozenset("<" if rules.thought_tags else "")
+        self._marks = marks if self._stripper is None else marks | self._stripper.marks
         self._idle = self._splitter is None or self._splitter.idle
         self._content: list[str] = []
         self._reasoning: list[str] = []

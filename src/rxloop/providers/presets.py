@@ -102,7 +102,10 @@ class Preset:
             ConfigurationError: There is none, or it is no http address.
         """
         given = os.environ.get(self.url_env, "").strip() if self.url_env else ""
-        url = _completed(given, self.base_url or "") if given else self.base_url
+        try:
+            url = _completed(given, self.base_url or "") if given else self.base_url
+        except ValueError as error:
+            raise ConfigurationError(f"{self.url_env} is {given!r}, which is no address: {error}") from error
         if url is None:
             variable = f"set {self.url_env}, or " if self.url_env else ""
             raise ConfigurationError(f"the endpoint {self.name!r} has no address: {variable}pass base_url=")
@@ -134,8 +137,13 @@ def checked_url(url: str) -> str:
     Raises:
         ConfigurationError: It is no http address.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        # The port is read when it is asked for.
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
         raise ConfigurationError(f"{url!r} is no address of an endpoint: give one like 'http://localhost:8000/v1'")
     return url.rstrip("/")
 
