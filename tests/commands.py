@@ -20,6 +20,9 @@ SOURCE = Path(__file__).parents[1] / "src"
 TOOLS = '''
 import asyncio
 import os
+from typing import Annotated
+
+from pydantic import Field
 
 from rxloop import Agent, RunContext, tool
 
@@ -45,6 +48,13 @@ async def book(ctx: RunContext[None], hotel: str) -> str:
 
 
 @tool
+async def rate(ctx: RunContext[None]) -> str:
+    """Rate the room."""
+    stars = await ctx.ask("How many stars?", answer=Annotated[int, Field(ge=1, le=5)])
+    return f"{stars} stars"
+
+
+@tool
 async def wait(ctx: RunContext[None]) -> str:
     """Wait until a file is there."""
     ctx.progress("begun")
@@ -64,7 +74,7 @@ async def resist(ctx: RunContext[None]) -> str:
             pass
 
 
-tools = [get_weather, pay, book, wait, resist]
+tools = [get_weather, pay, book, rate, wait, resist]
 number = 5
 
 
@@ -83,7 +93,7 @@ def rule(conversation: Conversation) -> Reply | None:
         raise KeyError("broken")
     if "escape" in question:
         return Reply(text="\x1b[31mred\x1b[0m\x07")
-    results = [call.result for call in conversation.calls if call.name in ("pay", "book", "wait", "resist")]
+    results = [call.result for call in conversation.calls if call.name in ("pay", "book", "rate", "wait", "resist")]
     if results:
         return Reply(text=f"Done: {', '.join(map(str, results))}.")
     calls: list[tuple[str, dict[str, Any]]] = []
@@ -91,7 +101,7 @@ def rule(conversation: Conversation) -> Reply | None:
         calls.append(("pay", {"amount": 5}))
     if "book" in question:
         calls.append(("book", {"hotel": "Bristol"}))
-    for name in ("wait", "resist"):
+    for name in ("rate", "wait", "resist"):
         if name in question:
             return Reply(text="Let me see. ", calls=[(name, {})])
     return Reply(calls=calls) if calls else None
@@ -140,6 +150,13 @@ class Place:
         # The checker takes any further option for one that could make texts of the bytes.
         popen: Any = subprocess.Popen
         return popen(command, cwd=self.folder, env=self.env, **options)
+
+    def shell(self, line: str) -> subprocess.CompletedProcess[bytes]:
+        """A line of bash, in which `rxloop` is the command."""
+        script = f'rxloop() {{ "{sys.executable}" -m rxloop "$@"; }}; {line}'
+        return subprocess.run(
+            ["bash", "-c", script], cwd=self.folder, env=self.env, capture_output=True, check=False, timeout=30
+        )
 
     def rows(self, *arguments: str) -> list[dict[str, Any]]:
         """What `rxloop runs --json` says."""

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import orjson
 import pytest
 
 from commands import SOURCE, Place
-
-LIMIT = 10
+from terminals import LIMIT, Terminal
 
 
 def until(read: Callable[[], bytes], wanted: str) -> str:
@@ -38,59 +34,6 @@ def until(read: Callable[[], bytes], wanted: str) -> str:
 def from_pipe(pipe: IO[bytes] | None) -> Callable[[], bytes]:
     assert pipe is not None
     return lambda: os.read(pipe.fileno(), 4096)
-
-
-class Terminal:
-    """A person at a terminal, with the command in it."""
-
-    def __init__(self, place: Place, *arguments: str, **options: Any) -> None:
-        self._master, slave = pty.openpty()
-        self._unseen = ""
-        self.colours = False
-        place.env["PYTHONFAULTHANDLER"] = "1"
-        streams = {name: slave for name in ("stdin", "stdout", "stderr") if name not in options}
-        # The terminal is the controlling one, so that Ctrl-C becomes a signal.
-        options |= {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
-        self.process = place.process(*arguments, **streams, **options)
-        os.close(slave)
-
-    def sees(self, wanted: str) -> None:
-        """Wait until that is on the screen, behind what was seen before."""
-        while wanted not in self._unseen:
-            assert self._more(), self._unseen
-        self._unseen = self._unseen.partition(wanted)[2]
-
-    def types(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def presses(self, key: str) -> None:
-        """Press a key until something comes of it: readline does not see a signal that comes before it waits."""
-        self.types(key)
-        while not select.select([self._master], [], [], 0.5)[0]:
-            self.types(key)
-
-    def leaves(self) -> tuple[int, str]:
-        """The exit code, and what was written since."""
-        while self._more():
-            pass
-        code = self.process.wait(LIMIT)
-        os.close(self._master)
-        return code, self._unseen
-
-    def _more(self) -> bool:
-        if not select.select([self._master], [], [], LIMIT)[0]:
-            # It says where it stands, and that is worth more than the wait.
-            self.process.send_signal(signal.SIGABRT)
-            self.process.wait(LIMIT)
-            raise AssertionError(f"nothing more comes after {self._unseen!r}: {os.read(self._master, 65536).decode()}")
-        try:
-            got = os.read(self._master, 4096).decode(errors="replace")
-        except OSError:
-            # What Linux says when nobody has the other end open any more.
-            return False
-        self.colours |= "\x1b[3" in got
-        self._unseen += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", got)
-        return bool(got)
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -220,6 +163,24 @@ def test_at_a_terminal_the_person_is_asked(place: Place) -> None:
     assert [event["value"] for event in place.events() if event["kind"] == "input-received"] == [True, "Ann"]
 
 
+def test_an_answer_that_does_not_fit_is_asked_for_again(place: Place) -> None:
+    terminal = Terminal(place, "run", "Please rate.", "--tools", "kit:tools")
+    terminal.sees("How many stars?\r\n> ")
+    for typed, said in (
+        ("many", "'many' is no JSON; type something like 1"),
+        ("", "type something like 1"),
+        ("3.5", "the value is to be a JSON integer, not 3.5"),
+        ("9", "the value is to be at most 5, not 9"),
+    ):
+        terminal.types(f"{typed}\n")
+        terminal.sees(said)
+        terminal.sees("> ")
+    terminal.types("4\n")
+    code, said = terminal.leaves()
+    assert code == 0
+    assert "Done: 4 stars." in said
+
+
 def test_who_does_not_answer_can_do_it_later(place: Place) -> None:
     terminal = Terminal(place, "run", "Please pay.", "--tools", "kit:tools")
     terminal.sees("> ")
@@ -293,3 +254,109 @@ def test_every_line_of_json_is_written_when_it_comes(place: Place) -> None:
     (place.folder / "go").touch()
     process.communicate(timeout=LIMIT)
     assert process.returncode == 0
+
+
+def test_a_chat_reasons_by_the_strategy_that_it_was_given(place: Place) -> None:
+    terminal = Terminal(place, "chat", "--strategy", "chain-of-thought")
+    terminal.sees("> ")
+    terminal.types("2 + 2\n")
+    terminal.sees("completed")
+    terminal.sees("> ")
+    terminal.types("/quit\n")
+    code, said = terminal.leaves()
+    assert code == 0
+    assert "--strategy chain-of-thought" in said
+    assert place.events()[0]["strategy"] == "chain_of_thought"
+
+
+def test_a_strategy_that_does_not_exist_is_said_before_the_first_question(place: Place) -> None:
+    code, said = Terminal(place, "chat", "--strategy", "magic").leaves()
+    assert code == 2
+    assert "there is no strategy 'magic'" in said
+
+
+def test_ctrl_c_before_the_first_token_cancels(place: Place) -> None:
+    # Whoever calls is let in, and gets no answer.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1#m"
+        terminal = Terminal(place, "run", "Hi", "--model", url)
+        while "waiting for the model" not in "".join(terminal.statuses):
+            terminal.reads()
+        terminal.types("\x03")
+        code, said = terminal.leaves()
+    assert code == 130
+    assert "cancelled" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "2>&-"])
+def test_a_stream_that_is_closed_from_the_beginning_is_no_matter(place: Place, stream: str) -> None:
+    done = place.shell(f'rxloop run "2 + 2" {stream}')
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["protocol", "models --json", "strategies", "doctor", "export last", "show last", "--help"],
+)
+def test_head_gets_its_line_and_nothing_is_said(place: Place, line: str) -> None:
+    place.run("run", "2 + 2")
+    done = place.shell(f"rxloop {line} | head -1")
+    assert done.stdout.count(b"\n") == 1
+    assert done.stderr.count(b"\n") <= 1
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_one_line(place: Place) -> None:
+    done = place.shell("rxloop models > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr == b"rxloop: reading or writing failed: No space left on device\n"
+
+
+def test_a_question_in_another_encoding_is_taken_as_far_as_it_can_be_read(place: Place) -> None:
+    done = place.shell("rxloop run $'caf\\xe9 2 + 2'")
+    assert done.returncode == 0
+    assert place.rows()[0]["question"] == "caf\ufffd 2 + 2"
+
+
+@pytest.mark.parametrize("env", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}])
+def test_a_terminal_that_knows_no_umlauts_gets_something_like_them_and_loses_nothing(
+    place: Place, env: dict[str, str]
+) -> None:
+    place.env |= {"PYTHONUTF8": "0", **env}
+    done = place.shell("rxloop run 'Compare the weather in Oslo and Bergen. (café)' --tools kit:get_weather")
+    assert done.returncode == 0
+    assert b"Oslo is warmer than Bergen, by 5 'C." in done.stdout
+    assert b'> get_weather(city="Oslo")' in done.stderr
+    (done.stdout + done.stderr).decode("ascii")
+    assert place.rows()[0]["question"] == "Compare the weather in Oslo and Bergen. (café)"
+
+
+def test_what_is_typed_in_a_chat_keeps_its_umlauts_in_any_terminal(place: Place) -> None:
+    place.env |= {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    terminal = Terminal(place, "chat")
+    terminal.sees("> ")
+    terminal.types("café 2 + 2\n")
+    terminal.sees("completed")
+    terminal.sees("> ")
+    terminal.types("\x04")
+    assert terminal.leaves()[0] == 0
+    assert place.rows()[0]["question"] == "café 2 + 2"
+
+
+def test_what_is_no_text_is_refused_with_the_place_of_it(place: Place) -> None:
+    done = place.shell("printf 'abc\\xff' | rxloop run")
+    assert done.returncode == 2
+    assert done.stderr == b"rxloop: stdin is no UTF-8 text: byte 0xff at 3; convert it first, as iconv does\n"
+
+
+def test_a_tool_that_fails_is_a_line_with_its_place_and_no_traceback(place: Place) -> None:
+    (place.folder / "broken.py").write_text(
+        'def get_weather(city: str) -> str:\n    """The weather in a city."""\n    raise RuntimeError("no service")\n'
+    )
+    done = place.shell("rxloop run 'Weather in Oslo?' --tools broken:get_weather")
+    assert done.returncode == 0
+    assert b"! the tool get_weather failed: RuntimeError: no service (" in done.stderr
+    assert b"broken.py, line 3)\n" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -13,13 +13,19 @@ from rxloop import Event, StageEvent, StatusUpdateEvent, TaskEvent
 from rxloop.testing import OfflineModel
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
+MAKERS = """
+async def late(): ...
+def fails(): raise RuntimeError("no db")
+def wants(x): ...
+"""
 ANSWER = "Oslo is warmer than Bergen, by 5 °C. In Oslo it is 18 °C, rain. In Bergen it is 13 °C, rain.\n"
 
 
 @pytest.fixture(autouse=True)
 def fresh_modules() -> None:
     """Each test has a `kit` of its own."""
-    sys.modules.pop("kit", None)
+    for name in ("kit", "makers"):
+        sys.modules.pop(name, None)
 
 
 def test_stdout_is_the_answer_and_stderr_what_led_to_it(place: Place) -> None:
@@ -94,10 +100,20 @@ def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: Offli
         (("--model", "zai:glm-4.7"), {}, "zai:glm-4.7 needs a key: export ZAI_API_KEY=..., "),
         (("--model", "nobody:x"), {}, "nobody"),
         (("--base-url", "http://localhost:1/v1"), {"RXLOOP_MODEL": ""}, "--base-url needs the name of a model"),
+        (("--base-url", "http://[bad", "--model", "x"), {}, "'http://[bad' is no address of an endpoint"),
+        (("--base-url", "http://h:99999", "--model", "x"), {}, "'http://h:99999' is no address of an endpoint"),
+        (("--model", "http://[bad#x"), {}, "'http://[bad' is no address of an endpoint"),
+        (("--model", "ollama:x"), {"OLLAMA_HOST": "http://[bad"}, "OLLAMA_HOST is 'http://[bad', which is no address"),
+        (("--model", "azure:x"), {"AZURE_OPENAI_API_KEY": "k"}, "set AZURE_OPENAI_ENDPOINT"),
         (("--tools", "kit"), {}, "--tools 'kit': write module:object"),
         (("--tools", "nothing_here:x"), {}, "there is no module 'nothing_here' in "),
         (("--tools", "kit:x"), {}, "kit has no 'x'"),
-        (("--tools", "kit:number"), {}, "5"),
+        (("--tools", "kit:number"), {}, "--tools kit:number: a tool is a function"),
+        (("--tools", "leaves:x"), {}, "--tools 'leaves:x': leaves cannot be imported: SystemExit: 3 ("),
+        (("--agent", "leaves:x"), {}, "--agent 'leaves:x': leaves cannot be imported: SystemExit: 3 ("),
+        (("--agent", "makers:late"), {}, "--agent 'makers:late' is an async function"),
+        (("--agent", "makers:fails"), {}, "--agent 'makers:fails' gave no agent: RuntimeError: no db ("),
+        (("--agent", "makers:wants"), {}, "gave no agent: TypeError: wants() missing 1 required"),
         (("--agent", "kit:number"), {}, "it must be an Agent"),
         (("--agent", "kit:agent", "--tools", "kit:tools"), {}, "--tools goes with no --agent"),
         (("--context", "x", "--no-log"), {}, "--context needs the database"),
@@ -106,6 +122,8 @@ def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: Offli
 def test_wrong_options_are_one_line_exit_code_2_and_no_database(
     place: Place, arguments: tuple[str, ...], env: dict[str, str], said: str
 ) -> None:
+    (place.folder / "leaves.py").write_text("raise SystemExit(3)\n")
+    (place.folder / "makers.py").write_text(MAKERS)
     done = place.run("run", "Hi", *arguments, code=2, **env)
     assert said in done.stderr
     assert done.stderr.startswith("rxloop: ")

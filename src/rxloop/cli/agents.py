@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import shlex
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 from rxloop.agent import Agent
+from rxloop.cli.terminal import failure
 from rxloop.errors import ConfigurationError
 from rxloop.protocols import EventLog, Provider
 from rxloop.providers import PRESETS, OpenAIChat, openai_chat, resolve_model
@@ -31,7 +32,12 @@ class AgentOptions:
 
     def flags(self) -> str:
         """The same, to be typed again: what the log does not know of a run."""
-        given = [("--agent", self.agent), *(("--tools", each) for each in self.tools), ("--base-url", self.base_url)]
+        given = [
+            ("--agent", self.agent),
+            *(("--tools", each) for each in self.tools),
+            ("--base-url", self.base_url),
+            ("--strategy", self.strategy),
+        ]
         if self.base_url:
             given.append(("--model", self.model))
         return "".join(f" {name} {shlex.quote(value)}" for name, value in given if value)
@@ -45,6 +51,11 @@ class AgentOptions:
         Raises:
             ConfigurationError: The options name nothing, or do not go together.
         """
+        if self.strategy is not None:
+            # A name that is none is said before the first question.
+            from rxloop.strategies import by_name
+
+            by_name(self.strategy)
         if self.agent is not None:
             if self.tools:
                 raise ConfigurationError("--tools goes with no --agent: that agent has tools of its own")
@@ -53,7 +64,14 @@ class AgentOptions:
             return Ready(_load_agent(self.agent), model, model)
         model = self._provider(recorded)
         # Everybody sees the thoughts, and nobody the calls that make them.
-        return Ready(Agent(model, tools=self.load_tools(), thoughts=Thoughts(hidden=True)), None, model)
+        thoughts = Thoughts(hidden=True)
+        if not self.tools:
+            return Ready(Agent(model, thoughts=thoughts), None, model)
+        tools = self.load_tools()
+        try:
+            return Ready(Agent(model, tools=tools, thoughts=thoughts), None, model)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--tools {' '.join(self.tools)}: {error}") from error
 
     def load_tools(self) -> list[AnyTool]:
         """The tools that `--tools` names."""
@@ -77,7 +95,7 @@ class AgentOptions:
             there = "".join(f" ({key} is set: --model {name})" for key, name in list(keys.items())[:1])
             raise ConfigurationError(f"no model is named: add --model zai:glm-4.7, or set RXLOOP_MODEL{there}")
         try:
-            return _with_key(resolve_model(model))
+            return _with_address(_with_key(resolve_model(model)))
         except ConfigurationError as error:
             if self.model is not None:
                 raise
@@ -128,14 +146,10 @@ def load(reference: str, option: str) -> Any:
         sys.path.insert(0, str(folder))
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
             raise ConfigurationError(f"{option} {reference!r}: there is no module {module!r} in {folder}") from error
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigurationError(
-            f"{option} {reference!r}: {place} cannot be imported: {type(error).__name__}: {error} "
-            f"({at.filename}, line {at.lineno})"
-        ) from error
+        raise ConfigurationError(f"{option} {reference!r}: {place} cannot be imported: {failure(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigurationError(f"{option} {reference!r}: {place} has no {part!r}")
@@ -145,13 +159,29 @@ def load(reference: str, option: str) -> Any:
 
 def _load_agent(reference: str) -> Agent[Any, Any]:
     found = load(reference, "--agent")
+    if inspect.iscoroutinefunction(found):
+        raise ConfigurationError(f"--agent {reference!r} is an async function: make the agent in one without async")
     if callable(found) and not isinstance(found, type):
-        found = found()
+        try:
+            found = found()
+        except Exception as error:
+            raise ConfigurationError(f"--agent {reference!r} gave no agent: {failure(error)}") from error
     if not isinstance(found, Agent):
         raise ConfigurationError(
             f"--agent {reference!r} is {found!r}: it must be an Agent, or a function that gives one"
         )
     return cast("Agent[Any, Any]", found)
+
+
+def _with_address(provider: Provider) -> Provider:
+    """The provider, if the environment says right where its endpoint is.
+
+    Raises:
+        ConfigurationError: The address is missing, or is none.
+    """
+    if isinstance(provider, OpenAIChat) and provider.preset.name in PRESETS:
+        provider.preset.url()
+    return provider
 
 
 def _with_key(provider: Provider) -> Provider:

@@ -1,37 +1,94 @@
-"""The application: its commands, each from a file of its own."""
+"""The application: its commands, each from a file of its own that is read when the command is called."""
 
 from __future__ import annotations
 
+import codecs
+import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+from typing_extensions import override
 
 from rxloop._version import __version__
-from rxloop.cli.diff import diff
-from rxloop.cli.fork import fork
-from rxloop.cli.graph import graph
-from rxloop.cli.mcp import mcp
-from rxloop.cli.resume import resume
-from rxloop.cli.run import chat, run
-from rxloop.cli.runs import runs
-from rxloop.cli.show import replay, show
-from rxloop.cli.strategies import strategies
-from rxloop.cli.transfer import export, import_
+from rxloop.cli import extra_needed
+
+
+class _Command(NamedTuple):
+    place: str
+    """The module and the object in it."""
+    help: str
+    """The first line of the command's own help: `rxloop --help` reads none of the modules."""
+
+
+COMMANDS = {
+    "run": _Command("run:run", "Ask a model."),
+    "chat": _Command("chat:chat", "Talk with a model."),
+    "runs": _Command("runs:runs", "List the runs, newest first."),
+    "show": _Command("show:show", "Show what is on record of a run."),
+    "replay": _Command("show:replay", "Show a run once more as it was seen live."),
+    "resume": _Command("resume:resume", "Go on with a run."),
+    "fork": _Command("fork:fork", "Begin a new run with a part of another one."),
+    "diff": _Command("diff:diff", "Show where two runs first differ, and what each cost."),
+    "graph": _Command("graph:graph", "Draw the thoughts of a run."),
+    "export": _Command("transfer:export", "Write the events of a run as JSON, one a line."),
+    "import": _Command("transfer:import_", "Take runs over from a file."),
+    "models": _Command("models:models", "List the models that can be named, and which keys are set."),
+    "strategies": _Command("strategies:strategies", "List the reasoning strategies, or show the stages of one."),
+    "protocol": _Command("protocol:protocol", "List the kinds of events, or the fields of one."),
+    "doctor": _Command("doctor:doctor", "Look whether everything is there that rxloop needs."),
+    "mcp": _Command("mcp:mcp", "Serve tools to clients of the Model Context Protocol."),
+}
+"""The commands by their names, in the order of the help."""
+
+
+class _Group(TyperGroup):
+    """Commands that are imported when they are called."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        # What a mistyped name is compared with.
+        self.commands = cast("dict[str, Any]", dict.fromkeys(COMMANDS))
+
+    @override
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _loaded(cmd_name)
+        return self.commands.get(cmd_name)
+
+    @override
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+
+
+def _loaded(name: str) -> Any:
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    with extra_needed():
+        found = getattr(import_module(f"rxloop.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        return get_command(found)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name)(found)
+    return get_command(alone)
+
 
 app = typer.Typer(
     name="rxloop",
+    cls=_Group,
     help="Run agents whose runs are streams of events, and look at those that ran.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # What draws boxes around the help takes longer to import than everything else here.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for each in (run, chat, runs, show, replay, resume, fork, diff, graph, export, strategies):
-    app.command()(each)
-app.command("import")(import_)
-app.add_typer(mcp, name="mcp")
 
 
 def _version(wanted: bool) -> None:
@@ -49,10 +106,26 @@ def root(
     """Run agents whose runs are streams of events, and look at those that ran."""
 
 
-def command() -> None:
+_PLAIN = {"→": ">", "←": "<", "…": "~", "·": "*", "✗": "x", "├": "|", "└": "`", "─": "-", "│": "|", "°": "'"}
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """What a terminal gets that does not know a sign: something like it, or a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = "".join(_PLAIN.get(char, char) for char in error.object[error.start : error.end])
+    return text.encode("ascii", "replace").decode("ascii"), error.end
+
+
+def command(arguments: Sequence[str] | None = None) -> None:
     """The command, as a process."""
-    for stream in (sys.stdout, sys.stderr):
+    codecs.register_error("rxloop", _plain)
+    # Python has nothing in the place of a stream that was closed by whoever called it.
+    sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    # Bytes that are no text are for whoever reads them to complain about.
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "rxloop"), (sys.stderr, "rxloop")):
         if isinstance(stream, TextIOWrapper):
-            # A terminal that knows no arrows gets question marks.
-            stream.reconfigure(errors="replace")
-    app(prog_name="rxloop")
+            cast("TextIOWrapper[Any]", stream).reconfigure(errors=errors)
+    app(arguments, prog_name="rxloop")

@@ -8,7 +8,7 @@ import typer
 
 from rxloop.cli import options
 from rxloop.cli.agents import AgentOptions
-from rxloop.cli.options import ThoughtLevel, pairs
+from rxloop.cli.options import ThoughtLevel, as_text, pairs
 from rxloop.cli.session import Session, exit_code
 from rxloop.cli.store import find_run, first_event, opened
 from rxloop.cli.terminal import running
@@ -54,7 +54,9 @@ def fork(
             made = given.make(recorded=first.model if first is not None else None)
             session = Session(thoughts, json, log, db, given.flags())
             async with made.logging_to(log) as ready:
-                forked = ready.agent.fork(record.task_id, at, prompt=prompt, results=changed or None, model=ready.model)
-                return exit_code(await session.carry_out(ready.agent, forked))
+                forked = ready.agent.fork(
+                    record.task_id, at, prompt=prompt and as_text(prompt), results=changed or None, model=ready.model
+                )
+                return exit_code(await session.carry_out(ready, forked))
 
     running(main())

@@ -12,7 +12,13 @@ from rxloop.cli.terminal import fail, running, say
 from rxloop.errors import ConfigurationError
 from rxloop.eventlog import SqliteSessionStore
 
-mcp = typer.Typer(no_args_is_help=True, help="Serve tools to clients of the Model Context Protocol.")
+mcp = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Serve tools to clients of the Model Context Protocol.",
+)
 
 
 @mcp.callback()

@@ -73,7 +73,15 @@ Strategy = Annotated[
     str | None,
     typer.Option("--strategy", metavar="NAME", help="How to reason: see `rxloop strategies`.", show_default=False),
 ]
+Context = Annotated[
+    str | None, typer.Option("--context", metavar="ID", help="A conversation to go on with.", show_default=False)
+]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Leave no trace in the database.")]
+
+
+def as_text(given: str) -> str:
+    """What was typed, whatever the encoding of the terminal is said to be; what is no UTF-8 becomes question marks."""
+    return given.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
@@ -84,7 +92,7 @@ def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for text in given or ():
-        name, sign, value = text.partition("=")
+        name, sign, value = as_text(text).partition("=")
         if not sign or not name:
             raise ConfigurationError(f"{option} {text!r}: write NAME=JSON")
         try:

@@ -10,12 +10,13 @@ import typer
 
 from rxloop.cli import options
 from rxloop.cli.agents import AgentOptions
+from rxloop.cli.answers import ask
 from rxloop.cli.options import ThoughtLevel, pairs
 from rxloop.cli.runs import ago
 from rxloop.cli.session import CODES, Session, exit_code
 from rxloop.cli.session import show as write_live
 from rxloop.cli.store import find_run, first_event, opened, short_id
-from rxloop.cli.terminal import FAILED, WAITS, ask, asks, running, say
+from rxloop.cli.terminal import FAILED, WAITS, asks, running, say
 from rxloop.events import Event, PendingInput
 from rxloop.protocols import EventLog, RunRecord
 from rxloop.replay import replay
@@ -61,10 +62,11 @@ def resume(
             made = given.make(recorded=first.model if first is not None else None)
             async with made.logging_to(log) as ready:
                 recorded = first.strategy if first is not None and first.strategy in STRATEGIES else None
+                chosen = strategy or recorded
                 taken_up = ready.agent.resume(
-                    record.task_id, inputs=answers or None, model=ready.model, strategy=strategy or recorded
+                    record.task_id, inputs=answers or None, model=ready.model, strategy=chosen
                 )
-                return exit_code(await session.carry_out(ready.agent, taken_up))
+                return exit_code(await session.carry_out(ready, taken_up, chosen))
 
     running(main())
 
@@ -75,7 +77,7 @@ async def _asked(
     """The answers of the person at the terminal; without one, what is to be done."""
     if asks() and not session.json:
         return ask(pending)
-    session.list_pending(await short_id(log, record.task_id), pending)
+    session.list_pending(await short_id(log, record.task_id) or record.task_id, pending)
     return None
 
 

@@ -9,12 +9,12 @@ from typing import Annotated, NamedTuple
 
 import orjson
 import typer
-from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from rxloop.cli import options
 from rxloop.cli.store import find_context, first_event, opened, short_ids
-from rxloop.cli.terminal import running, say, width, write
+from rxloop.cli.table import table
+from rxloop.cli.terminal import running, say, write
 from rxloop.protocols import EventLog, RunRecord
 from rxloop.thinking.drawing import one_line
 
@@ -100,18 +100,7 @@ def _table(rows: Sequence[_Row]) -> Text:
         )
         for row in rows
     ]
-    widths = [max(cell_len(line[place]) for line in (head, *cells)) for place in range(len(head))]
-    left = width() - sum(widths[:-1]) - 2 * (len(widths) - 1)
-    widths[-1] = min(widths[-1], max(left, 20))
-    text = Text()
-    for number, line in enumerate((head, *cells)):
-        for place, (cell, size) in enumerate(zip(line, widths, strict=True)):
-            if cell_len(cell) > size:
-                cell = set_cell_size(cell, size - 1).rstrip() + "…"
-            style = "dim" if not number else _COLOURS.get(cell, "yellow") if place == 2 else ""
-            text.append(set_cell_size(cell, size) + "  " if place < len(widths) - 1 else cell, style)
-        text.append("\n")
-    return text
+    return table(head, cells, lambda place, cell: _COLOURS.get(cell, "yellow") if place == 2 else "")
 
 
 def ago(timestamp: int, now: float | None = None) -> str:

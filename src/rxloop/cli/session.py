@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 from rich.text import Text
 
-from rxloop.agent import Agent
+from rxloop.cli.agents import Ready
+from rxloop.cli.answers import ask, example
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import clean, question
+from rxloop.cli.status import status
 from rxloop.cli.store import short_id
-from rxloop.cli.terminal import CANCELLED, FAILED, WAITS, ask, asks, say, write, write_json
+from rxloop.cli.terminal import CANCELLED, FAILED, WAITS, asks, say, status_line, write, write_json
 from rxloop.cli.views import live
 from rxloop.errors import AttemptError
 from rxloop.events import Event, PendingInput
@@ -28,6 +29,8 @@ from rxloop.result import Result
 from rxloop.run import Run
 from rxloop.stream.stream import Stream
 
+_ERASED = b"\x1b[J"
+"""What takes the status line away."""
 CODES = {"completed": 0, "canceled": CANCELLED, "input-required": WAITS, "auth-required": WAITS}
 
 
@@ -45,8 +48,8 @@ class Session:
     chatting: bool = False
     """The next question comes at once: nothing is said of a run that went well."""
 
-    async def carry_out(self, agent: Agent[Any, Any], run: Run[Any]) -> Result[Any]:
-        """Show a run to its end; the person at the terminal is asked what it asks."""
+    async def carry_out(self, ready: Ready, run: Run[Any], strategy: str | None = None) -> Result[Any]:
+        """Show a run to its end; the person at the terminal is asked what it asks, and it goes on as it began."""
         while True:
             result = await self._watch(run)
             if result.state != "input-required" or self.json or not asks():
@@ -54,7 +57,7 @@ class Session:
             inputs = ask(result.pending)
             if inputs is None:
                 break
-            run = agent.resume(result.task_id, inputs=inputs)
+            run = ready.agent.resume(result.task_id, inputs=inputs, model=ready.model, strategy=strategy)
         await self._close(result)
         return result
 
@@ -62,11 +65,27 @@ class Session:
         with _interrupts(run.cancel):
             # The run ends with what shows it: a pipe whose reader has left is no reason to ask the model on.
             async with run:
-                await show(run.events, self.thoughts, json=self.json)
+                with self._status(run):
+                    await show(run.events, self.thoughts, json=self.json)
                 try:
                     return await run
                 except AttemptError as error:
                     return error.result
+
+    @contextmanager
+    def _status(self, run: Run[Any]) -> Generator[None]:
+        """Show what the run is doing below what it writes, where somebody sits at a terminal."""
+        line = None if self.json else status_line()
+        if line is None:
+            yield
+            return
+        line.begin()
+        subscription = run.pipe(status()).subscribe(line.show)
+        try:
+            yield
+        finally:
+            subscription.dispose()
+            line.hide()
 
     async def _close(self, result: Result[Any]) -> None:
         if not self.json and self.thoughts is not ThoughtLevel.none and len(result.thoughts):
@@ -74,7 +93,7 @@ class Session:
         if self.log is None:
             return
         name = await short_id(self.log, result.task_id)
-        if result.state == "completed" and self.chatting:
+        if name is None or (result.state == "completed" and self.chatting):
             return
         if result.state == "completed":
             say(f"rxloop show {name}{self.place}")
@@ -90,7 +109,7 @@ class Session:
         say(f"the run {name} waits for {'an answer' if len(pending) == 1 else f'{len(pending)} answers'}:")
         for each in pending:
             say(Text.assemble(f"  {each.input_id}  ", question(each)))
-        inputs = " ".join(f"--input {shlex.quote(f'{each.input_id}={_example(each)}')}" for each in pending)
+        inputs = " ".join(f"--input {shlex.quote(f'{each.input_id}={example(each)}')}" for each in pending)
         say(f"go on with: rxloop resume {name}{self.place}{self.flags} {inputs}")
 
     @property
@@ -125,7 +144,7 @@ def _interrupts(cancel: Callable[[str], None]) -> Generator[None]:
         nonlocal pressed
         if pressed:
             # Nothing is waited for, which is safe: what the log acknowledged is in it.
-            os.write(2, b"left without waiting\n")
+            os.write(2, _ERASED * (status_line() is not None) + b"left without waiting\n")
             os._exit(CANCELLED)
         pressed = True
         # Not here: the signal may have come in the middle of a write to the same stream.
@@ -141,11 +160,3 @@ def _interrupts(cancel: Callable[[str], None]) -> Generator[None]:
 def exit_code(result: Result[Any]) -> int:
     """What the command says to the shell."""
     return CODES.get(result.state, FAILED)
-
-
-def _example(pending: PendingInput) -> str:
-    """An answer of the right form."""
-    if pending.options:
-        return orjson.dumps(pending.options[0], default=str).decode()
-    kinds = {"boolean": "true", "integer": "1", "number": "1.5", "array": "[]", "object": "{}"}
-    return kinds.get(str(pending.answer_schema.get("type")), '"..."')

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import platformdirs
 
 from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.eventlog import SqliteEventLog
+from rxloop.eventlog._database import BUSY_SECONDS, errors_of
 from rxloop.events import TaskEvent
 from rxloop.protocols import EventLog, RunRecord
 
@@ -36,16 +38,37 @@ async def opened(database: Path | None, *, write: bool = False) -> AsyncGenerato
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise EventLogError(f"the folder of the database {path} cannot be made: {error.strerror}") from error
+            raise EventLogError(
+                f"the folder of the database {path} cannot be made: {error.strerror}; "
+                "--db or RXLOOP_DB names another one"
+            ) from error
     elif not path.exists():
         raise EventLogError(
             f"there are no runs yet: {path} does not exist. rxloop run makes it; --db or RXLOOP_DB names another one"
         )
     log = SqliteEventLog(path)
     try:
+        if write:
+            await check_writable(log, path)
         yield log
     finally:
         await log.aclose()
+
+
+async def check_writable(log: EventLog, path: Path) -> None:
+    """Find out whether runs can be kept before a model is asked, and paid, for nothing.
+
+    Raises:
+        EventLogError: The file cannot be written, or is another program's.
+    """
+    # What is no log of ours is refused here, before it is touched.
+    await log.runs(context_id="")
+    with errors_of(path), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        connection.execute("BEGIN IMMEDIATE")
+        # A file that is read-only lets a transaction begin, and refuses the first thing to be written.
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("ROLLBACK")
 
 
 async def find_run(log: EventLog, given: str) -> RunRecord:
@@ -110,10 +133,10 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
     return short
 
 
-async def short_id(log: EventLog, task_id: str) -> str:
-    """The end of the run's id that can be typed in its place."""
+async def short_id(log: EventLog, task_id: str) -> str | None:
+    """The end of the run's id that can be typed in its place; None if the log does not have the run."""
     ids = [record.task_id for record in await log.runs()]
-    return short_ids(ids).get(task_id, task_id)
+    return short_ids(ids).get(task_id)
 
 
 async def first_event(log: EventLog, task_id: str) -> TaskEvent | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter
 
-from rxloop.cli.terminal import fail
-from rxloop.errors import RxloopError
+from rxloop.cli.terminal import told, write
 from rxloop.thinking.flow import STRATEGIES, StrategyDefinition, strategy
 
 _WIDTH = 100
@@ -47,15 +45,13 @@ def strategies(
     format: Annotated[StrategyFormat, typer.Option("--format", "-f", help="How to write it.")] = StrategyFormat.text,
 ) -> None:
     """List the reasoning strategies, or show the stages of one."""
-    try:
+    with told():
         found = [_find(name)] if name is not None else list(STRATEGIES.values())
-    except RxloopError as error:
-        fail(error)
-    if name is None and format is StrategyFormat.text:
-        text = "\n\n".join(map(_summary, found)) + "\n"
-    else:
-        text = "\n".join(_WRITERS[format](each).rstrip("\n") + "\n" for each in found)
-    sys.stdout.write(text)
+        if name is None and format is StrategyFormat.text:
+            text = "\n\n".join(map(_summary, found)) + "\n"
+        else:
+            text = "\n".join(_WRITERS[format](each).rstrip("\n") + "\n" for each in found)
+        write(text)
 
 
 def _find(name: str) -> StrategyDefinition:

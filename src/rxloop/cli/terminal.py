@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
-from collections.abc import Coroutine, Sequence
+import traceback
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
-import orjson
 import typer
 from rich.console import Console
 from rich.text import Text
+from typing_extensions import override
 
-from rxloop.cli.render import question
+from rxloop.cli.options import as_text
+from rxloop.cli.statusline import StatusLine
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError
-from rxloop.events import Event, PendingInput
+from rxloop.events import Event
 from rxloop.thinking.drawing import one_line
 
 FAILED = 1
@@ -25,7 +30,8 @@ CANCELLED = 130
 
 _OUT = Console(highlight=False, markup=False, emoji=False)
 _ERR = Console(highlight=False, markup=False, emoji=False, stderr=True)
-_YES_OR_NO = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
+_STATUS = StatusLine(_ERR)
+_OURS = str(Path(__file__).parents[1])
 
 
 def write(text: Text | str, *, beside: bool = False) -> None:
@@ -35,7 +41,8 @@ def write(text: Text | str, *, beside: bool = False) -> None:
         text: With its own line ends.
         beside: On stderr, so that what goes to a file or a pipe is the answer alone.
     """
-    (_ERR if beside else _OUT).print(text, end="", soft_wrap=True)
+    with _STATUS.aside(text):
+        (_ERR if beside else _OUT).print(text, end="", soft_wrap=True)
 
 
 def say(text: Text | str) -> None:
@@ -55,28 +62,97 @@ def width() -> int:
     return _OUT.width if _OUT.is_terminal else 10_000
 
 
+def colours() -> str:
+    """What the terminal is taken to be able to."""
+    return f"colours: {_OUT.color_system or 'none'}" + (" (NO_COLOR is set)" if _OUT.no_color else "")
+
+
 def asks() -> bool:
     """Whether somebody sits at a terminal and can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def running(main: Coroutine[Any, Any, int | None]) -> None:
-    """Run a command to its end; an error is a line on stderr, and the exit code says what it was."""
+def status_line() -> StatusLine | None:
+    """The line below what is written; None where the answer goes to no terminal, or to one that cannot move back."""
+    # Not by what rich says: FORCE_COLOR lets it take any pipe for a terminal.
+    there = sys.stdout.isatty() and sys.stderr.isatty()
+    return _STATUS if there and not _ERR.is_dumb_terminal and not _ERR.legacy_windows else None
+
+
+@contextmanager
+def told() -> Generator[None]:
+    """Make of an error a line on stderr, and the exit code that says what it was.
+
+    Raises:
+        typer.Exit: There was one.
+    """
     try:
-        code = asyncio.run(main)
+        yield
+        # What cannot be written is said here, and not by the interpreter when it ends.
+        sys.stdout.flush()
     except RxloopError as error:
         fail(error)
     except KeyboardInterrupt:
         raise typer.Exit(CANCELLED) from None
     except BrokenPipeError:
-        # The reader has left, as `head` does. What the interpreter still wants to flush goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_quietly()
         raise typer.Exit(FAILED) from None
     except OSError as error:
-        fail(RxloopError(f"{error.filename or 'reading or writing'}: {error.strerror or error}"))
-    else:
-        if code:
-            raise typer.Exit(code)
+        _leave_quietly()
+        fail(RxloopError(f"{error.filename or 'reading or writing failed'}: {error.strerror or error}"))
+
+
+@contextmanager
+def logged() -> Generator[None]:
+    """Show what rxloop logs, and not in the manner of a program without a terminal."""
+    logger, handler = logging.getLogger("rxloop"), LogLines(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _leave_quietly() -> None:
+    """What cannot be written any more, since the reader has left, as `head` does, or the disk is full, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+
+
+def running(main: Coroutine[Any, Any, int | None]) -> None:
+    """Run a command to its end; an error is a line on stderr, and the exit code says what it was."""
+    with told(), logged():
+        code = asyncio.run(main)
+    if code:
+        raise typer.Exit(code)
+
+
+class LogLines(logging.Handler):
+    """What rxloop logs, as lines beside the answer: of a traceback the place where it happened."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            said += f": {failure(error)}"
+        # In the middle of an answer, on a line of its own.
+        if _STATUS.column:
+            say("")
+        say(Text(f"! {one_line(said, 2_000)}", "yellow"))
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong in a module of the user's, and where."""
+    said = f"{type(error).__name__}: {error}"
+    trace = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not trace or trace[-1].filename.startswith(_OURS):
+        return said
+    return f"{said} ({trace[-1].filename}, line {trace[-1].lineno})"
 
 
 def report(error: RxloopError) -> None:
@@ -90,53 +166,31 @@ def fail(error: RxloopError) -> NoReturn:
     Raises:
         typer.Exit: Always.
     """
-    report(error)
+    # Nobody may be there to read it any more; the exit code says it then.
+    with suppress(BrokenPipeError):
+        report(error)
     raise typer.Exit(USAGE if isinstance(error, ConfigurationError | InvalidInput) else FAILED) from error
 
 
-def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
-    """The answers of the person at the terminal; None if there is nobody who wants to answer."""
-    answers: dict[str, Any] = {}
-    for each in pending:
-        say(question(each))
-        while True:
-            write("> ", beside=True)
-            try:
-                given = input().strip()
-            except (EOFError, KeyboardInterrupt):
-                say("")
-                return None
-            try:
-                answers[each.input_id] = read_answer(given, each)
-                break
-            except ConfigurationError as error:
-                say(str(error))
-    return answers
-
-
-def read_answer(given: str, pending: PendingInput) -> Any:
-    """What a person typed, as the kind of value that was asked for.
+def read_all(name: str = "stdin") -> str:
+    """What comes through the pipe.
 
     Raises:
-        ConfigurationError: It cannot be read as that.
+        ConfigurationError: It is no text.
     """
-    if pending.options is not None:
-        for option in pending.options:
-            if given in (str(option), orjson.dumps(option, default=str).decode()):
-                return option
-        if given.isdigit() and 1 <= int(given) <= len(pending.options):
-            return pending.options[int(given) - 1]
-        raise ConfigurationError(f"{given!r} is none of them: type one, or its place, from 1 on")
-    if pending.input_kind == "confirmation":
-        if given.lower() not in _YES_OR_NO:
-            raise ConfigurationError("please answer yes or no")
-        return _YES_OR_NO[given.lower()]
-    if pending.input_kind == "text":
-        return given
+    data = sys.stdin.buffer.read()
     try:
-        return orjson.loads(given)
-    except orjson.JSONDecodeError:
-        wanted = pending.answer_schema.get("type")
-        if wanted in (None, "string"):
-            return given
-        raise ConfigurationError(f"this is to be JSON of the type {wanted}; a text stands in quotes") from None
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{name} is no UTF-8 text: byte {data[error.start]:#04x} at {error.start}; convert it first, as iconv does"
+        ) from error
+
+
+def read_line(prompt: str = "") -> str:
+    """A line that a person types, whatever the encoding of the terminal is said to be.
+
+    Raises:
+        EOFError: Nothing more comes.
+    """
+    return as_text(input(prompt).strip())

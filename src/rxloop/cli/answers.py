@@ -1,0 +1,115 @@
+"""What a run waits for, asked of the person at the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from rxloop.cli.render import question
+from rxloop.cli.terminal import read_line, say, write
+from rxloop.errors import ConfigurationError
+from rxloop.events import PendingInput
+from rxloop.json_schema import misfit
+
+_YES_OR_NO = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
+_SAMPLES: Mapping[str, Any] = {
+    "boolean": True,
+    "integer": 1,
+    "number": 1.5,
+    "array": [],
+    "object": {},
+    "string": "...",
+    "null": None,
+}
+
+
+def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
+    """The answers of the person at the terminal; None if there is nobody who wants to answer."""
+    answers: dict[str, Any] = {}
+    for each in pending:
+        say(question(each))
+        while True:
+            write("> ", beside=True)
+            try:
+                given = read_line()
+            except (EOFError, KeyboardInterrupt):
+                say("")
+                return None
+            try:
+                answers[each.input_id] = read_answer(given, each)
+                break
+            except ConfigurationError as error:
+                say(str(error))
+    return answers
+
+
+def read_answer(given: str, pending: PendingInput) -> Any:
+    """What a person typed, as the kind of value that was asked for.
+
+    Raises:
+        ConfigurationError: It cannot be read as that.
+    """
+    if pending.options is not None:
+        for option in pending.options:
+            if given in (str(option), orjson.dumps(option, default=str).decode()):
+                return option
+        if given.isdecimal() and 1 <= int(given) <= len(pending.options):
+            return pending.options[int(given) - 1]
+        raise ConfigurationError(f"{given!r} is none of them: type one, or its place, from 1 on")
+    if pending.input_kind == "confirmation":
+        if given.lower() not in _YES_OR_NO:
+            raise ConfigurationError("please answer yes or no")
+        return _YES_OR_NO[given.lower()]
+    if pending.input_kind == "text":
+        return given
+    return _read_data(given, pending)
+
+
+def _read_data(given: str, pending: PendingInput) -> Any:
+    """JSON, or a text where one is wanted and the quotes were left out."""
+    schema = pending.answer_schema
+    like = f"type something like {example(pending)}"
+    try:
+        value = orjson.loads(given)
+    except orjson.JSONDecodeError:
+        if given and misfit(given, schema) is None:
+            return given
+        raise ConfigurationError(f"{given!r} is no JSON; {like}" if given else like) from None
+    wrong = misfit(value, schema)
+    if wrong is None:
+        return value
+    # A house number is digits, and a text all the same.
+    if misfit(given, schema) is None:
+        return given
+    raise ConfigurationError(f"{wrong}; {like}")
+
+
+def example(pending: PendingInput) -> str:
+    """An answer of the right form, as JSON."""
+    value = pending.options[0] if pending.options else _sample(pending.answer_schema, pending.answer_schema)
+    return orjson.dumps(value, default=str).decode()
+
+
+def _sample(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
+    """A value that fits a schema, as far as its types go."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        schema = root.get("$defs", {}).get(reference.rpartition("/")[2], {})
+    for name in ("const", "default"):
+        if name in schema:
+            return schema[name]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
+        return _sample(options[0], root, depth)
+    kind = schema.get("type", "string")
+    # A model may hold itself.
+    if depth < 4 and kind == "object":
+        properties = schema.get("properties", {})
+        return {name: _sample(properties.get(name, {}), root, depth + 1) for name in schema.get("required", ())}
+    if depth < 4 and kind == "array" and schema.get("items"):
+        return [_sample(schema["items"], root, depth + 1)]
+    return max(_SAMPLES[kind], schema.get("minimum", 0)) if kind in ("integer", "number") else _SAMPLES.get(kind, "...")

@@ -1,0 +1,63 @@
+"""What `rxloop run` and `rxloop chat` begin with: an agent, its log, and a conversation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rxloop.cli.agents import AgentOptions, Ready
+from rxloop.cli.options import ThoughtLevel
+from rxloop.cli.session import Session
+from rxloop.cli.store import find_context, first_event, opened
+from rxloop.errors import ConfigurationError
+from rxloop.eventlog import MemoryEventLog
+from rxloop.protocols import EventLog
+
+
+@dataclass(frozen=True, slots=True)
+class Conversing:
+    """What was said on the command line of how runs are made, shown and kept."""
+
+    given: AgentOptions
+    thoughts: ThoughtLevel
+    json: bool
+    context: str | None
+    db: Path | None
+    no_log: bool
+    chatting: bool = False
+
+    @contextlib.asynccontextmanager
+    async def begin(self) -> AsyncGenerator[tuple[Ready, Session, str]]:
+        """An agent with its log, how its runs are shown, and the id of the conversation."""
+        if self.no_log and self.context is not None:
+            raise ConfigurationError("--context needs the database, and --no-log leaves it out")
+        async with contextlib.AsyncExitStack() as stack:
+            log: EventLog
+            context: str | None = None
+            if self.context is not None:
+                log = await stack.enter_async_context(opened(self.db))
+                context = await find_context(log, self.context)
+                made = self.given.make(recorded=await _last_model(log, context))
+            else:
+                # The agent comes first: who has mistyped a model gets no empty database.
+                made = self.given.make()
+                # A run that asks something goes on in a second attempt, which reads the first.
+                log = MemoryEventLog() if self.no_log else await stack.enter_async_context(opened(self.db, write=True))
+            ready = await stack.enter_async_context(made.logging_to(log))
+            kept = None if self.no_log else log
+            session = Session(self.thoughts, self.json, kept, self.db, self.given.flags(), chatting=self.chatting)
+            yield ready, session, context or _new_context()
+
+
+async def _last_model(log: EventLog, context_id: str) -> str | None:
+    records = await log.runs(context_id=context_id)
+    event = await first_event(log, records[-1].task_id)
+    return event.model if event is not None else None
+
+
+def _new_context() -> str:
+    import uuid6
+
+    return str(uuid6.uuid7())

@@ -1,0 +1,161 @@
+"""`rxloop doctor`: what is there, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from rxloop._version import __version__
+from rxloop.cli import options
+from rxloop.cli.finding import Finding, Findings, Grade
+from rxloop.cli.installed import installed
+from rxloop.cli.models import key_state, without_secrets
+from rxloop.cli.network import endpoint, reached
+from rxloop.cli.render import many
+from rxloop.cli.store import check_writable, default_database
+from rxloop.cli.terminal import FAILED, colours, say, told, width, write
+from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.eventlog import SqliteEventLog
+from rxloop.providers import PRESETS
+
+_MARKS = {Grade.good: ("✓", "green"), Grade.note: ("·", "dim"), Grade.bad: ("✗", "bold red")}
+_ENVIRONMENT = ("RXLOOP_TRANSPORT", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+
+
+def doctor(
+    check_network: Annotated[
+        str | None,
+        typer.Option(
+            "--check-network",
+            metavar="MODEL",
+            help="Call the endpoint of this model too. No model is asked, nothing is paid.",
+            show_default=False,
+        ),
+    ] = None,
+    db: options.Database = None,
+) -> None:
+    """Look whether everything is there that rxloop needs.
+
+    What is only missing, such as an extra, is told with the line that brings it. Exit codes: 0 all that is needed is
+    there, 1 something is broken.
+    """
+    with told():
+        broken = 0
+        for title, findings in _parts(check_network, db):
+            write(Text(f"{title}\n", "bold"))
+            for finding in findings:
+                broken += finding.grade is Grade.bad
+                _write(finding)
+        if not broken:
+            write(Text("\nall that is needed is there\n", "green"))
+    if broken:
+        say(Text(f"\n{broken} {'thing is' if broken == 1 else 'things are'} broken: see the lines with ✗", "bold red"))
+        raise typer.Exit(FAILED)
+
+
+def _parts(model: str | None, db: Path | None) -> Iterator[tuple[str, Findings]]:
+    yield "rxloop", _program()
+    yield "packages", installed()
+    yield "models", _models()
+    yield "runs", _database(db)
+    yield "terminal", _terminal()
+    if model is not None:
+        yield "network", asyncio.run(reached(model))
+
+
+def _write(finding: Finding) -> None:
+    mark, style = _MARKS[finding.grade]
+    write(Text.assemble("  ", (mark, style), f" {finding.says}\n"))
+    if finding.hint:
+        write(Text(f"      {finding.hint}\n", "yellow" if finding.grade is Grade.bad else "dim"))
+
+
+def _program() -> Findings:
+    place = Path(__file__).parents[1]
+    yield Finding(Grade.good, f"rxloop {__version__} in {place}")
+    yield Finding(Grade.good, f"Python {platform.python_version()} at {sys.executable}, {platform.platform()}")
+
+
+def _models() -> Findings:
+    keys = [preset.key_env for preset in PRESETS.values() if preset.key() is not None]
+    if keys:
+        yield Finding(Grade.good, f"keys are set: {', '.join(map(str, keys))}")
+    else:
+        hint = "export ZAI_API_KEY=..., or one of those that `rxloop models` lists; servers on this machine need none"
+        yield Finding(Grade.note, "no key is set", hint)
+    chosen = os.environ.get("RXLOOP_MODEL")
+    if chosen:
+        yield _chosen(chosen)
+    else:
+        yield Finding(Grade.note, "RXLOOP_MODEL is not set", "export RXLOOP_MODEL=zai:glm-4.7 saves --model each time")
+    for name in _ENVIRONMENT:
+        if value := os.environ.get(name) or os.environ.get(name.lower()):
+            yield Finding(Grade.note, f"{name} is {without_secrets(value)}")
+
+
+def _chosen(model: str) -> Finding:
+    """Whether the model of the environment can be asked."""
+    shown = without_secrets(model)
+    try:
+        preset, _ = endpoint(model)
+    except ConfigurationError as error:
+        return Finding(Grade.bad, f"RXLOOP_MODEL is {shown}", str(error))
+    if key_state(preset) == "not set":
+        return Finding(Grade.bad, f"RXLOOP_MODEL is {shown}", f"it needs a key: export {preset.key_env}=...")
+    return Finding(Grade.good, f"RXLOOP_MODEL is {shown}")
+
+
+def _database(given: Path | None) -> Findings:
+    path = given or default_database()
+    if not path.exists():
+        yield _new_database(path)
+        return
+    try:
+        number = asyncio.run(_runs(path))
+    except RxloopError as error:
+        yield Finding(Grade.bad, f"{path} cannot be used", str(error))
+        return
+    size = path.stat().st_size / 1_000_000
+    yield Finding(Grade.good, f"{path}: {many(number, 'run')}, {size:.1f} MB")
+
+
+async def _runs(path: Path) -> int:
+    log = SqliteEventLog(path)
+    try:
+        await check_writable(log, path)
+        return len(await log.runs())
+    finally:
+        await log.aclose()
+
+
+def _new_database(path: Path) -> Finding:
+    """Whether the file can be made that is not there yet; it is not made."""
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return Finding(
+            Grade.bad, f"{path} cannot be made: {folder} cannot be written", "name another with --db or RXLOOP_DB"
+        )
+    return Finding(Grade.good, f"{path} is not there yet; the first run makes it")
+
+
+def _terminal() -> Findings:
+    streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
+    kinds = (f"{name} is a {'terminal' if each.isatty() else 'pipe or file'}" for name, each in streams.items())
+    yield Finding(Grade.good, ", ".join(kinds))
+    if sys.stdout.isatty():
+        dumb = "" if os.environ.get("TERM") not in (None, "dumb", "unknown") else "; TERM names none that can move back"
+        yield Finding(Grade.good, f"{width()} columns, {colours()}{dumb}")
+    encoding = (sys.stdout.encoding or "").lower()
+    if encoding.replace("-", "") == "utf8":
+        yield Finding(Grade.good, "texts are written as UTF-8")
+    else:
+        hint = "signs that it does not know become others or '?': export LANG=C.UTF-8, or PYTHONUTF8=1"
+        yield Finding(Grade.note, f"texts are written as {encoding}", hint)

@@ -1,0 +1,87 @@
+"""Whether the endpoint of a model can be reached."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+
+from rxloop.cli.finding import Finding, Findings, Grade
+from rxloop.cli.models import without_secrets
+from rxloop.errors import ConfigurationError
+from rxloop.providers import OpenAIChat, Preset, resolve_model
+from rxloop.providers.presets import checked_url
+
+if TYPE_CHECKING:
+    import httpx
+
+SECONDS = 5.0
+"""How long the endpoint has to answer."""
+
+
+async def reached(model: str) -> Findings:
+    """What the endpoint of the model says when it is asked for its models: that costs nothing."""
+    try:
+        preset, url = endpoint(model)
+    except ConfigurationError as error:
+        return [Finding(Grade.bad, f"{without_secrets(model)} is no model that can be called", str(error))]
+    return [await _called(preset, url + "/models", model)]
+
+
+def endpoint(model: str) -> tuple[Preset, str]:
+    """What is particular about the endpoint of a model string, and its address.
+
+    Raises:
+        ConfigurationError: There is no such model, or it has no address.
+    """
+    provider = resolve_model(model)
+    # A string is always resolved to one of these.
+    preset = cast("OpenAIChat", provider).preset
+    return preset, checked_url(model.partition("#")[0]) if "://" in model else preset.url()
+
+
+async def _called(preset: Preset, url: str, model: str) -> Finding:
+    import httpx
+
+    key = preset.key()
+    bearer = preset.key_header == "authorization"
+    headers = {} if key is None else {preset.key_header: f"Bearer {key}" if bearer else key}
+    shown = without_secrets(url)
+    begun = time.monotonic()
+    try:
+        async with httpx.AsyncClient(timeout=SECONDS) as client:
+            answer = await client.get(url, headers={**preset.headers, **headers})
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        said = str(error) or type(error).__name__
+        hint = preset.hint or "see whether the address is right, and whether a proxy stands between (HTTPS_PROXY)"
+        return Finding(Grade.bad, f"{shown} does not answer: {said}", hint)
+    took = f"{shown} answers {answer.status_code}, in {time.monotonic() - begun:.2f} s"
+    return _answered(preset, model, took, answer)
+
+
+def _answered(preset: Preset, model: str, took: str, answer: httpx.Response) -> Finding:
+    status = answer.status_code
+    if status in (401, 403):
+        hint = f"set {preset.key_env} to a key that is valid there" if preset.key_env else "it wants a key"
+        return Finding(Grade.bad, f"{took}: it does not take the key", hint)
+    if status >= 500:
+        return Finding(Grade.bad, took, "the vendor has a failure: try again later")
+    if status != 200:
+        # Not every endpoint lists its models; that it answers is what was asked.
+        return Finding(Grade.good, f"{took}: it is there, and does not list its models")
+    known = _names(answer.content)
+    name = model.rpartition("#")[2] if "://" in model else model.partition(":")[2] or str(preset.default_model)
+    if known and name not in known:
+        listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
+        return Finding(Grade.note, f"{took}, and does not list {name!r}", f"it lists {listed}")
+    return Finding(Grade.good, took)
+
+
+def _names(body: bytes) -> set[str]:
+    """The ids of the models in an answer."""
+    try:
+        found: Any = orjson.loads(body)
+        return {str(each["id"]).removeprefix("models/") for each in found["data"]}
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return set()

@@ -1,0 +1,164 @@
+"""`rxloop doctor`: what is there, what is broken, and what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+
+import httpx
+import pytest
+
+from commands import Place
+from rxloop.cli.finding import Grade
+from rxloop.cli.installed import fits
+from rxloop.cli.network import _answered
+from rxloop.eventlog import _database
+from rxloop.providers import PRESETS
+from rxloop.testing import OfflineModel
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """As if those packages were not installed."""
+    version: Callable[[str], str] = importlib.metadata.version
+
+    def find(name: str) -> str:
+        if name in packages:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", find)
+
+
+def test_where_nothing_is_broken_it_is_exit_code_0_and_leaves_no_trace(place: Place) -> None:
+    done = place.run("doctor")
+    assert "✗" not in done.output
+    assert done.stdout.endswith("\nall that is needed is there\n")
+    assert f"{place.database} is not there yet; the first run makes it" in done.stdout
+    assert not place.database.exists()
+
+
+def test_a_database_with_runs_is_said_with_their_number(place: Place) -> None:
+    place.run("run", "2 + 2")
+    assert f"✓ {place.database}: 1 run, " in place.run("doctor").stdout
+
+
+def test_an_extra_that_is_missing_is_no_fault_and_is_told_with_its_line(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "mcp", "pyyaml")
+    said = place.run("doctor").stdout
+    assert '[mcp] servers for MCP clients: mcp is not installed\n      pip install "rxloop[mcp]"' in said
+    assert 'pip install "rxloop[yaml]"' in said
+    assert "dev" not in said.replace("/dev", "")
+
+
+def test_a_package_that_is_needed_and_missing_is_a_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "orjson")
+    done = place.run("doctor", code=1)
+    assert "✗ orjson is not installed" in done.stdout
+    assert "1 thing is broken" in done.stderr
+
+
+def test_a_package_that_is_too_old_is_a_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "5.1.2" if name == "reactivex" else version(name))
+    said = place.run("doctor", code=1).stdout
+    assert "reactivex is 5.1.2 and should be " in said
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "fit"),
+    [
+        ("6.1.0", "<7,>=6", True),
+        ("6.0", ">=6", True),
+        ("5.9.9", ">=6,<7", False),
+        ("7.0.0", ">=6,<7", False),
+        ("0.28.1", "<1,>=0.28", True),
+        ("2024.1.12", ">=2024.1.12", True),
+        ("2.13.0rc1", ">=2.12,<3", True),
+        ("0.17.5", "==0.17.5", True),
+        ("0.17.6", "==0.17.5", False),
+        ("1", "", True),
+    ],
+)
+def test_a_version_fits_a_range_by_its_numbers(version: str, wanted: str, fit: bool) -> None:
+    assert fits(version, wanted) is fit
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"RXLOOP_MODEL": "zai:glm-4.7"}, "it needs a key: export ZAI_API_KEY=..."),
+        ({"RXLOOP_MODEL": "nobody:x"}, "unknown provider 'nobody'"),
+        ({"RXLOOP_MODEL": "azure:x", "AZURE_OPENAI_API_KEY": "k"}, "set AZURE_OPENAI_ENDPOINT"),
+        ({"RXLOOP_MODEL": "ollama:x", "OLLAMA_HOST": "http://[bad"}, "OLLAMA_HOST is 'http://[bad'"),
+    ],
+)
+def test_a_model_of_the_environment_that_cannot_be_asked_is_a_fault(
+    place: Place, env: dict[str, str], said: str
+) -> None:
+    assert said in place.run("doctor", code=1, **env).stdout
+
+
+def test_a_database_of_another_program_is_a_fault_and_stays_as_it_is(place: Place) -> None:
+    with closing(sqlite3.connect(place.database)) as connection:
+        connection.execute("CREATE TABLE mine (a)")
+    before = place.database.read_bytes()
+    assert "is the database of another program" in place.run("doctor", code=1).stdout
+    assert place.database.read_bytes() == before
+
+
+def test_a_database_that_another_process_holds_is_a_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.run("run", "2 + 2")
+    monkeypatch.setattr("rxloop.cli.store.BUSY_SECONDS", 0.05)
+    assert _database.BUSY_SECONDS > 0.05
+    with closing(sqlite3.connect(place.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert "database is locked" in place.run("doctor", code=1).stdout
+        # And no model is asked for nothing.
+        done = place.run("run", "2 + 2", code=1)
+    assert "database is locked" in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_endpoint_that_answers_is_said(place: Place, offline: OfflineModel) -> None:
+    asked = len(offline.requests)
+    said = place.run("doctor", "--check-network", f"{offline.base_url}#offline").stdout
+    assert f"✓ {offline.base_url}/models answers 200, in " in said
+    assert len(offline.requests) == asked
+
+
+def test_a_model_that_the_endpoint_does_not_list_is_a_note(place: Place, offline: OfflineModel) -> None:
+    said = place.run("doctor", "--check-network", f"{offline.base_url}#none").stdout
+    assert "does not list 'none'" in said
+    assert "it lists offline" in said
+
+
+def test_an_endpoint_where_nobody_listens_is_a_fault_with_what_to_do(place: Place) -> None:
+    done = place.run("doctor", "--check-network", "ollama:qwen3", code=1, OLLAMA_HOST="http://127.0.0.1:9")
+    assert "✗ http://127.0.0.1:9/v1/models does not answer: " in done.stdout
+    assert "Start it with `ollama serve`." in done.stdout
+
+
+def test_a_network_check_of_no_model_is_a_fault(place: Place) -> None:
+    assert "unknown provider 'nobody'" in place.run("doctor", "--check-network", "nobody:x", code=1).stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "grade", "said"),
+    [
+        (200, b'{"data": [{"id": "models/glm-4.7"}]}', Grade.good, "took"),
+        (200, b'{"data": [{"id": "glm-5"}]}', Grade.note, "it lists glm-5"),
+        (200, b"<html>", Grade.good, "took"),
+        (401, b"", Grade.bad, "set ZAI_API_KEY to a key that is valid there"),
+        (403, b"", Grade.bad, "it does not take the key"),
+        (404, b"", Grade.good, "does not list its models"),
+        (503, b"", Grade.bad, "try again later"),
+    ],
+)
+def test_what_an_endpoint_answers_is_judged(status: int, body: bytes, grade: Grade, said: str) -> None:
+    found = _answered(PRESETS["zai"], "zai", "took", httpx.Response(status, content=body))
+    assert found.grade is grade
+    assert said in f"{found.says}; {found.hint}"
