@@ -197,6 +197,14 @@ def test_a_history_with_a_call_or_an_answer_alone_is_refused_with_its_place(hist
         Agent(ScriptedModel()).run(history)
 
 
+@pytest.mark.parametrize("prompt", ["A caf\udce9?", Message.user("A caf\udce9?"), [Message.user("A caf\udce9?")]])
+async def test_half_a_character_in_a_prompt_becomes_one_that_can_be_sent_and_kept(prompt: Any) -> None:
+    model = ScriptedModel("Yes.")
+    result = await Agent(model, log=MemoryEventLog()).run(prompt)
+    assert result.output == "Yes."
+    assert model.requests[0].messages[0].content == "A caf\ufffd?"
+
+
 async def test_a_history_whose_calls_are_answered_is_taken() -> None:
     history = ["Hi", asks("a", "b"), Message.tool("b", "1"), Message.tool("a", "2"), "And?"]
 

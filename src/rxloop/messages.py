@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from mimetypes import guess_type
 from os import PathLike
@@ -54,6 +55,7 @@ class Wire(BaseModel):
         return made
 
 
+@cache
 def _field_docstrings(cls: type) -> dict[str, str]:
     """What stands in the source below each annotated name of a class."""
     if not issubclass(cls, Wire):
@@ -268,6 +270,8 @@ def _message(item: Any, place: str) -> Message:
         raise ConfigurationError(f"{place} is {item!r}: give a text, or a message such as Message.user(...)")
     if item.role == "user" and not item.content:
         raise ConfigurationError(f"{place} is empty: give a text, or leave it out")
+    if isinstance(item.content, str) and readable(item.content) is not item.content:
+        return item.model_copy(update={"content": readable(item.content)})
     return item
 
 
