@@ -47,9 +47,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
                 except Exception as error:
                     observer.on_error(error)
                     return
-                connect(
-                    answered, observer.on_next, observer.on_error, observer.on_completed, scheduler, connections
-                )
+                connect(answered, observer.on_next, observer.on_error, observer.on_completed, scheduler, connections)
 
             connect(source, on_next, observer.on_error, on_completed, scheduler, connections)
             return connections
