@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 
 _ORDINARY = "x"
 _OPENING = re.compile(r"\n[ \t>]*+(?:(`{3,}+)[^`\n]*+|(~{3,}+)[^\n]*+)(?=\n)")
@@ -19,7 +20,7 @@ class Fences:
     """
 
     def __init__(self) -> None:
-        self.unread: list[str] = []
+        self.unread = StringIO()
         self._fence = ""
         """The run that opened the block."""
         self._line = ""
@@ -28,7 +29,7 @@ class Fences:
 
     def in_code(self) -> bool:
         """Whether a tag that came now would be in code."""
-        if text := "".join(self.unread):
+        if text := self.unread.getvalue():
             if self._line in ("", _ORDINARY) and "`" not in text and "~" not in text:
                 # Nothing that begins or ends a block: all that matters is whether a run may still begin this line.
                 end = text.rfind("\n") + 1
@@ -37,7 +38,7 @@ class Fences:
             elif self._line != _ORDINARY or "\n" in text:
                 self._scan(f"\n{self._line}{text}")
             self._last = text[-1]
-            self.unread.clear()
+            self.unread = StringIO()
         return bool(self._fence) or self._line.startswith(("```", "~~~")) or self._last == "`"
 
     def _scan(self, text: str) -> None:

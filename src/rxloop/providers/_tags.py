@@ -100,7 +100,7 @@ class TagSplitter:
 
     def passed(self, text: str) -> None:
         """Take note of a piece without a `<` that went past an idle splitter; cheaper than `feed`, and the same."""
-        self._fences.unread.append(text)
+        self._fences.unread.write(text)
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are sure after this much more text."""
@@ -110,7 +110,7 @@ class TagSplitter:
             text = self._held + text
         elif "<" not in text:
             if self._open is None:
-                self._fences.unread.append(text)
+                self.passed(text)
             return [self._taken(text)] if text else []
         return self._read(text, end=False)
 
@@ -169,13 +169,13 @@ class TagSplitter:
             at = found.start()
             tag = tags.opening.match(text, at, at + LONGEST_TAG)
             if tag is not None or (not end and self._may_open(text, at)):
-                fences.unread.append(text[noted:at])
+                fences.unread.write(text[noted:at])
                 noted = at
                 if not fences.in_code():
                     return at, tag
             at += 1
         stop = len(text) if end else _half_name(text, at, tags)
-        fences.unread.append(text[noted:stop])
+        fences.unread.write(text[noted:stop])
         return stop, None
 
     def _find_closing(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:

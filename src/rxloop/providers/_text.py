@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import StringIO
 
 from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent
 from rxloop.providers._sanitize import TailStripper
@@ -44,20 +45,23 @@ class AnswerText:
         marks = frozenset("<" if rules.thought_tags else "")
         self._marks = marks if self._stripper is None else marks | self._stripper.marks
         self._idle = self._splitter is None or self._splitter.idle
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+        # Not lists of pieces: each string of a few letters would take seventy bytes.
+        self._content = StringIO()
+        self._reasoning = StringIO()
+        self._reasons = False
+        self._deltas = 0
         self._thoughts = 0
         self._thought_deltas = 0
 
     @property
     def content(self) -> str:
         """The text of the message so far: the deltas, joined."""
-        return "".join(self._content)
+        return self._content.getvalue()
 
     @property
     def reasoning(self) -> str:
         """What the vendor itself gave as reasoning."""
-        return "".join(self._reasoning)
+        return self._reasoning.getvalue()
 
     def write(self, text: str) -> None:
         """Take a piece of the text."""
@@ -71,18 +75,17 @@ class AnswerText:
             else:
                 if self._splitter is not None:
                     self._splitter.passed(text)
-                content = self._content
-                content.append(text)
-                self._push(text_delta(ContentDeltaEvent, text, len(content) - 1, self._step))
+                self._delta(text)
                 return
         self._strip(text)
 
     def think(self, text: str) -> None:
         """Take a piece of the vendor's own reasoning."""
         if text:
-            if not self._reasoning and self._splitter is not None:
+            if not self._reasons and self._splitter is not None:
                 self._splitter.answers_first()
-            self._reasoning.append(text)
+            self._reasons = True
+            self._reasoning.write(text)
             self._thought_delta(text)
 
     def finish(self) -> None:
@@ -116,8 +119,10 @@ class AnswerText:
                 self._delta(piece)
 
     def _delta(self, text: str) -> None:
-        self._content.append(text)
-        self._push(text_delta(ContentDeltaEvent, text, len(self._content) - 1, self._step))
+        self._content.write(text)
+        index = self._deltas
+        self._deltas = index + 1
+        self._push(text_delta(ContentDeltaEvent, text, index, self._step))
 
     def _thought_delta(self, text: str) -> None:
         self._thought_deltas += 1
