@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
@@ -10,8 +9,6 @@ from typing import Any, Self
 import httpx
 import orjson
 
-MANY = 200
-"""Runs at once."""
 TOOLS = [
     {
         "type": "function",
@@ -72,11 +69,6 @@ class Client:
                 result = await FUNCTIONS[function["name"]](**orjson.loads(function["arguments"]))
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(result)})
                 results += 1
-
-    async def many(self) -> dict[str, int]:
-        """Many such runs at once."""
-        counted = await asyncio.gather(*(self.tools() for _ in range(MANY)))
-        return {"characters": sum(each["characters"] for each in counted)}
 
     async def hold(self, count: int, reached: Callable[[], None]) -> None:
         """An answer without an end; tells when that many pieces are there."""

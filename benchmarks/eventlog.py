@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 
+from endpoint import server
 from ours import add
-from run import server
 
 from rxloop import (
     Agent,

@@ -1,18 +1,42 @@
-"""The same work with the library, as its README would have it."""
+"""The same work with the library, as its README would have it; and with one feature after the other turned on."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from bare import MANY
+import reactivex.operators as rx
+from pydantic import BaseModel
 
-from rxloop import Agent, Event, Limits, Run, SqliteEventLog, openai_chat
+from rxloop import (
+    Agent,
+    Event,
+    Limits,
+    MemoryEventLog,
+    Operator,
+    Run,
+    RunContext,
+    Signal,
+    SlidingWindowCompressor,
+    SqliteEventLog,
+    ToolRequest,
+    op,
+    openai_chat,
+)
+
+UNLIMITED = Limits(iterations=None)
+STORY, COUNT = "Tell me a story.", "Count."
+
+
+class Total(BaseModel):
+    """An answer with a type."""
+
+    total: int
 
 
 async def add(a: int, b: int) -> int:
@@ -20,12 +44,22 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
+@op.on(ToolRequest)
+async def guard(request: ToolRequest, ctx: RunContext[None]) -> AsyncIterator[Signal]:
+    """Lets every call through."""
+    yield request
+
+
 class Client:
     """An agent with one tool."""
 
     def __init__(self, url: str) -> None:
         self._model = openai_chat("bench", base_url=url)
-        self._agent = Agent(self._model, tools=[add], limits=Limits(iterations=None))
+        self._prompt = STORY if url.split("/")[3] in ("stream", "drip", "held", "pour") else COUNT
+        self._agents: dict[str, Agent[None, Any]] = {}
+        self._logs: dict[bool, SqliteEventLog] = {}
+        self._folder = TemporaryDirectory()
+        self._agent = self._made("plain")
 
     async def __aenter__(self) -> Self:
         return self
@@ -33,41 +67,108 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._agent.aclose()
+        for log in self._logs.values():
+            await log.aclose()
         await self._model.aclose()
+        self._folder.cleanup()
+
+    def _made(self, name: str, **options: Any) -> Agent[None, Any]:
+        """An agent, made once: what it costs to make one is no part of a run."""
+        agent = self._agents.get(name)
+        if agent is None:
+            agent = self._agents[name] = Agent(self._model, tools=[add], limits=UNLIMITED, **options)
+        return agent
+
+    def _sqlite(self, keep_deltas: bool) -> SqliteEventLog:
+        if keep_deltas not in self._logs:
+            path = Path(self._folder.name) / f"{keep_deltas}.db"
+            self._logs[keep_deltas] = SqliteEventLog(path, keep_deltas=keep_deltas)
+        return self._logs[keep_deltas]
 
     async def stream(self) -> dict[str, int]:
-        """One answer, with a subscriber that sees every event."""
-        return await _counted(self._agent.run("Tell me a story."))
+        """One run, with a subscriber that sees every event."""
+        return await counted(self._agent.run(self._prompt))
+
+    tools = stream
+
+    async def silent(self) -> dict[str, int]:
+        """One run that is only awaited."""
+        return {"characters": len((await self._agent.run(self._prompt)).output)}
+
+    async def three(self) -> dict[str, int]:
+        """One run, with three subscribers that see every event."""
+        return await counted(self._agent.run(self._prompt), 3)
+
+    async def piped(self) -> dict[str, int]:
+        """The same through a view."""
+        lengths: list[int] = []
+        run = self._agent.run(self._prompt)
+        run.pipe(op.text(), rx.map(len), rx.filter(lambda length: length > 0)).subscribe(lengths.append)
+        await run
+        return {"characters": sum(lengths)}
 
     async def text(self) -> dict[str, int]:
-        """One answer, its text read with `async for`."""
+        """One run, its text read with `async for`."""
         characters = 0
-        async for text in self._agent.run("Tell me a story.").text():
+        async for text in self._agent.run(self._prompt).text():
             characters += len(text)
         return {"characters": characters}
 
-    async def three(self) -> dict[str, int]:
-        """One answer, with three subscribers that see every event."""
-        return await _counted(self._agent.run("Tell me a story."), 3)
+    async def events(self) -> dict[str, int]:
+        """One run, its events read with `async for`."""
+        run = self._agent.run(self._prompt)
+        kinds = Counter([event.kind async for event in run])
+        return {"characters": len((await run).output), **kinds}
 
-    async def tools(self) -> dict[str, int]:
-        """A run of tool calls, until there is a text."""
-        return await _counted(self._agent.run("Count."))
+    async def sse(self, readers: int = 1) -> dict[str, int]:
+        """One run as server-sent events."""
+        run = self._agent.run(self._prompt)
+        sizes = await asyncio.gather(*(_read(run) for _ in range(readers)))
+        return {"characters": len((await run).output), "bytes": sum(sizes)}
+
+    async def sse_three(self) -> dict[str, int]:
+        """The same for three who read."""
+        return await self.sse(3)
 
     async def logged(self) -> dict[str, int]:
-        """The same with its events in a SQLite file."""
-        with TemporaryDirectory() as folder:
-            log = SqliteEventLog(Path(folder) / "runs.db")
-            agent = Agent(self._model, tools=[add], limits=Limits(iterations=None), log=log)
-            counted = await _counted(agent.run("Count."))
-            await log.aclose()
-        return counted
+        """A run with its events in a SQLite file."""
+        return await counted(self._made("logged", log=self._sqlite(False)).run(self._prompt))
 
-    async def many(self) -> dict[str, int]:
-        """Many runs of tool calls at once."""
-        results = await asyncio.gather(*(self._agent.run("Count.").result() for _ in range(MANY)))
-        return {"characters": sum(len(result.output) for result in results)}
+    async def logged_deltas(self) -> dict[str, int]:
+        """The same, with each delta."""
+        return await counted(self._made("logged deltas", log=self._sqlite(True)).run(self._prompt))
+
+    async def memory_log(self) -> dict[str, int]:
+        """A run with its events in memory."""
+        return await counted(self._made("memory log", log=MemoryEventLog()).run(self._prompt))
+
+    async def thoughtless(self) -> dict[str, int]:
+        """A run of an agent that is not asked to think aloud."""
+        return await counted(self._made("thoughtless", thoughts=False).run(self._prompt))
+
+    async def guarded(self) -> dict[str, int]:
+        """A run with a guard."""
+        agent = self._made("guarded", loop=op.standard(before_tools=[guard]))
+        return await counted(agent.run(self._prompt))
+
+    async def compressed(self) -> dict[str, int]:
+        """A run with a compressor whose window is never full."""
+        return await self._before_model("compressed", op.compress(SlidingWindowCompressor(max_tokens=100_000)))
+
+    async def squeezed(self) -> dict[str, int]:
+        """A run with a compressor whose window is full before long."""
+        return await self._before_model("squeezed", op.compress(SlidingWindowCompressor(max_tokens=800)))
+
+    async def thinking(self) -> dict[str, int]:
+        """A run with the thinking phase, which puts a note into each request."""
+        return await self._before_model("thinking", op.thinking_phase(SlidingWindowCompressor(max_tokens=100_000)))
+
+    async def typed(self) -> dict[str, int]:
+        """A run whose answer has a type."""
+        run = self._made("typed", output_type=Total).run(self._prompt)
+        kinds = await counted(run)
+        assert (await run).output == Total(total=42)
+        return kinds
 
     async def hold(self, count: int, reached: Callable[[], None]) -> None:
         """A run whose answer has no end; tells when that many deltas are there."""
@@ -80,12 +181,16 @@ class Client:
                 if seen == count:
                     reached()
 
-        run = self._agent.run("Tell me a story.")
+        run = self._agent.run(self._prompt)
         run.events.subscribe(see)
         await run
 
+    async def _before_model(self, name: str, operator: Operator) -> dict[str, int]:
+        return await counted(self._made(name, loop=op.standard(before_model=[operator])).run(self._prompt))
 
-async def _counted(run: Run[str], subscribers: int = 1) -> dict[str, int]:
+
+async def counted(run: Run[Any], subscribers: int = 1) -> dict[str, int]:
+    """What a run published, and the length of its answer."""
     kinds: Counter[str] = Counter()
 
     def see(event: Event) -> None:
@@ -95,4 +200,8 @@ async def _counted(run: Run[str], subscribers: int = 1) -> dict[str, int]:
     for _ in range(subscribers - 1):
         run.events.subscribe(lambda event: None)
     result = await run
-    return {"characters": len(result.output), **kinds}
+    return {"characters": len(result.content), **kinds}
+
+
+async def _read(run: Run[str]) -> int:
+    return sum([len(frame) async for frame in run.sse()])

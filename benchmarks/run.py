@@ -3,98 +3,167 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
 import subprocess
 import sys
 import tomllib
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import distribution
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from cases import Case, Growth, feature_cases, growth_of, main_cases
+from endpoint import HERE, server
+from environments import CONTENDERS, CannotInstall, default_folder, environment
 from packaging.requirements import Requirement
+from tables import Spread, markdown
 
-HERE = Path(__file__).parent
+TRANSPORTS = ("httpx", "aiohttp")
+IMPORT_TARGET = 250
 IMPORT = """
 import time
 wall, cpu = time.perf_counter(), time.process_time()
 import {module}
 print(time.process_time() - cpu, time.perf_counter() - wall)
 """
+Samples = dict[tuple[str, str], list[float | None]]
+"""What was measured in each round, by the name of the case and the column; None where it failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One row of the table: what a client does with an address, and against which work of the bare loop."""
+class Column:
+    """One who is measured."""
 
     name: str
-    work: str
-    against: str
-    path: str
-    units: int
-    """What the cost is divided by: tokens or tool calls."""
+    client: str
+    imports: str
+    python: str = sys.executable
+    transport: str | None = None
+    environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def cases(quick: bool) -> list[Case]:
-    """What is measured."""
-    tokens, few, many = (400, 3, 6) if quick else (20_000, 50, 200)
-    burst = f"stream/{tokens}/1"
-    always = [
-        Case("stream, 1 event a read", "stream", "stream", burst, tokens),
-        Case("async for, 1 event a read", "text", "stream", burst, tokens),
-        Case(f"tool iteration, K={few}", "tools", "tools", f"tools/{few}", few),
-        Case(f"tool iteration, K={many}", "tools", "tools", f"tools/{many}", many),
-        Case("with a SQLite log, K=3", "logged", "tools", "tools/3", 3),
-    ]
-    if quick:
-        return always
-    return [
-        *always[:-1],
-        Case("stream, 16 events a read", "stream", "stream", f"stream/{tokens}/16", tokens),
-        Case("stream, 3 subscribers", "three", "stream", burst, tokens),
-        Case("drip, 1 ms apart", "stream", "stream", "drip/2000/1", 2_000),
-        Case("with a SQLite log, K=50", "logged", "tools", "tools/50", 50),
-        Case("200 runs at once, ms each", "many", "many", "tools/5", 200_000),
-        Case("memory per open run, kB", "hold", "hold", "held/50", 1_000),
-    ]
+BARE = Column("bare", "bare", "httpx")
 
 
-@contextmanager
-def server() -> Generator[str]:
-    """The endpoint, in a process of its own; its address."""
-    command = [sys.executable, str(HERE / "server.py")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.stdin.close()
-
-
-def child(*arguments: str) -> str:
+def child(python: str, *arguments: str, **environment: str) -> str:
     """What a fresh Python prints."""
-    return subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+    # An own Python sees what this one sees; that of another environment has a path of its own.
+    path = [str(HERE), *([os.environ["PYTHONPATH"]] if python == sys.executable and "PYTHONPATH" in os.environ else [])]
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment}
+    return subprocess.run([python, *arguments], check=True, stdout=subprocess.PIPE, text=True, env=given).stdout
 
 
-def measure(case: Case, client: str, base: str) -> dict[str, Any]:
-    work = case.against if client == "bare" else case.work
-    return json.loads(child(str(HERE / "measure.py"), client, work, f"{base}/{case.path}"))
+def ours(transport: str) -> Column:
+    return Column(f"rxloop-{transport}", "ours", "rxloop", sys.executable, transport, {"RXLOOP_TRANSPORT": transport})
 
 
-def measure_import(module: str) -> dict[str, float]:
-    cpu, wall = child("-c", IMPORT.format(module=module)).split()
-    return {"cpu": float(cpu), "wall": float(wall)}
+def measure(column: Column, case: Case, work: str, base: str) -> dict[str, Any]:
+    script = str(HERE / "measure.py")
+    arguments = [column.client, work, f"{base}/{case.path}", str(case.warm_up), str(case.many)]
+    return json.loads(child(column.python, script, *arguments, **column.environment))
 
 
-def packages() -> list[str]:
-    """What is installed with the library, itself included, without extras."""
+def measure_import(column: Column) -> dict[str, float]:
+    cpu, wall = child(column.python, "-c", IMPORT.format(module=column.imports)).split()
+    return {"cpu": float(cpu) * 1_000, "wall": float(wall) * 1_000}
+
+
+class Round:
+    """Takes each measure once, those of one row right after each other: what disturbs one disturbs all."""
+
+    def __init__(self, base: str, columns: list[Column]) -> None:
+        self.base = base
+        self.columns = columns
+        self.failed: list[str] = []
+        self.counters: dict[str, dict[str, Any]] = {}
+
+    def main(self, cases: list[Case], samples: Samples) -> None:
+        """The cases beside the bare loop."""
+        for case in cases:
+            for column in self.columns:
+                if column is BARE or column.client == "ours" or case.peers:
+                    work = (case.against or case.work) if column is BARE else case.work
+                    self._take(column, case, work, samples.setdefault((case.name, column.name), []))
+
+    def features(self, cases: list[Case], samples: Samples) -> None:
+        """The cases beside the library without them."""
+        for column in self.columns:
+            if column.client != "ours":
+                continue
+            units: dict[tuple[str, str], float] = {}
+            for case in cases:
+                key = (case.path, case.against or case.work)
+                if key not in units:
+                    units[key] = measure(column, case, key[1], self.base)["cost"] / case.units
+                samples.setdefault((case.name, f"{column.name} without"), []).append(units[key])
+                self._take(column, case, case.work, samples.setdefault((case.name, column.name), []))
+
+    def _take(self, column: Column, case: Case, work: str, values: list[float | None]) -> None:
+        try:
+            measured = measure(column, case, work, self.base)
+        except subprocess.CalledProcessError:
+            if column is BARE or column.client == "ours":
+                raise
+            # Somebody else's failure; its trace has been shown.
+            self.failed.append(f"{column.name}: {case.name}")
+            values.append(None)
+            return
+        values.append(measured["cost"] / case.units)
+        self.counters.setdefault(case.name, {})[column.name] = measured["counters"]
+
+
+def summary(values: list[float]) -> Spread:
+    return {"median": median(values), "low": min(values), "high": max(values)}
+
+
+def ratios(values: Sequence[float | None], units: Sequence[float | None]) -> list[float]:
+    """The ratios within each round that has both."""
+    return [value / unit for value, unit in zip(values, units, strict=True) if value is not None and unit is not None]
+
+
+def row(case: Case, samples: Samples, columns: list[str], unit_of: str | None = "bare") -> dict[str, Any]:
+    """A row of a table: costs, and ratios to the unit in the same round."""
+    measured = {name: samples[case.name, name] for name in columns if (case.name, name) in samples}
+    costs = {
+        name: found for name, values in measured.items() if (found := [each for each in values if each is not None])
+    }
+
+    def against(name: str) -> Spread:
+        return summary(ratios(measured[name], samples[case.name, unit_of or f"{name} without"]))
+
+    return {
+        "unit": case.unit,
+        "targets": {f"rxloop-{transport}": limit for transport, limit in case.targets.items()},
+        "costs": {name: summary(values) for name, values in costs.items()},
+        "ratios": {name: against(name) for name in costs if name != unit_of},
+        "samples": measured,
+    }
+
+
+def growth_row(growth: Growth, samples: Samples, columns: list[str]) -> dict[str, Any]:
+    """How much dearer an iteration of a long run is, for each column by itself."""
+    both = {
+        name: ratios(samples[growth.many, name], samples[growth.few, name])
+        for name in columns
+        if (growth.few, name) in samples
+    }
+    found = {name: summary(values) for name, values in both.items() if values}
+    limits = {name: growth.target for name in columns if name.startswith("rxloop")}
+    return {"unit": "", "targets": limits, "costs": {"bare": found["bare"]}, "ratios": found}
+
+
+def packages(*extras: str) -> list[str]:
+    """What is installed with the library, itself included, and with extras of it."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
     found = {project["name"]}
     waiting = [Requirement(text) for text in project["dependencies"]]
+    for extra in extras:
+        waiting += [Requirement(text) for text in project["optional-dependencies"][extra]]
     while waiting:
         requirement = waiting.pop()
         name = requirement.name.lower().replace("_", "-")
@@ -104,97 +173,116 @@ def packages() -> list[str]:
     return sorted(found)
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": median(values), "low": min(values), "high": max(values)}
+class Benchmark:
+    """All measures, round after round."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.quick: bool = options.quick
+        self.rounds: int = options.rounds or (1 if options.quick else 7)
+        self.cases = main_cases(options.quick)
+        self.extra = feature_cases(options.quick) if options.features else []
+        self.columns = [BARE, *map(ours, options.transport)]
+        self.versions: dict[str, str] = {}
+        self.packages = {"rxloop": packages()}
+        if "aiohttp" in options.transport:
+            self.packages["rxloop[fast]"] = packages("fast")
+        for name in options.contenders:
+            self._invite(name, options.environments)
+
+    def _invite(self, name: str, folder: Path) -> None:
+        try:
+            found = environment(name, folder)
+        except CannotInstall as error:
+            print(f"skipped {name}, which could not be installed: {error}", file=sys.stderr)
+            return
+        module = f"contenders.with_{name.replace('-', '_')}"
+        self.columns.append(Column(name, module, module, str(found.python)))
+        self.versions[name] = found.packages.get(name) or found.packages[f"{name}-slim"]
+        self.packages[name] = list(found.packages)
+
+    def run(self, keep: Path | None) -> dict[str, Any]:
+        """Measure, and keep what there is after each round."""
+        samples: Samples = {}
+        features: Samples = {}
+        imports: dict[str, list[dict[str, float]]] = {}
+        report: dict[str, Any] = {}
+        with server() as base:
+            counters = json.loads(child(sys.executable, str(HERE / "counters.py"), base))
+            this = Round(base, self.columns)
+            for number in range(1, self.rounds + 1):
+                this.main(self.cases, samples)
+                this.features(self.extra, features)
+                for column in {column.imports: column for column in self.columns}.values():
+                    imports.setdefault(column.imports, []).append(measure_import(column))
+                print(f"round {number} of {self.rounds}", file=sys.stderr)
+                report = self._report(number, samples, features, imports)
+                report.update(done=this.counters, counters=counters, failed=this.failed)
+                if keep is not None:
+                    keep.write_text(json.dumps(report, indent=1) + "\n")
+        return report
+
+    def _report(
+        self, rounds: int, samples: Samples, features: Samples, imports: dict[str, list[dict[str, float]]]
+    ) -> dict[str, Any]:
+        names = [column.name for column in self.columns]
+        rows = {case.name: row(case, samples, names) for case in self.cases}
+        growth = growth_of(self.cases)
+        return {
+            "python": platform.python_version(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "rounds": rounds,
+            "columns": names,
+            "versions": self.versions,
+            "cases": {**rows, growth.name: growth_row(growth, samples, names)},
+            "features": {case.name: row(case, features, names, None) for case in self.extra},
+            "imports": {
+                module: {
+                    **{clock: summary([value[clock] for value in values]) for clock in ("cpu", "wall")},
+                    "target": IMPORT_TARGET if module == "rxloop" else None,
+                }
+                for module, values in imports.items()
+            },
+            "packages": self.packages,
+        }
 
 
-def compared(case: Case, bare: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rounds of one case as medians; the ratio is that of two processes that ran one after the other."""
-    per_unit = 1e6 / case.units
-    return {
-        "bare_us": spread([each["cpu"] * per_unit for each in bare]),
-        "ours_us": spread([each["cpu"] * per_unit for each in ours]),
-        "ratio": spread([mine["cpu"] / theirs["cpu"] for mine, theirs in zip(ours, bare, strict=True)]),
-        "bare": bare[-1]["counters"],
-        "ours": ours[-1]["counters"],
-    }
-
-
-def run(quick: bool, rounds: int) -> dict[str, Any]:
-    """All measures, in turn: what disturbs one round disturbs both sides of it."""
-    todo = cases(quick)
-    taken: dict[tuple[str, str], list[dict[str, Any]]] = {
-        (case.name, client): [] for case in todo for client in ("bare", "ours")
-    }
-    imports: dict[str, list[dict[str, float]]] = {"rxloop": [], "httpx": []}
-    with server() as base:
-        for number in range(rounds):
-            for case in todo:
-                for client in ("bare", "ours"):
-                    taken[case.name, client].append(measure(case, client, base))
-            for module, values in imports.items():
-                values.append(measure_import(module))
-            print(f"round {number + 1} of {rounds}", file=sys.stderr)
-    rows = {case.name: compared(case, taken[case.name, "bare"], taken[case.name, "ours"]) for case in todo}
-    few, many = (rows[case.name] for case in todo if case.name.startswith("tool iteration"))
-    return {
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "rounds": rounds,
-        "cases": rows,
-        "growth": {side: many[f"{side}_us"]["median"] / few[f"{side}_us"]["median"] for side in ("bare", "ours")},
-        "import": {
-            module: {clock: spread([value[clock] for value in values]) for clock in ("cpu", "wall")}
-            for module, values in imports.items()
-        },
-        "packages": packages(),
-    }
-
-
-def show(report: dict[str, Any], earlier: dict[str, Any] | None = None) -> None:
-    """The report as a table, beside the ratios of an earlier one."""
-    print(f"Python {report['python']}, {report['machine']}, medians of {report['rounds']} rounds (lowest - highest)")
-    print(f"\n{'CPU µs':28}{'bare httpx':>24}{'rxloop':>24}{'ratio':>22}")
-    for name, row in report["cases"].items():
-        cells = [_cell(row["bare_us"], 1), _cell(row["ours_us"], 1), _cell(row["ratio"], 2)]
-        print(f"{name:28}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}{_change(name, row, earlier)}")
-    growth = report["growth"]
-    print(f"{'growth with K':28}{growth['bare']:>24.2f}{growth['ours']:>24.2f}")
-    print(f"\n{'import, ms':28}{'CPU':>24}{'wall':>24}")
-    for module, clocks in report["import"].items():
-        cells = [_cell(clocks[clock], 0, 1000) for clock in ("cpu", "wall")]
-        print(f"{module:28}{cells[0]:>24}{cells[1]:>24}")
-    print(f"\n{len(report['packages'])} packages: {', '.join(report['packages'])}")
-
-
-def _change(name: str, row: dict[str, Any], earlier: dict[str, Any] | None) -> str:
-    before = earlier["cases"].get(name) if earlier is not None else None
-    if before is None:
-        return ""
-    was, now = before["ratio"]["median"], row["ratio"]["median"]
-    return f"  was {was:.2f} ({now / was - 1:+.0%})"
-
-
-def _cell(values: dict[str, float], digits: int, factor: float = 1) -> str:
-    middle, low, high = (values[name] * factor for name in ("median", "low", "high"))
-    return f"{middle:.{digits}f} ({low:.{digits}f} - {high:.{digits}f})"
-
-
-def main() -> None:
-    """Measure, print a table and, if asked, write the figures."""
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works")
     parser.add_argument("--rounds", type=int, help="how often each measure is taken (7; 1 with --quick)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and what was counted, to FILE")
+    parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, help="httpx, and aiohttp where it is installed")
+    parser.add_argument("--features", action="store_true", help="measure what it costs to turn each feature on, too")
     parser.add_argument(
-        "--compare", type=Path, metavar="FILE", help="show the ratios of an earlier --json beside these"
+        "--with", nargs="+", dest="contenders", default=[], choices=CONTENDERS, help="measure other frameworks, too"
     )
+    parser.add_argument(
+        "--envs", type=Path, dest="environments", metavar="FOLDER", help="where their environments are kept (the cache)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and what was counted, to FILE")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="show the ratios of an earlier --json, too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: show an earlier --json")
     options = parser.parse_args()
+    if options.transport is None:
+        # In quick passes one is enough: what they look at is the same.
+        fast = importlib.util.find_spec("httpx_aiohttp") is not None and not options.quick
+        options.transport = list(TRANSPORTS if fast else TRANSPORTS[:1])
+    if options.environments is None and options.contenders:
+        options.environments = default_folder()
+    return options
+
+
+def main() -> None:
+    """Measure, print tables and, if asked, write the figures."""
+    options = parsed()
     earlier = json.loads(options.compare.read_text()) if options.compare is not None else None
-    report = run(options.quick, options.rounds or (1 if options.quick else 7))
-    show(report, earlier)
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    if options.markdown is not None:
+        report = json.loads(options.markdown.read_text())
+    else:
+        report = Benchmark(options).run(options.json)
+    print(markdown(report, earlier), end="")
+    for each in report["failed"]:
+        print(f"failed: {each}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A local model endpoint that is much faster than any client: its answers are bytes rendered before they are asked for.
 
 The address says what is answered: `/stream/N/READ` N chunks of text, READ of them in each HTTP chunk; `/drip/N/MS` N
-chunks, MS milliseconds apart; `/held/N` N chunks and never an end; `/tools/K` K tool calls, one after the other, and
-then a text. `GET /requests` tells how many answers were given.
+chunks, MS milliseconds apart; `/pour/N` N chunks, as fast as they are read; `/held/N` N chunks and never an end;
+`/cut/N` N chunks, and the connection breaks; `/fail/CODE` an error; `/tools/K` K tool calls, one after the other, and
+then a text; `/typed/K` the same with JSON at the end. `GET /requests` tells how many answers were given.
 
 Run as a program it prints its port, and ends when its standard input does.
 """
@@ -19,7 +20,9 @@ import orjson
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-TOOL_RESULT = b'"role":"tool"'
+RESULT, RESULT_OF = b'"tool_call_id"', re.compile(rb'"tool_call_id": ?"call_(\d+)"')
+POURED = 1_000
+"""Chunks that are written at once of an answer that is too long to be kept."""
 
 
 def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:
@@ -68,6 +71,20 @@ def pieces(count: int) -> list[bytes]:
 
 
 @cache
+def block() -> bytes:
+    """Many chunks of text, in HTTP chunks of a few."""
+    words = [chunk({"content": f"word {number} "}) for number in range(POURED)]
+    return response(words, 10).removeprefix(HEAD).removesuffix(b"0\r\n\r\n")
+
+
+@cache
+def typed() -> bytes:
+    """An answer that is JSON."""
+    texts = ['{"total":', " 4", "2}"]
+    return response([chunk({"content": text}) for text in texts] + ending("stop"), 1)
+
+
+@cache
 def tool_call(number: int) -> bytes:
     """An answer that calls the tool, its arguments in two pieces."""
     first: dict[str, object] = {
@@ -92,6 +109,9 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._data = b""
         self._transport: asyncio.Transport | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._pouring: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -110,21 +130,47 @@ class Connection(asyncio.Protocol):
             self._data = rest[size:]
             assert self._transport is not None
             path = head.split(b" ", 2)[1].decode().split("/")
-            if path[1] in ("drip", "held"):
-                self._answer_slowly(path[1], [int(number) for number in path[2:-2]])
+            if path[1] in ("drip", "pour", "held", "cut"):
+                self._answer_in_parts(path[1], [int(number) for number in path[2:-2]])
             else:
                 self._transport.write(answer(path, rest[:size]))
 
-    def _answer_slowly(self, kind: str, numbers: list[int]) -> None:
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._pouring is not None:
+            self._pouring.cancel()
+
+    def _answer_in_parts(self, kind: str, numbers: list[int]) -> None:
         """Write an answer piece by piece, or leave it without an end."""
         Connection.requests += 1
-        transport, loop = self._transport, asyncio.get_running_loop()
+        transport = self._transport
         assert transport is not None
         transport.write(HEAD)
-        parts = pieces(numbers[0])
-        if kind == "held":
-            transport.write(b"".join(parts[: numbers[0] + 1]))
+        if kind == "pour":
+            self._pouring = asyncio.get_running_loop().create_task(self._pour(transport, numbers[0]))
             return
+        parts = pieces(numbers[0])
+        if kind == "drip":
+            self._drip(transport, parts, numbers[1])
+            return
+        transport.write(b"".join(parts[: numbers[0] + 1]))
+        if kind == "cut":
+            transport.close()
+
+    async def _pour(self, transport: asyncio.Transport, count: int) -> None:
+        """Write no faster than the other side reads."""
+        for _ in range(count // POURED):
+            transport.write(block())
+            await self._may_write.wait()
+        transport.write(b"".join(pieces(0)))
+
+    def _drip(self, transport: asyncio.Transport, parts: list[bytes], milliseconds: int) -> None:
+        loop = asyncio.get_running_loop()
         start = loop.time()
 
         def write(place: int) -> None:
@@ -132,7 +178,7 @@ class Connection(asyncio.Protocol):
                 return
             transport.write(parts[place])
             # Against the clock and not after each other: a late piece delays no later one.
-            loop.call_at(start + (place + 1) * numbers[1] / 1_000, write, place + 1)
+            loop.call_at(start + (place + 1) * milliseconds / 1_000, write, place + 1)
 
         write(0)
 
@@ -144,8 +190,15 @@ def answer(path: list[str], body: bytes) -> bytes:
     Connection.requests += 1
     if path[1] == "stream":
         return stream(int(path[2]), int(path[3]))
-    answered = body.count(TOOL_RESULT)
-    return tool_call(answered) if answered < int(path[2]) else stream(10, 1)
+    if path[1] == "fail":
+        error = b'{"error":{"message":"The server is not well.","type":"server_error"}}'
+        return b"HTTP/1.1 %b Failed\r\ncontent-length: %d\r\n\r\n%b" % (path[2].encode(), len(error), error)
+    # By the last result, and not by how many there are: a request may have been made smaller.
+    last = RESULT_OF.match(body, max(0, body.rfind(RESULT)))
+    answered = int(last[1]) + 1 if last is not None else 0
+    if answered < int(path[2]):
+        return tool_call(answered)
+    return typed() if path[1] == "typed" else stream(10, 1)
 
 
 async def main() -> None:

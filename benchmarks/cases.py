@@ -1,0 +1,110 @@
+"""What is measured, and what it may cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of a table: what is done with an address of the server, and what its cost is compared with."""
+
+    name: str
+    work: str
+    path: str
+    units: int
+    """What the cost is divided by: tokens, tool calls, runs."""
+    unit: str = "µs"
+    against: str | None = None
+    """The work at that address that is the unit; None: the same."""
+    targets: dict[str, float] = field(default_factory=dict[str, float])
+    """The highest ratio for each transport."""
+    peers: bool = False
+    """Whether other frameworks are measured by it."""
+    warm_up: int = 1
+    """How often it is done before, so that everything is loaded and connected."""
+    many: int = 0
+    """Runs at once, where there are many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How much dearer a unit of one case is than a unit of another."""
+
+    name: str
+    few: str
+    many: str
+    target: float
+
+
+def targets(httpx: float, aiohttp: float) -> dict[str, float]:
+    return {"httpx": httpx, "aiohttp": aiohttp}
+
+
+def main_cases(quick: bool) -> list[Case]:
+    """Each beside the bare loop at the same work."""
+    tokens, drip, few, many, open_, held = (400, 20, 3, 6, 4, 5) if quick else (20_000, 2_000, 50, 200, 200, 50)
+    burst, dripping, tools = f"stream/{tokens}/1", f"drip/{drip}/1", targets(1.5, 0.8)
+    cases = [
+        Case("stream", "stream", burst, tokens, targets=targets(1.6, 0.8), peers=True),
+        Case("drip", "stream", dripping, drip, targets=targets(1.15, 0.7), peers=True),
+        Case(f"tool iteration, K={few}", "tools", f"tools/{few}", few, targets=tools, peers=True),
+        Case(f"tool iteration, K={many}", "tools", f"tools/{many}", many, targets=tools, peers=True),
+        Case(
+            f"{open_} runs at once",
+            *("many", "tools/5", open_ * 1_000, "ms"),
+            targets=targets(0.7, 0.3),
+            peers=True,
+            many=open_,
+        ),
+        Case(
+            "memory per open run",
+            *("memory", f"held/{held}", open_, "kB"),
+            targets=targets(2, 2),
+            peers=True,
+            many=open_,
+        ),
+        Case("first answer of a process", "cold", "tools/1", 1_000, "ms", peers=True),
+    ]
+    if quick:
+        # What is left out runs the same code.
+        return [case for case in cases if case.name != "drip" and case.work != "cold"]
+    texts = [
+        Case("stream, 16 chunks a read", "stream", f"stream/{tokens}/16", tokens, peers=True),
+        Case("stream, 3 subscribers", "three", burst, tokens, against="stream"),
+        Case("stream, `async for`", "text", burst, tokens, against="stream"),
+    ]
+    slow = Case("drip, `async for`", "text", dripping, drip, against="stream")
+    log = Case(f"tool iteration, K={few}, SQLite log", "logged", f"tools/{few}", few, against="tools")
+    return [cases[0], *texts, cases[1], slow, *cases[2:4], log, *cases[4:]]
+
+
+def growth_of(cases: list[Case]) -> Growth:
+    """The growth between the two lengths of a run of tool calls."""
+    few, many = (case.name for case in cases if case.work == "tools")
+    return Growth(f"growth from {few.split(', ')[1]} to {many.split(', ')[1]}", few, many, 1.1)
+
+
+def feature_cases(quick: bool) -> list[Case]:
+    """What it costs to turn something on: each beside the same work of the library with one subscriber alone."""
+    tokens, few = (100, 3) if quick else (20_000, 50)
+    burst, tools, typed = f"stream/{tokens}/1", f"tools/{few}", f"typed/{few}"
+    return [
+        Case("stream: no subscriber", "silent", burst, tokens, against="stream"),
+        Case("stream: 3 subscribers", "three", burst, tokens, against="stream"),
+        Case("stream: a view of three operators", "piped", burst, tokens, against="stream"),
+        Case("stream: `async for` over the text", "text", burst, tokens, against="stream"),
+        Case("stream: `async for` over the events", "events", burst, tokens, against="stream"),
+        Case("stream: 1 reader of server-sent events", "sse", burst, tokens, against="stream"),
+        Case("stream: 3 readers of server-sent events", "sse_three", burst, tokens, against="stream"),
+        Case("stream: a SQLite log", "logged", burst, tokens, against="stream"),
+        Case("stream: a SQLite log that keeps deltas", "logged_deltas", burst, tokens, against="stream"),
+        Case("tools: a memory log", "memory_log", tools, few, against="tools"),
+        Case("tools: a SQLite log", "logged", tools, few, against="tools"),
+        Case("tools: `think_aloud` off", "thoughtless", tools, few, against="tools"),
+        Case("tools: a guard before each call", "guarded", tools, few, against="tools"),
+        Case("tools: `compress`, nothing to do", "compressed", tools, few, against="tools"),
+        Case("tools: `compress`, all the time", "squeezed", tools, few, against="tools"),
+        Case("tools: the thinking phase", "thinking", tools, few, against="tools"),
+        Case("tools: an answer with a type", "typed", typed, few, against="tools"),
+    ]

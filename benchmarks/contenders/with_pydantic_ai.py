@@ -1,0 +1,80 @@
+"""The same work with pydantic-ai: its chat model, streamed; it is instrumented only when asked."""
+
+# Measured in an environment of its own, which the type checker does not see.
+# pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from openai import AsyncOpenAI
+from pydantic_ai import Agent, PartDeltaEvent, PartStartEvent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.usage import UsageLimits
+
+UNLIMITED = UsageLimits(request_limit=None)
+
+
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+class Client:
+    """An agent with one tool."""
+
+    def __init__(self, url: str) -> None:
+        self._openai = AsyncOpenAI(base_url=url, api_key="none")
+        model = OpenAIChatModel("bench", provider=OpenAIProvider(openai_client=self._openai))
+        self._agent: Any = Agent(model, tools=[add])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._openai.close()
+
+    async def stream(self) -> dict[str, int]:
+        """One answer, its text seen as it comes."""
+        return await self._run("Tell me a story.", lambda text: None)
+
+    async def tools(self) -> dict[str, int]:
+        """A run of tool calls, until there is a text."""
+        return await self._run("Count.", lambda text: None)
+
+    async def hold(self, count: int, reached: Callable[[], None]) -> None:
+        """An answer without an end; tells when that many pieces are there."""
+        seen = 0
+
+        def see(text: str) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == count:
+                reached()
+
+        await self._run("Tell me a story.", see)
+
+    async def _run(self, prompt: str, see: Callable[[str], None]) -> dict[str, int]:
+        characters = 0
+        async with self._agent.iter(prompt, usage_limits=UNLIMITED) as run:
+            async for node in run:
+                if not Agent.is_model_request_node(node):
+                    continue
+                async with node.stream(run.ctx) as events:
+                    async for event in events:
+                        if isinstance(event, PartStartEvent) and event.part.part_kind == "text":
+                            text = event.part.content
+                        elif isinstance(event, PartDeltaEvent) and event.delta.part_delta_kind == "text":
+                            text = event.delta.content_delta
+                        else:
+                            continue
+                        if text:
+                            see(text)
+                            characters += len(text)
+        return {"characters": characters}

@@ -1,0 +1,67 @@
+"""Environments of their own for the frameworks that the library is measured beside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTENDERS = {
+    "pydantic-ai": "pydantic-ai-slim[openai]",
+    "openai-agents": "openai-agents",
+    "langgraph": "langgraph langchain-openai",
+}
+"""What is installed for each: the smallest that does the work."""
+_LIST = """
+import importlib.metadata, json
+print(json.dumps({each.name.lower(): each.version for each in importlib.metadata.distributions()}))
+"""
+
+
+class CannotInstall(Exception):
+    """There is no environment; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A Python with one framework."""
+
+    python: Path
+    packages: dict[str, str]
+
+
+def default_folder() -> Path:
+    """Where environments are kept from one time to the next."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("rxloop") / "benchmarks"
+
+
+def environment(name: str, folder: Path) -> Environment:
+    """The environment of a contender, made when it is not there.
+
+    Raises:
+        CannotInstall: pip could not.
+    """
+    # Of its own for each version of Python, so that all columns are measured by the same one.
+    home = folder / f"{name}-{sys.version_info.major}.{sys.version_info.minor}"
+    python = home / ("Scripts" if os.name == "nt" else "bin") / "python"
+    complete = home / "installed"
+    requirements = CONTENDERS[name].split()
+    if not complete.exists() or complete.read_text().split() != requirements:
+        print(f"installing {' '.join(requirements)} into {home}", file=sys.stderr)
+        try:
+            venv.create(home, clear=True, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            output: bytes = getattr(error, "stderr", None) or b""
+            said = output.decode(errors="replace").strip() or str(error)
+            raise CannotInstall(said.splitlines()[-1]) from error
+        complete.write_text(" ".join(requirements))
+    listed = subprocess.run([python, "-c", _LIST], check=True, stdout=subprocess.PIPE).stdout
+    packages: dict[str, str] = json.loads(listed)
+    return Environment(python, {each: packages[each] for each in sorted(packages) if each not in ("pip", "setuptools")})

@@ -1,0 +1,306 @@
+"""An hour's worth of runs in a few minutes, and whether anything grows: `python benchmarks/soak.py --help`.
+
+Three parts, each in a process of its own against the local server: runs of every kind and end, one run of a million
+deltas, and ten thousand conversations that are kept. Figures that grow with the work are told as a slope, the median of
+the slopes between all pairs of samples, and a verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import sys
+import threading
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from endpoint import server
+from measure import requests
+from mix import Mix
+from run import child
+from tables import table
+
+from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Result, openai_chat
+
+BATCHES = 24
+AT_ONCE = 8
+HOUR = 5_000
+"""Runs: what an hour brings where eight are going on at a time, of some six seconds each."""
+LIMITS = {
+    "python_bytes": 25_000.0,
+    "objects": 25.0,
+    "files": 0.5,
+    "tasks": 0.5,
+    "threads": 0.5,
+    "resident_bytes": 500_000.0,
+}
+"""What may be added by a thousand runs: a run that left one small object behind would add more."""
+MACHINERY = ("Core", "Hub", "Run", "Share", "RunContext", "Scope", "Stream", "ModelRequest", "LogWriter")
+"""What a conversation that is over has no use for."""
+
+
+def resident() -> int:
+    """The memory of the process, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no VmRSS")
+
+
+def files() -> int:
+    """Open files and sockets."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def sample() -> dict[str, float]:
+    """What the process holds now."""
+    gc.collect()
+    return {
+        "python_bytes": tracemalloc.get_traced_memory()[0],
+        "objects": len(gc.get_objects()),
+        "files": files(),
+        "tasks": len(asyncio.all_tasks()),
+        "threads": threading.active_count(),
+        "resident_bytes": resident(),
+    }
+
+
+def types() -> Counter[str]:
+    """How many objects there are of each type."""
+    return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+
+
+def slope(done: Sequence[float], values: Sequence[float]) -> float:
+    """How much a value grows with each unit of work: the median over all pairs, which no outlier moves."""
+    points = list(zip(done, values, strict=True))
+    return median((after[1] - before[1]) / (after[0] - before[0]) for before, after in combinations(points, 2))
+
+
+def verdict(done: Sequence[float], samples: Sequence[dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """What a thousand units add of each figure, and whether that is nothing."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, limit in LIMITS.items():
+        grown = slope(done, [each[name] for each in samples]) * 1_000
+        found[name] = {
+            "first": samples[0][name],
+            "last": samples[-1][name],
+            "per_thousand": grown,
+            "limit": limit,
+            "flat": grown <= limit,
+        }
+    return found
+
+
+async def runs(base: str, count: int) -> dict[str, Any]:
+    """Runs of every kind, and what is left of them."""
+    tracemalloc.start()
+    size = max(AT_ONCE, count // BATCHES)
+    async with Mix(base) as mix:
+        # Twice: what is loaded and cached at first use is no growth.
+        for _ in range(2):
+            await mix.batch(max(size, mix.kinds), AT_ONCE)
+        mix.ended.clear()
+        before, done, samples = types(), [0.0], [sample()]
+        start = time.perf_counter()
+        while mix.ended.total() < count:
+            await mix.batch(size, AT_ONCE)
+            samples.append(sample())
+            done.append(mix.ended.total())
+        seconds = time.perf_counter() - start
+        grown = types() - before
+        # What comes early settles; growth goes on to the end.
+        late = len(done) // 4
+        return {
+            "runs": mix.ended.total(),
+            "ended": dict(sorted(mix.ended.items())),
+            "requests": requests(base),
+            "seconds": seconds,
+            "figures": verdict(done[late:], samples[late:]),
+            "grown": dict(grown.most_common(8)),
+            "samples": [{"runs": number, **each} for number, each in zip(done, samples, strict=True)],
+        }
+
+
+async def deltas(base: str, count: int) -> dict[str, Any]:
+    """One run with very many deltas, and nobody who comes late."""
+    model = openai_chat("bench", base_url=f"{base}/pour/{count}")
+    agent = Agent(model, limits=Limits(iterations=None))
+    every = max(1, count // 20)
+    seen, characters, done = 0, 0, list[float]()
+    memory: list[float] = []
+
+    def see(event: Event) -> None:
+        nonlocal seen, characters
+        if event.kind != "content-delta":
+            return
+        seen += 1
+        characters += len(event.delta)  # pyright: ignore[reportAttributeAccessIssue]
+        if seen % every == 0:
+            done.append(seen)
+            memory.append(resident())
+
+    start = time.process_time()
+    run = agent.run("Tell me a story.")
+    run.events.subscribe(see)
+    result = await run
+    cpu = time.process_time() - start
+    await model.aclose()
+    late = len(done) // 4
+    grown = slope(done[late:], memory[late:])
+    text = len(result.output) / count
+    return {
+        "deltas": seen,
+        "cpu_us": cpu / count * 1e6,
+        "text_bytes": text,
+        "bytes": grown,
+        "flat": seen == count and characters == len(result.output) and grown <= MOST_FOR_A_BYTE * text,
+        "first": memory[0],
+        "last": memory[-1],
+    }
+
+
+MOST_FOR_A_BYTE = 5
+"""A text is held three times while it streams: for the answer, for tags in code, and for late subscribers."""
+
+
+async def idle(base: str, count: int) -> dict[str, Any]:
+    """Conversations that are kept: as results, and in a log."""
+    return {
+        "results": await _kept(base, count, _results),
+        "memory log": await _kept(base, count, _contexts),
+    }
+
+
+async def _results(agent: Agent[None, str], number: int, kept: list[Any]) -> list[Message]:
+    first = await agent.run(f"Count, {number}.")
+    second = await agent.run([*first.messages, "Again."])
+    kept.append(second)
+    return list(second.messages)
+
+
+async def _contexts(agent: Agent[None, str], number: int, kept: list[Any]) -> list[Message]:
+    await agent.run(f"Count, {number}.", context_id=f"c{number}")
+    result: Result[str] = await agent.run("Again.", context_id=f"c{number}")
+    return list(result.messages)
+
+
+async def _kept(
+    base: str, count: int, talk: Callable[[Agent[None, str], int, list[Any]], Coroutine[Any, Any, list[Message]]]
+) -> dict[str, Any]:
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    kept: list[Any] = []
+    log = MemoryEventLog() if talk is _contexts else None
+    async with aclosing(openai_chat("bench", base_url=f"{base}/tools/1")) as model:
+        agent = Agent(model, tools=[add], log=log)
+        await talk(agent, -1, [])
+        sizes: list[int] = []
+        points: list[tuple[int, int]] = []
+        tracemalloc.start()
+        for number in range(count):
+            messages = await talk(agent, number, kept)
+            if number % max(1, count // 50) == 0:
+                sizes.append(sum(len(message.model_dump_json(exclude_defaults=True)) for message in messages))
+            if (number + 1) % max(1, count // 10) == 0:
+                gc.collect()
+                points.append((number + 1, tracemalloc.get_traced_memory()[0]))
+        tracemalloc.stop()
+    held = Counter(type(each).__name__ for each in gc.get_objects() if type(each).__module__.startswith("rxloop."))
+    left = {name: held[name] for name in MACHINERY if held[name] > 8}
+    each, size = slope(*zip(*points, strict=True)), median(sizes)
+    return {
+        "conversations": count,
+        "bytes": each,
+        "bytes_of_messages": size,
+        "ratio": each / size,
+        "machinery": left,
+        "flat": not left,
+    }
+
+
+PARTS: dict[str, Callable[[str, int], Coroutine[Any, Any, dict[str, Any]]]] = {
+    "runs": runs,
+    "deltas": deltas,
+    "idle": idle,
+}
+
+
+def show(report: dict[str, Any]) -> None:
+    """The parts that are there, as tables."""
+    if "runs" in report:
+        part = report["runs"]
+        print(f"\n{part['runs']:,} runs in {part['seconds']:.0f} s, {part['requests']:,} requests in all")
+        print("; ".join(f"{count:,} {kind}" for kind, count in part["ended"].items()))
+        rows = [["held", "at first", "at last", "per 1,000 runs", "limit", ""]]
+        for name, figure in part["figures"].items():
+            numbers = [f"{figure[key]:,.0f}" for key in ("first", "last")]
+            said = "flat" if figure["flat"] else "GROWS"
+            rows.append(
+                [name.replace("_", " "), *numbers, f"{figure['per_thousand']:+,.1f}", f"{figure['limit']:,g}", said]
+            )
+        print("\n" + table(rows))
+        print("\nmost added:", ", ".join(f"{count:+,} {kind}" for kind, count in part["grown"].items()) or "nothing")
+    if "deltas" in report:
+        part = report["deltas"]
+        print(
+            f"\n{part['deltas']:,} deltas: {part['bytes']:.1f} bytes each, with {part['text_bytes']:.1f} bytes of text;"
+            f" {part['cpu_us']:.1f} µs each; {'flat' if part['flat'] else 'GROWS'}"
+        )
+    for name, part in report.get("idle", {}).items():
+        left = ", ".join(f"{count} {kind}" for kind, count in part["machinery"].items())
+        print(
+            f"\n{part['conversations']:,} conversations as {name}: {part['bytes']:,.0f} bytes each, "
+            f"{part['ratio']:.1f} times the JSON of their messages; of their runs is left: {left or 'nothing'}"
+        )
+
+
+def clean(report: dict[str, Any]) -> bool:
+    """Whether nothing grows."""
+    figures = report.get("runs", {}).get("figures", {}).values()
+    others = [report["deltas"]] if "deltas" in report else []
+    return all(each["flat"] for each in [*figures, *others, *report.get("idle", {}).values()])
+
+
+def main() -> None:
+    """Soak, print tables and, if asked, write the figures."""
+    parser = argparse.ArgumentParser(prog="benchmarks/soak.py", description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("--runs", type=int, default=HOUR, metavar="N", help=f"runs of every kind ({HOUR:,})")
+    parser.add_argument("--deltas", type=int, default=1_000_000, metavar="N", help="deltas of one run (1,000,000)")
+    parser.add_argument("--conversations", dest="idle", type=int, default=10_000, metavar="N", help="kept (10,000)")
+    parser.add_argument("--transport", default="httpx", choices=("httpx", "aiohttp"))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+    parser.add_argument("--part", nargs=2, metavar=("PART", "URL"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not Path("/proc/self/status").exists():
+        parser.error("what a process holds is read from /proc, which Linux alone has")
+    counts = {"runs": options.runs, "deltas": options.deltas, "idle": options.idle}
+    if options.part is not None:
+        part, base = options.part
+        print(json.dumps(asyncio.run(PARTS[part](base, counts[part]))))
+        return
+    report: dict[str, Any] = {}
+    for part, count in counts.items():
+        if count:
+            option = {"idle": "--conversations"}.get(part, f"--{part}")
+            with server() as base:
+                arguments = [__file__, option, str(count), "--part", part, base]
+                report[part] = json.loads(child(sys.executable, *arguments, RXLOOP_TRANSPORT=options.transport))
+            show({part: report[part]})
+            if options.json is not None:
+                options.json.write_text(json.dumps(report, indent=1) + "\n")
+    sys.exit(not clean(report))
+
+
+if __name__ == "__main__":
+    main()
