@@ -139,14 +139,14 @@ def _made(transport: Transport) -> httpx.AsyncClient:
     limits = httpx.Limits(
         max_connections=None, max_keepalive_connections=STREAMS_PER_CLIENT, keepalive_expiry=IDLE_SECONDS
     )
-    return _kind(transport)(verify=_ssl_context(), limits=limits, timeout=None)
-
-
-def _kind(transport: Transport) -> type[httpx.AsyncClient]:
     if transport == "httpx":
-        import httpx
+        from rxloop.providers._one_write import write_once
 
-        return httpx.AsyncClient
+        return write_once(httpx.AsyncClient(verify=_ssl_context(), limits=limits, timeout=None))
+    return _aiohttp_client()(verify=_ssl_context(), limits=limits, timeout=None)
+
+
+def _aiohttp_client() -> type[httpx.AsyncClient]:
     try:
         from rxloop.providers._aiohttp import AiohttpClient
     except ModuleNotFoundError as error:
