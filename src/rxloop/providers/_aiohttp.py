@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -56,6 +57,17 @@ class _Connector(aiohttp.TCPConnector):
             self._close()
 
 
+with warnings.catch_warnings():
+    # aiohttp advises against subclasses, but there is no other way to a session that goes quietly: what holds it may be
+    # collected after it.
+    warnings.simplefilter("ignore", DeprecationWarning)
+
+    class _Session(aiohttp.ClientSession):
+        @override
+        def __del__(self, _warnings: Any = None) -> None:
+            """Leave the connections to the connector."""
+
+
 class _Inner(AiohttpTransport):
     """The transport of httpx-aiohttp, with our connections."""
 
@@ -64,18 +76,12 @@ class _Inner(AiohttpTransport):
         expiry = self.limits.keepalive_expiry
         connector = _Connector(limit=0, keepalive_timeout=expiry, ssl=self.ssl_context)
         # The cookies are kept by the client of httpx.
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        return _Session(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
 class _Transport(httpx.AsyncBaseTransport):
     def __init__(self, inner: _Inner) -> None:
         self._inner = inner
-
-    def __del__(self) -> None:
-        session = self._inner.client
-        if isinstance(session, aiohttp.ClientSession):
-            # Left open, it would complain aloud.
-            session.detach()
 
     @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
