@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Transport = Literal["httpx", "aiohttp"]
 """What carries the requests."""
 TRANSPORT_ENV = "RXLOOP_TRANSPORT"
-STREAMS_PER_CLIENT = 8
+STREAMS_PER_CLIENT = 4
 """httpcore looks at every connection of a pool for every request: many small pools cost far less than one large one."""
 IDLE_SECONDS = 30.0
 """How long a connection is kept that nobody uses, and a client beyond the first."""
@@ -140,9 +140,9 @@ def _made(transport: Transport) -> httpx.AsyncClient:
         max_connections=None, max_keepalive_connections=STREAMS_PER_CLIENT, keepalive_expiry=IDLE_SECONDS
     )
     if transport == "httpx":
-        from rxloop.providers._one_write import write_once
+        from rxloop.providers._network import with_cheap_network
 
-        return write_once(httpx.AsyncClient(verify=_ssl_context(), limits=limits, timeout=None))
+        return with_cheap_network(httpx.AsyncClient(verify=_ssl_context(), limits=limits, timeout=None))
     return _aiohttp_client()(verify=_ssl_context(), limits=limits, timeout=None)
 
 

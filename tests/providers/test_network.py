@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import select
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +11,7 @@ import httpcore
 import httpx
 import pytest
 
-from rxloop.providers._one_write import MOST_TOGETHER, write_once
+from rxloop.providers._network import MOST_TOGETHER, with_cheap_network
 from servers import REQUEST, Reply, Server, active, chat, collect, say, text
 
 REQUEST_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\n"
@@ -39,11 +41,11 @@ def watched() -> tuple[httpx.AsyncClient, Writes]:
     client = httpx.AsyncClient(trust_env=False)
     pool: Any = vars(vars(client)["_transport"])["_pool"]
     writes = pool._network_backend = Writes(pool._network_backend)
-    return write_once(client), writes
+    return with_cheap_network(client), writes
 
 
 @pytest.mark.parametrize("body", [b"{}", b"{}\r\n\r\n", b" " * (MOST_TOGETHER - 2) + b"{}"])
-async def test_the_head_and_a_body_are_one_write(server: Server, body: bytes) -> None:
+async def test_the_head_and_a_body_are_network(server: Server, body: bytes) -> None:
     server.replies = [Reply([b"{}"])]
     client, writes = watched()
     async with client:
@@ -98,11 +100,28 @@ async def test_the_clients_of_a_provider_do_so(server: Server) -> None:
     assert text(await collect(provider.call(REQUEST))) == "Hello"
     [client] = provider._pool.clients
     backend: Any = vars(vars(vars(client)["_transport"])["_pool"])["_network_backend"]
-    assert type(backend).__module__ == "rxloop.providers._one_write"
+    assert type(backend).__module__ == "rxloop.providers._network"
     assert active(provider) == []
     await provider.aclose()
 
 
 def test_a_client_that_is_built_otherwise_is_left_alone() -> None:
     client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200)))
-    assert write_once(client) is client
+    assert with_cheap_network(client) is client
+
+
+async def test_an_idle_connection_says_whether_the_server_has_closed_it(server: Server) -> None:
+    client, _ = watched()
+    async with client:
+        pool: Any = vars(vars(client)["_transport"])["_pool"]
+        stream = await pool._network_backend.connect_tcp("127.0.0.1", server.port)
+        assert stream.get_extra_info("is_readable") is False
+        for task in server.tasks:
+            task.cancel()
+        async with asyncio.timeout(2):
+            await server.all_closed.wait()
+        assert select.select([stream.get_extra_info("socket")], [], [], 2)[0]
+        assert stream.get_extra_info("is_readable") is True
+        await stream.aclose()
+        assert stream.get_extra_info("is_readable") is True
+        assert stream.get_extra_info("socket") is not None
