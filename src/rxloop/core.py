@@ -68,7 +68,6 @@ class Core:
         self.holders: set[object] = set()
         """What keeps the run going though its handle is gone."""
         self.writer: LogWriter | None = None
-        self._keeps_deltas = spec.log is not None and spec.log.keeps_deltas
         self.graph = ThoughtGraph()
         self.system: tuple[Message, ...] = ()
         self.states: dict[str | None, RunState] = {None: RunState()}
@@ -84,9 +83,9 @@ class Core:
         self.final: Event | None = None
         """The last event of the attempt, once it is published."""
         self.end: End = None
-        self.ended = asyncio.Event()
-        """Set when the attempt has to come to its end."""
-        self._thread = 0
+        self.ended = False
+        """Whether the attempt has to come to its end."""
+        self._end_awaited: asyncio.Future[None] | None = None
         self._seq = 0
         self._sub = 0
         self._questions: dict[str, int] = {}
@@ -141,7 +140,6 @@ class Core:
         """Tie the run to the event loop that it runs in."""
         self.loop = loop
         self.scheduler = RunScheduler(loop)
-        self._thread = threading.get_ident()
 
     def resume_at(self, seq: int) -> None:
         """Number the next durable event behind `seq`."""
@@ -165,7 +163,7 @@ class Core:
             event = self.record(event)
         else:
             event = self._stamp(event)
-            if self._keeps_deltas and self.writer is not None:
+            if self.writer is not None:
                 self.writer.add(event)
         self.hub.publish(event)
 
@@ -256,7 +254,7 @@ class Core:
 
     def in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function in the thread of the event loop."""
-        if self.loop is None or threading.get_ident() == self._thread:
+        if self.loop is None or self.scheduler is None or threading.get_ident() == self.scheduler.thread:
             function(*arguments)
         elif not self.loop.is_closed():
             self.loop.call_soon_threadsafe(function, *arguments)
@@ -273,11 +271,20 @@ class Core:
 
     def finish(self, end: End) -> None:
         """Bring the attempt to its end; the first call says how."""
-        if not self.ended.is_set():
+        if not self.ended:
             self.end = Canceled(str(end)) if isinstance(end, TaskCancelled) else end
-            self.ended.set()
+            self.ended = True
+            if self._end_awaited is not None and not self._end_awaited.done():
+                self._end_awaited.set_result(None)
             if self.preparing is not None:
                 self.preparing.cancel()
+
+    async def until_end(self) -> None:
+        """Wait until the attempt has to come to its end; for one waiter."""
+        if not self.ended:
+            # No `asyncio.Event`, which takes ten times the memory.
+            self._end_awaited = asyncio.get_running_loop().create_future()
+            await self._end_awaited
 
     def completed(self) -> None:
         """The loop has nothing more to do."""

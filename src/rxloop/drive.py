@@ -89,7 +89,7 @@ def _time_limit(core: Core) -> asyncio.TimerHandle | None:
 
 async def _until_end(core: Core, work: Coroutine[Any, Any, T]) -> T | None:
     """What some work of the preparation comes to; None if the attempt has to end before, which cuts it short."""
-    if core.ended.is_set():
+    if core.ended:
         work.close()
         return None
     core.preparing = asyncio.get_running_loop().create_task(work, name=f"rxloop-preparation-{core.task_id}")
@@ -99,7 +99,7 @@ async def _until_end(core: Core, work: Coroutine[Any, Any, T]) -> T | None:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             core.finish(CLOSING)
-        elif not core.ended.is_set():
+        elif not core.ended:
             raise RxloopError("something that the preparation of the run waited for was cancelled") from None
         return None
     finally:
@@ -261,7 +261,7 @@ async def _begin(core: Core) -> None:
         core.system = await _system(core)
         if resumed:
             core.set_tools(await _until_end(core, spec.tools.resolve(core.context())) or {})
-        if core.ended.is_set():
+        if core.ended:
             return
         pipeline = spec.loop(emit(RunRequest(core.context())))
     except Paused:
@@ -294,7 +294,7 @@ async def _system(core: Core) -> tuple[Message, ...]:
     text = instructions if isinstance(instructions, str) else instructions(core.context())
     if inspect.isawaitable(text):
         text = await _until_end(core, _value(text))
-    if not isinstance(text, str) and not core.ended.is_set():
+    if not isinstance(text, str) and not core.ended:
         name = getattr(instructions, "__name__", "function")
         raise ConfigurationError(f"the instructions {name}() gave {text!r}: they have to give a text")
     texts = [part for part in (text, core.spec.output_prompt) if part]
@@ -307,7 +307,7 @@ async def _value(awaitable: Awaitable[T]) -> T:
 
 async def _wait(core: Core) -> None:
     try:
-        await core.ended.wait()
+        await core.until_end()
     except asyncio.CancelledError:
         core.finish(CLOSING)
 

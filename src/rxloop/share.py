@@ -105,5 +105,5 @@ def _abandoned(core: Core) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-    elif core.loop is not None and not core.loop.is_closed() and not core.ended.is_set():
+    elif core.loop is not None and not core.loop.is_closed() and not core.ended:
         core.loop.call_soon_threadsafe(core.finish, Canceled("nobody holds the run any more"))

@@ -8,13 +8,15 @@ import pytest
 
 from run_checks import nothing_left, settled
 from rxloop.errors import ConflictError, EventLogError
-from rxloop.events import CustomEvent, Event
+from rxloop.events import ContentDeltaEvent, CustomEvent, Event
 from rxloop.stream.writer import FLUSH_EVERY, LogWriter
 from rxloop.testing import virtual_time
 
 
 class Log:
     """A log whose appends take as long as the test wants, and fail when it wants."""
+
+    keeps_deltas = False
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -274,3 +276,13 @@ async def test_a_failure_at_once_is_the_failure_of_the_log() -> None:
     assert [str(error) for error in it.failures] == ["the event log failed: no room"]
     await it.writer.close()
     await nothing_left()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_transient_events_are_for_the_logs_that_keep_them(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    monkeypatch.setattr(Log, "keeps_deltas", keeps)
+    it = Writing()
+    it.add()
+    it.writer.add(ContentDeltaEvent(delta="x", seq=1, sub=1))
+    await it.writer.flush()
+    assert it.log.batches == ([[1, 1]] if keeps else [[1]])

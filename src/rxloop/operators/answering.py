@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from reactivex import Observable, abc
 
@@ -42,61 +43,93 @@ def answering(
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            connections = Connections()
-            waiting: list[R] = []
-            active = 0
-            source_ended = False
-            advancing = False
-
-            def on_next(signal: Signal) -> None:
-                if not isinstance(signal, request_type):
-                    observer.on_next(signal)
-                elif concurrency is not None and active >= concurrency:
-                    waiting.append(signal)
-                else:
-                    start(signal)
-
-            def start(request: R) -> None:
-                nonlocal active
-                try:
-                    inner = answer(request)
-                except Exception as error:
-                    on_error(error)
-                    return
-                active += 1
-                connect(inner, observer.on_next, on_error, ended, scheduler, connections)
-
-            def ended() -> None:
-                nonlocal active
-                active -= 1
-                advance()
-
-            def advance() -> None:
-                # A loop and not a recursion, for answers that end inside `start`.
-                nonlocal advancing
-                if advancing:
-                    return
-                advancing = True
-                while waiting and (concurrency is None or active < concurrency):
-                    start(waiting.pop(0))
-                advancing = False
-                if source_ended and not active and not waiting:
-                    observer.on_completed()
-
-            def on_error(error: Exception) -> None:
-                waiting.clear()
-                connections.dispose()
-                observer.on_error(error)
-
-            def on_completed() -> None:
-                nonlocal source_ended
-                source_ended = True
-                advance()
-
-            connect(source, on_next, on_error, on_completed, scheduler, connections)
-            return connections
+            return _Answering(request_type, answer, concurrency, observer, scheduler).of(source)
 
         return Observable(subscribe)
 
     operator.__qualname__ = f"answering({request_type.__name__})"
     return operator
+
+
+class _Answering(Generic[R]):
+    """One subscription of `answering`. A class, and no closures, because each run has several for each iteration."""
+
+    __slots__ = (
+        "_active",
+        "_advancing",
+        "_answer",
+        "_concurrency",
+        "_connections",
+        "_observer",
+        "_request_type",
+        "_scheduler",
+        "_source_ended",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        request_type: type[R],
+        answer: Callable[[R], Observable[Signal]],
+        concurrency: int | None,
+        observer: abc.ObserverBase[Signal],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
+        self._request_type = request_type
+        self._answer = answer
+        self._concurrency = concurrency
+        self._observer = observer
+        self._scheduler = scheduler
+        self._connections = Connections()
+        self._waiting: deque[R] | None = None
+        self._active = 0
+        self._source_ended = False
+        self._advancing = False
+
+    def of(self, source: Observable[Signal]) -> abc.DisposableBase:
+        """Begin; disposing the result ends the source and all answers."""
+        connect(source, self._on_next, self._on_error, self._on_completed, self._scheduler, self._connections)
+        return self._connections
+
+    def _on_next(self, signal: Signal) -> None:
+        if not isinstance(signal, self._request_type):
+            self._observer.on_next(signal)
+        elif self._concurrency is not None and self._active >= self._concurrency:
+            if self._waiting is None:
+                self._waiting = deque()
+            self._waiting.append(signal)
+        else:
+            self._start(signal)
+
+    def _start(self, request: R) -> None:
+        try:
+            inner = self._answer(request)
+        except Exception as error:
+            self._on_error(error)
+            return
+        self._active += 1
+        connect(inner, self._observer.on_next, self._on_error, self._ended, self._scheduler, self._connections)
+
+    def _ended(self) -> None:
+        self._active -= 1
+        self._advance()
+
+    def _advance(self) -> None:
+        # A loop and not a recursion, for answers that end inside `_start`.
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._waiting and (self._concurrency is None or self._active < self._concurrency):
+            self._start(self._waiting.popleft())
+        self._advancing = False
+        if self._source_ended and not self._active and not self._waiting:
+            self._observer.on_completed()
+
+    def _on_error(self, error: Exception) -> None:
+        self._waiting = None
+        self._connections.dispose()
+        self._observer.on_error(error)
+
+    def _on_completed(self) -> None:
+        self._source_ended = True
+        self._advance()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -23,6 +24,8 @@ class RunScheduler(AsyncIOScheduler):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
+        self.thread = threading.get_ident()
+        """That of the event loop."""
         self._began = super().now - timedelta(seconds=loop.time())
 
     @property

@@ -21,6 +21,7 @@ class LogWriter:
         """The last event that is in the log."""
         self.error: EventLogError | None = None
         self._log = log
+        self._keeps_deltas = log.keeps_deltas
         self._append_now = log.append_now if isinstance(log, AppendsNow) else None
         self._task_id = task_id
         self._failed = failed
@@ -29,7 +30,12 @@ class LogWriter:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, event: Event) -> None:
-        """Take an event; it is in the log within 50 ms, or when `flush` returns; the first ones of a run at once."""
+        """Take an event; it is in the log within 50 ms, or when `flush` returns; the first ones of a run at once.
+
+        A transient one is left out, unless the log keeps those.
+        """
+        if not (event.durable or self._keeps_deltas):
+            return
         self._buffer.append(event)
         if self._timer is None and not self._writing:
             delay = FLUSH_EVERY if self.durable_seq else 0
