@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pkgutil
+import subprocess
+import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -36,15 +40,34 @@ def test_every_exported_name_exists_once(package: ModuleType) -> None:
     assert len(names) == len(set(names))
 
 
-def test_every_public_name_that_the_package_takes_from_its_modules_is_exported() -> None:
-    ours = {
-        name
-        for name, value in vars(rxloop).items()
-        if not name.startswith("_")
-        and not inspect.ismodule(value)
-        and getattr(value, "__module__", "").startswith("rxloop")
+def test_what_the_type_checker_sees_is_what_comes_when_a_name_is_asked_for() -> None:
+    [block] = [node for node in ast.parse(inspect.getsource(rxloop)).body if isinstance(node, ast.If)]
+    seen = {
+        (alias.asname or alias.name): (str(node.module), alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
-    assert ours <= set(rxloop.__all__)
+    assert {*seen, "__version__"} == {*rxloop.__all__}
+    for name, (module, own) in seen.items():
+        assert getattr(rxloop, name) is getattr(import_module(module), own)
+    assert {*dir(rxloop)} >= {*rxloop.__all__}
+
+
+def test_no_module_takes_the_place_of_an_exported_function() -> None:
+    modules = {found.name for found in pkgutil.iter_modules(rxloop.__path__)}
+    assert modules & {*rxloop.__all__} == set()
+
+
+def test_a_name_that_there_is_not_is_said_so() -> None:
+    with pytest.raises(AttributeError, match="module 'rxloop' has no attribute 'Agnet'"):
+        _ = rxloop.Agnet  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_importing_the_package_alone_loads_nothing_else() -> None:
+    loaded = "import rxloop, sys; print(*[name for name in sys.modules if name.startswith(('rxloop.', 'pydantic'))])"
+    done = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["rxloop._version"]
 
 
 def test_every_exported_class_and_function_has_a_docstring_of_its_own(package: ModuleType) -> None:

@@ -33,7 +33,18 @@ class Group:
 LAYOUT = (
     (
         "Agents and runs",
-        ("agent", "run", "result", "options", "settings", "stream.stream", "replay", "diff", "state", "totals"),
+        (
+            "agent",
+            "run",
+            "result",
+            "options",
+            "settings",
+            "stream.stream",
+            "playback",
+            "differences",
+            "state",
+            "totals",
+        ),
     ),
     ("Events", ("events", "envelope")),
     ("Messages", ("messages",)),

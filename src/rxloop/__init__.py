@@ -3,130 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rxloop import operators as op
 from rxloop._version import __version__
-from rxloop.agent import Agent
-from rxloop.diff import RunCost, RunDiff, RunSide, diff
-from rxloop.envelope import UnknownEvent
-from rxloop.errors import (
-    AttemptError,
-    AuthenticationError,
-    BadRequest,
-    BranchRefused,
-    ConfigurationError,
-    ConflictError,
-    ContentFiltered,
-    ContextBusy,
-    ContextLengthExceeded,
-    EventLogError,
-    GrammarError,
-    InvalidInput,
-    InvalidOutput,
-    InvalidThought,
-    LimitReached,
-    NoAnswers,
-    NotFinished,
-    Overloaded,
-    PermissionDenied,
-    PipelineError,
-    PlanRefused,
-    ProviderConnectionError,
-    ProviderError,
-    ProviderProtocolError,
-    ProviderTimeout,
-    RateLimited,
-    RecordingMismatch,
-    RunCancelled,
-    RunError,
-    RxloopError,
-    ServerError,
-    SessionConflict,
-    SessionError,
-    SessionFull,
-    SlowReader,
-    StageChoiceRequired,
-    StageRefused,
-    StrategyError,
-    ToolError,
-    UnknownModel,
-    UnknownRun,
-    UnknownSession,
-)
-from rxloop.eventlog import MemoryEventLog
-from rxloop.events import (
-    AnyEvent,
-    ArtifactUpdateEvent,
-    AuthRequiredEvent,
-    CheckpointEvent,
-    ContentCompleteEvent,
-    ContentDeltaEvent,
-    ContextCompressedEvent,
-    CustomEvent,
-    Event,
-    GapEvent,
-    InputReceivedEvent,
-    InputRequiredEvent,
-    LLMCallEvent,
-    LLMFailedEvent,
-    MessageAddedEvent,
-    PendingInput,
-    SessionLink,
-    StageEvent,
-    StatusUpdateEvent,
-    SubtaskEvent,
-    TaskEvent,
-    ThinkingFailedEvent,
-    ThoughtDeltaEvent,
-    ThoughtStreamEvent,
-    ToolCallDeltaEvent,
-    ToolCompleteEvent,
-    ToolProgressEvent,
-    ToolStartEvent,
-    UsageEvent,
-    external,
-    from_json,
-    protocol_schema,
-)
-from rxloop.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, ToolCall, Usage
-from rxloop.options import ForkOptions, RunOptions
-from rxloop.protocols import (
-    Budget,
-    Clock,
-    Compressor,
-    EventLog,
-    Provider,
-    RunRecord,
-    SessionChange,
-    SessionRecord,
-    SessionStore,
-    TokenCounter,
-    Tool,
-    ToolProvider,
-    Workspace,
-    WorkspacePart,
-)
-from rxloop.replay import RecordedStream, Replay, follow, replay
-from rxloop.requests import (
-    IterationEnd,
-    ModelRequest,
-    Operator,
-    RunContext,
-    RunRequest,
-    Signal,
-    Strategy,
-    ToolDefinition,
-    ToolRequest,
-)
-from rxloop.result import Result
-from rxloop.run import Run
-from rxloop.settings import Limits, ModelSettings
-from rxloop.state import RunState, fold
-from rxloop.stream.stream import Stream
-from rxloop.thinking.graph import ThoughtGraph
-from rxloop.tools import Thoughts, ToolResult, tool
-from rxloop.totals import CompressionTotals
 
 if TYPE_CHECKING:
+    from rxloop import operators as op
+    from rxloop.agent import Agent
     from rxloop.context import (
         ChainedCompressor,
         CompositeWorkspace,
@@ -139,10 +20,127 @@ if TYPE_CHECKING:
         TokenBudgetCompressor,
         TokenEstimator,
     )
+    from rxloop.differences import RunCost, RunDiff, RunSide, diff
+    from rxloop.envelope import UnknownEvent
+    from rxloop.errors import (
+        AttemptError,
+        AuthenticationError,
+        BadRequest,
+        BranchRefused,
+        ConfigurationError,
+        ConflictError,
+        ContentFiltered,
+        ContextBusy,
+        ContextLengthExceeded,
+        EventLogError,
+        GrammarError,
+        InvalidInput,
+        InvalidOutput,
+        InvalidThought,
+        LimitReached,
+        NoAnswers,
+        NotFinished,
+        Overloaded,
+        PermissionDenied,
+        PipelineError,
+        PlanRefused,
+        ProviderConnectionError,
+        ProviderError,
+        ProviderProtocolError,
+        ProviderTimeout,
+        RateLimited,
+        RecordingMismatch,
+        RunCancelled,
+        RunError,
+        RxloopError,
+        ServerError,
+        SessionConflict,
+        SessionError,
+        SessionFull,
+        SlowReader,
+        StageChoiceRequired,
+        StageRefused,
+        StrategyError,
+        ToolError,
+        UnknownModel,
+        UnknownRun,
+        UnknownSession,
+    )
+    from rxloop.eventlog import MemoryEventLog
     from rxloop.eventlog.sessions import SqliteSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog
+    from rxloop.events import (
+        AnyEvent,
+        ArtifactUpdateEvent,
+        AuthRequiredEvent,
+        CheckpointEvent,
+        ContentCompleteEvent,
+        ContentDeltaEvent,
+        ContextCompressedEvent,
+        CustomEvent,
+        Event,
+        GapEvent,
+        InputReceivedEvent,
+        InputRequiredEvent,
+        LLMCallEvent,
+        LLMFailedEvent,
+        MessageAddedEvent,
+        PendingInput,
+        SessionLink,
+        StageEvent,
+        StatusUpdateEvent,
+        SubtaskEvent,
+        TaskEvent,
+        ThinkingFailedEvent,
+        ThoughtDeltaEvent,
+        ThoughtStreamEvent,
+        ToolCallDeltaEvent,
+        ToolCompleteEvent,
+        ToolProgressEvent,
+        ToolStartEvent,
+        UsageEvent,
+        external,
+        from_json,
+        protocol_schema,
+    )
+    from rxloop.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, ToolCall, Usage
+    from rxloop.options import ForkOptions, RunOptions
+    from rxloop.playback import RecordedStream, Replay, follow, replay
+    from rxloop.protocols import (
+        Budget,
+        Clock,
+        Compressor,
+        EventLog,
+        Provider,
+        RunRecord,
+        SessionChange,
+        SessionRecord,
+        SessionStore,
+        TokenCounter,
+        Tool,
+        ToolProvider,
+        Workspace,
+        WorkspacePart,
+    )
     from rxloop.providers import Preset, Price, Retry, fallback, hedge, limited, openai_chat
+    from rxloop.requests import (
+        IterationEnd,
+        ModelRequest,
+        Operator,
+        RunContext,
+        RunRequest,
+        Signal,
+        Strategy,
+        ToolDefinition,
+        ToolRequest,
+    )
+    from rxloop.result import Result
+    from rxloop.run import Run
+    from rxloop.settings import Limits, ModelSettings
+    from rxloop.state import RunState, fold
+    from rxloop.stream.stream import Stream
     from rxloop.thinking.flow import STRATEGIES, Stage, StageManager, StrategyDefinition
+    from rxloop.thinking.graph import ThoughtGraph
     from rxloop.thinking.sessions import (
         MemorySessionStore,
         SequentialThought,
@@ -151,52 +149,84 @@ if TYPE_CHECKING:
         ThoughtInput,
         ThoughtResult,
     )
+    from rxloop.tools import Thoughts, ToolResult, tool
     from rxloop.tools.request_input import request_input
     from rxloop.tools.sequential_thinking import sequential_thinking
     from rxloop.tools.strategic_thinking import strategic_thinking
+    from rxloop.totals import CompressionTotals
 
-# Imported when they are first asked for: a program need not wait for what it does not use.
-_LATER = {
-    "ChainedCompressor": "rxloop.context",
-    "CompositeWorkspace": "rxloop.context",
-    "FolderWorkspace": "rxloop.context",
-    "Scratchpad": "rxloop.context",
-    "SemanticCompressor": "rxloop.context",
-    "SlidingWindowCompressor": "rxloop.context",
-    "TextWorkspace": "rxloop.context",
-    "ThinkingResult": "rxloop.context",
-    "TokenBudgetCompressor": "rxloop.context",
-    "TokenEstimator": "rxloop.context",
-    "Preset": "rxloop.providers",
-    "Price": "rxloop.providers",
-    "Retry": "rxloop.providers",
-    "MemorySessionStore": "rxloop.thinking.sessions",
-    "SequentialThought": "rxloop.thinking.sessions",
-    "Session": "rxloop.thinking.sessions",
-    "SqliteEventLog": "rxloop.eventlog.sqlite",
-    "SqliteSessionStore": "rxloop.eventlog.sessions",
-    "STRATEGIES": "rxloop.thinking.flow",
-    "Stage": "rxloop.thinking.flow",
-    "StageManager": "rxloop.thinking.flow",
-    "StrategyDefinition": "rxloop.thinking.flow",
-    "ThinkingSessions": "rxloop.thinking.sessions",
-    "ThoughtInput": "rxloop.thinking.sessions",
-    "ThoughtResult": "rxloop.thinking.sessions",
-    "fallback": "rxloop.providers",
-    "hedge": "rxloop.providers",
-    "limited": "rxloop.providers",
-    "openai_chat": "rxloop.providers",
-    "request_input": "rxloop.tools.request_input",
-    "sequential_thinking": "rxloop.tools.sequential_thinking",
-    "strategic_thinking": "rxloop.tools.strategic_thinking",
+# Imported when they are first asked for: a program, the command above all, need not wait for what it does not use.
+_MODULES = {
+    "rxloop.agent": "Agent",
+    "rxloop.context": (
+        "ChainedCompressor CompositeWorkspace FolderWorkspace Scratchpad SemanticCompressor "
+        "SlidingWindowCompressor TextWorkspace ThinkingResult TokenBudgetCompressor TokenEstimator"
+    ),
+    "rxloop.differences": "RunCost RunDiff RunSide diff",
+    "rxloop.envelope": "UnknownEvent",
+    "rxloop.errors": (
+        "AttemptError AuthenticationError BadRequest BranchRefused ConfigurationError ConflictError "
+        "ContentFiltered ContextBusy ContextLengthExceeded EventLogError GrammarError InvalidInput "
+        "InvalidOutput InvalidThought LimitReached NoAnswers NotFinished Overloaded PermissionDenied "
+        "PipelineError PlanRefused ProviderConnectionError ProviderError ProviderProtocolError "
+        "ProviderTimeout RateLimited RecordingMismatch RunCancelled RunError RxloopError ServerError "
+        "SessionConflict SessionError SessionFull SlowReader StageChoiceRequired StageRefused StrategyError "
+        "ToolError UnknownModel UnknownRun UnknownSession"
+    ),
+    "rxloop.eventlog": "MemoryEventLog",
+    "rxloop.eventlog.sessions": "SqliteSessionStore",
+    "rxloop.eventlog.sqlite": "SqliteEventLog",
+    "rxloop.events": (
+        "AnyEvent ArtifactUpdateEvent AuthRequiredEvent CheckpointEvent ContentCompleteEvent "
+        "ContentDeltaEvent ContextCompressedEvent CustomEvent Event GapEvent InputReceivedEvent "
+        "InputRequiredEvent LLMCallEvent LLMFailedEvent MessageAddedEvent PendingInput SessionLink StageEvent "
+        "StatusUpdateEvent SubtaskEvent TaskEvent ThinkingFailedEvent ThoughtDeltaEvent ThoughtStreamEvent "
+        "ToolCallDeltaEvent ToolCompleteEvent ToolProgressEvent ToolStartEvent UsageEvent external from_json "
+        "protocol_schema"
+    ),
+    "rxloop.messages": "ErrorInfo FilePart ImagePart Message Part TextPart ToolCall Usage",
+    "rxloop.options": "ForkOptions RunOptions",
+    "rxloop.playback": "RecordedStream Replay follow replay",
+    "rxloop.protocols": (
+        "Budget Clock Compressor EventLog Provider RunRecord SessionChange SessionRecord SessionStore "
+        "TokenCounter Tool ToolProvider Workspace WorkspacePart"
+    ),
+    "rxloop.providers": "Preset Price Retry fallback hedge limited openai_chat",
+    "rxloop.requests": (
+        "IterationEnd ModelRequest Operator RunContext RunRequest Signal Strategy ToolDefinition ToolRequest"
+    ),
+    "rxloop.result": "Result",
+    "rxloop.run": "Run",
+    "rxloop.settings": "Limits ModelSettings",
+    "rxloop.state": "RunState fold",
+    "rxloop.stream.stream": "Stream",
+    "rxloop.thinking.flow": "STRATEGIES Stage StageManager StrategyDefinition",
+    "rxloop.thinking.graph": "ThoughtGraph",
+    "rxloop.thinking.sessions": (
+        "MemorySessionStore SequentialThought Session ThinkingSessions ThoughtInput ThoughtResult"
+    ),
+    "rxloop.tools": "Thoughts ToolResult tool",
+    "rxloop.tools.request_input": "request_input",
+    "rxloop.tools.sequential_thinking": "sequential_thinking",
+    "rxloop.tools.strategic_thinking": "strategic_thinking",
+    "rxloop.totals": "CompressionTotals",
 }
+_LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name == "op":
+        value = import_module("rxloop.operators")
+    elif name in _LATER:
+        value = getattr(import_module(_LATER[name]), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
 
 
 __all__ = [

@@ -10,7 +10,7 @@ from rxloop.cli import options
 from rxloop.cli.render import clean
 from rxloop.cli.store import find_run, opened
 from rxloop.cli.terminal import running, write
-from rxloop.diff import diff as compare
+from rxloop.differences import diff as compare
 
 
 def diff(

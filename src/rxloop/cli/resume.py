@@ -18,8 +18,8 @@ from rxloop.cli.session import show as write_live
 from rxloop.cli.store import find_run, first_event, opened, short_id
 from rxloop.cli.terminal import FAILED, WAITS, asks, running, say
 from rxloop.events import Event, PendingInput
+from rxloop.playback import replay
 from rxloop.protocols import EventLog, RunRecord
-from rxloop.replay import replay
 from rxloop.thinking.flow import STRATEGIES
 
 

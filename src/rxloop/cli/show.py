@@ -15,8 +15,8 @@ from rxloop.cli.store import find_run, first_event, opened
 from rxloop.cli.terminal import running, write, write_json
 from rxloop.cli.views import numbered
 from rxloop.events import Event
-from rxloop.replay import follow as following
-from rxloop.replay import replay as replaying
+from rxloop.playback import follow as following
+from rxloop.playback import replay as replaying
 
 
 def show(
