@@ -25,10 +25,11 @@ from tables import Spread, markdown
 
 TRANSPORTS = ("httpx", "aiohttp")
 IMPORT_TARGET = 250
+OURS = "from rxloop import Agent"
 IMPORT = """
 import time
 wall, cpu = time.perf_counter(), time.process_time()
-import {module}
+{statement}
 print(time.process_time() - cpu, time.perf_counter() - wall)
 """
 Samples = dict[tuple[str, str], list[float | None]]
@@ -42,12 +43,13 @@ class Column:
     name: str
     client: str
     imports: str
+    """What a program has to load, as a statement."""
     python: str = sys.executable
     transport: str | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
-BARE = Column("bare", "bare", "httpx")
+BARE = Column("bare", "bare", "import httpx")
 
 
 def child(python: str, *arguments: str, **environment: str) -> str:
@@ -59,7 +61,7 @@ def child(python: str, *arguments: str, **environment: str) -> str:
 
 
 def ours(transport: str) -> Column:
-    return Column(f"rxloop-{transport}", "ours", "rxloop", sys.executable, transport, {"RXLOOP_TRANSPORT": transport})
+    return Column(f"rxloop-{transport}", "ours", OURS, sys.executable, transport, {"RXLOOP_TRANSPORT": transport})
 
 
 def measure(column: Column, case: Case, work: str, base: str) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def measure(column: Column, case: Case, work: str, base: str) -> dict[str, Any]:
 
 
 def measure_import(column: Column) -> dict[str, float]:
-    cpu, wall = child(column.python, "-c", IMPORT.format(module=column.imports)).split()
+    cpu, wall = child(column.python, "-c", IMPORT.format(statement=column.imports)).split()
     return {"cpu": float(cpu) * 1_000, "wall": float(wall) * 1_000}
 
 
@@ -196,7 +198,7 @@ class Benchmark:
             print(f"skipped {name}, which could not be installed: {error}", file=sys.stderr)
             return
         module = f"contenders.with_{name.replace('-', '_')}"
-        self.columns.append(Column(name, module, module, str(found.python)))
+        self.columns.append(Column(name, module, f"import {module}", str(found.python)))
         self.versions[name] = found.packages.get(name) or found.packages[f"{name}-slim"]
         self.packages[name] = list(found.packages)
 
@@ -236,11 +238,11 @@ class Benchmark:
             "cases": {**rows, growth.name: growth_row(growth, samples, names)},
             "features": {case.name: row(case, features, names, None) for case in self.extra},
             "imports": {
-                module: {
+                statement: {
                     **{clock: summary([value[clock] for value in values]) for clock in ("cpu", "wall")},
-                    "target": IMPORT_TARGET if module == "rxloop" else None,
+                    "target": IMPORT_TARGET if statement == OURS else None,
                 }
-                for module, values in imports.items()
+                for statement, values in imports.items()
             },
             "packages": self.packages,
         }
