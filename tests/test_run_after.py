@@ -8,6 +8,7 @@ from run_checks import Recorder, events_of
 from rxloop import Agent, RunContext, ToolError, external, follow, tool
 from rxloop.eventlog import MemoryEventLog
 from rxloop.events import (
+    ContentDeltaEvent,
     CustomEvent,
     Event,
     GapEvent,
@@ -65,6 +66,33 @@ def test_a_reader_that_comes_back_in_the_middle_misses_nothing_and_gets_nothing_
         time.run(main())
         for place, recorder in back:
             assert recorder.events == live.events[place:]
+
+
+def test_a_reader_that_comes_back_into_a_message_of_five_thousand_deltas_gets_its_rest() -> None:  # L132
+    with virtual_time() as time:
+        run = Agent(ScriptedModel(frames("-".join("abcdefghijklmnopqrstuvwxyz" * 200) + "-|"))).run("Go.")
+        live = Recorder()
+        back: list[tuple[int, Recorder]] = []
+
+        def come_back(event: Event) -> None:
+            live.events.append(event)
+            if len(live.events) == 5_000:
+                places = (3, 4, 900, 2_500, 4_990)
+                back.extend((at, Recorder(run.stream(after=live.events[at].cursor))) for at in places)
+
+        async def main() -> None:
+            run.events.subscribe(come_back)
+            await run
+
+        time.run(main())
+        assert back[-1][1].events == live.events[4_991:]
+        for at, recorder in back:
+            deltas = [event for event in live.events[at + 1 :] if isinstance(event, ContentDeltaEvent)]
+            came = [event for event in recorder.events if isinstance(event, ContentDeltaEvent)]
+            assert "".join(event.delta for event in came) == "".join(event.delta for event in deltas)
+            assert [event for event in recorder.events if event.durable] == [
+                event for event in live.events[at + 1 :] if event.durable
+            ]
 
 
 async def test_a_reader_that_had_all_of_an_earlier_attempt_goes_on_without_a_gap() -> None:  # L132

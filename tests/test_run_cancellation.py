@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reactivex import Observable
+from reactivex.disposable import Disposable
 
 from run_checks import (
     Recorder,
@@ -70,6 +72,26 @@ async def test_before_the_start() -> None:
     await cancelled(run, recorder)
     assert kinds(recorder.events) == ["task", "status-update", "status-update"]
     assert model.requests == []
+
+
+async def test_a_provider_that_cannot_be_disposed_is_told_and_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck:
+        name = "stuck"
+
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            def dispose() -> None:
+                raise RuntimeError("the socket is gone")
+
+            return Observable(lambda observer, scheduler=None: Disposable(dispose))
+
+        async def aclose(self) -> None: ...
+
+    run = Agent(Stuck()).run("Go.")
+    recorder = Recorder(run.events)
+    await settled()
+    run.cancel()
+    await cancelled(run, recorder)
+    assert "the socket is gone" in caplog.text
 
 
 async def test_after_the_start_and_before_anything_happened() -> None:

@@ -149,6 +149,34 @@ def test_calls_with_one_id_each_get_their_own_answer() -> None:
     assert well_formed(state)
 
 
+@pytest.mark.parametrize("index", [-1, 2, 7])
+def test_an_answer_to_a_call_that_is_not_there_is_none(index: int) -> None:
+    state = fold_all([task(), llm(), complete("", called(), called()), answered(index)])
+    assert state.batch is not None
+    assert state.batch.open == [0, 1]
+
+
+def test_the_answers_of_many_calls_of_one_message_are_counted_and_not_searched() -> None:
+    class Searched(dict[int, ToolCompleteEvent]):
+        """Answers that count how often one is looked for."""
+
+        count = 0
+
+        def __contains__(self, key: object) -> bool:
+            Searched.count += 1
+            return super().__contains__(key)
+
+    state = fold_all([task(), llm(), complete("", *[called()] * 1_000)])
+    for index in range(999):
+        assert state.batch is not None
+        state = replace(state, batch=replace(state.batch, answers=Searched(state.batch.answers)))
+        state = fold(state, answered(index))
+    assert Searched.count == 999
+    assert state.batch is not None
+    assert state.batch.open == [999]
+    assert fold(state, answered(999)).batch is None
+
+
 def test_a_second_answer_to_a_slot_is_none() -> None:
     state = fold_all([task(), llm(), complete("", called(), called()), answered(0, "first"), answered(0, "second")])
     assert state.batch is not None

@@ -302,7 +302,7 @@ class Core:
         if ctx.call is None:
             if state.open_step == ctx.step:
                 self.publish(self._canceled_message(state, ctx.branch))
-        elif state.batch is not None and state.batch.step == ctx.step and ctx.index in state.batch.open:
+        elif state.batch is not None and state.batch.step == ctx.step and state.batch.awaits(ctx.index):
             self.publish(self._canceled_call(state.batch, ctx.index, ctx.branch))
 
     def close_open(self) -> None:

@@ -322,7 +322,11 @@ async def _through(step: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _finish(core: Core) -> None:
-    core.subscription.dispose()
+    try:
+        core.subscription.dispose()
+    except Exception:
+        # What somebody's Disposable does must not keep the run from its end.
+        log.exception("the pipeline of the run %s could not be disposed", core.task_id)
     stuck = await _through(lambda: core.scope.join(GRACE))
     if stuck:
         log.error("after %s s the run %s leaves behind: %s", GRACE, core.task_id, ", ".join(stuck))

@@ -56,6 +56,10 @@ class Batch:
         """The places of the calls that have no answer."""
         return [index for index in range(len(self.calls)) if index not in self.answers]
 
+    def awaits(self, index: int) -> bool:
+        """Whether the call at a place has no answer."""
+        return 0 <= index < len(self.calls) and index not in self.answers
+
     @property
     def thought_only(self) -> bool:
         """Whether every call is `think_aloud`."""
@@ -323,11 +327,11 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
 
 def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
-    if batch is None or batch.step != event.step or event.index not in batch.open:
+    if batch is None or batch.step != event.step or not batch.awaits(event.index):
         return {}
     batch = replace(batch, answers={**batch.answers, event.index: event})
     pending = _unasked(state, batch.step, event.index)
-    if batch.open:
+    if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}
     all_failed = not any(answer.success for answer in batch.answers.values())
     return {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import reactivex as rx
-from reactivex import Observable
+from reactivex import Observable, Subject, abc
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
 from rxloop.operators.answering import answering
@@ -136,6 +136,51 @@ def test_a_function_that_raises_is_an_error_of_the_stream() -> None:
 
     assert seen.messages == [on_error(210, failure)]
     assert xs.subscriptions == [subscribe(200, 210)]
+
+
+def test_behind_an_error_no_request_is_answered_though_its_source_goes_on_inside_subscribe() -> None:
+    asked: list[str] = []
+
+    def refuse(request: Ask) -> Observable[Any]:
+        asked.append(request.name)
+        raise ValueError(request.name)
+
+    before: Any = answering(Other, lambda _: emit(Ask("a"), Ask("b")))
+    operator: Any = answering(Ask, refuse)
+    told: list[Any] = []
+    operator(before(emit(Other(), Other()))).subscribe(told.append, told.append, lambda: told.append("end"))
+    assert asked == ["a"]
+    assert list(map(str, told)) == ["a"]
+
+
+def test_a_waiting_request_whose_function_raises_ends_it_once() -> None:
+    def refuse(request: Ask) -> Observable[Any]:
+        if request.name == "b":
+            raise ValueError(request.name)
+        return first
+
+    first, source = Subject[Any](), Subject[Any]()
+    told: list[str] = []
+
+    class Plain(abc.ObserverBase[Any]):
+        """An observer that does not see to it itself that nothing comes behind the end."""
+
+        def on_next(self, value: Any) -> None:
+            told.append(value)
+
+        def on_error(self, error: Exception) -> None:
+            told.append(f"error {error}")
+
+        def on_completed(self) -> None:
+            told.append("end")
+
+    operator: Any = answering(Ask, refuse, 1)
+    operator(source)._subscribe_core(Plain(), None)
+    for name in "ab":
+        source.on_next(Ask(name))
+    source.on_completed()
+    first.on_completed()
+    assert told == ["error b"]
 
 
 def test_disposing_it_disposes_the_source_and_every_answer() -> None:

@@ -155,6 +155,17 @@ async def test_a_full_disk_ends_the_stream_and_leaves_the_run_alone() -> None:
     assert (await run).output == "Hello."
 
 
+async def test_a_full_disk_is_no_fault_of_the_subscriber_of_a_run_that_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Agent(ScriptedModel("Hello")).run("Go.")
+    await run
+    errors: list[Exception] = []
+    run.pipe(op.record("/dev/full")).subscribe(on_error=errors.append)
+    assert [type(error) for error in errors] == [ConfigurationError]
+    assert caplog.records == []
+
+
 def test_a_full_disk_is_told_once() -> None:
     errors: list[Exception] = []
     emit(*[MESSAGE] * 3).pipe(op.record("/dev/full")).subscribe(on_error=errors.append)

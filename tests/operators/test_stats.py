@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,19 @@ from reactivex import operators as rx
 
 from rxloop import Agent, ContentDeltaEvent, Event, GapEvent, MemoryEventLog, Usage, replay, tool
 from rxloop.errors import ConfigurationError, RunCancelled
+from rxloop.events import (
+    InputReceivedEvent,
+    InputRequiredEvent,
+    PendingInput,
+    StatusUpdateEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+    ToolStartEvent,
+)
+from rxloop.messages import Message, ToolCall
 from rxloop.operators.stats import Stats, stats
 from rxloop.providers.prices import Price
+from rxloop.stream.bridges import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
 from timelines import LETTERS, drawn, live, nested, placed, replayed, stamped, values
 
@@ -107,6 +119,27 @@ def test_a_tool_that_waits_for_a_person_is_not_at_work() -> None:
     # The other one is.
     assert replayed(stats(3), "-t-s-Si--------r--x-XF|")[-1].tool_seconds == 17
     assert replayed(stats(3), "-t-s--i--------------x--F|")[-1].tool_seconds == 3
+
+
+def test_four_hundred_calls_that_ask_at_once_are_not_looked_through_for_each_other() -> None:
+    calls = [ToolCall(id=f"c{index}", name="ask") for index in range(400)]
+    events: list[Event] = [TaskEvent(messages=[Message.user("Go.")], model="m", agent_name="a")]
+    events += [ToolStartEvent(call=each, index=index, idempotency_key="k") for index, each in enumerate(calls)]
+    for index, each in enumerate(calls):
+        question = PendingInput(input_id=each.id, prompt="Sure?", call=each, index=index)
+        events.append(InputRequiredEvent(input=question))
+    for index, each in enumerate(calls):
+        events.append(InputReceivedEvent(input_id=each.id, value=True))
+        events.append(ToolCompleteEvent(call=each, index=index, success=True, content=""))
+    events.append(StatusUpdateEvent(state="completed", final=True))
+    seen: list[Stats] = []
+    begin = time.process_time()
+    emit(*(event.model_copy(update={"timestamp": 1 + n}) for n, event in enumerate(events))).pipe(stats(60)).subscribe(
+        seen.append
+    )
+    # A tenth of a second; it was five, when each call made the set of those that ask.
+    assert time.process_time() - begin < 2
+    assert (seen[-1].tool_calls, seen[-1].tool_seconds) == (400, 1.199)
 
 
 def test_calls_that_a_crash_left_open_end_with_the_last_event_before_it() -> None:

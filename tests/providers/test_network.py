@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
+import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import anyio
 import httpcore
 import httpx
 import pytest
 
-from rxloop.providers._network import MOST_TOGETHER, with_cheap_network
+from rxloop.providers import openai_chat
+from rxloop.providers._network import MOST_TOGETHER, _Stream, with_cheap_network
 from servers import REQUEST, Reply, Server, active, chat, collect, say, text
 
 REQUEST_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\n"
@@ -125,3 +130,114 @@ async def test_an_idle_connection_says_whether_the_server_has_closed_it(server: 
         await stream.aclose()
         assert stream.get_extra_info("is_readable") is True
         assert stream.get_extra_info("socket") is not None
+
+
+async def test_a_connection_that_is_gone_as_soon_as_it_is_made_is_no_mistake_of_the_program() -> None:
+    here, there = socket.socketpair()
+    with there:
+        here.close()
+        stream = _Stream(Gone(here))
+        assert stream.get_extra_info("is_readable") is True
+        assert stream.get_extra_info("socket") is here
+
+
+class Gone(httpcore.AsyncNetworkStream):
+    """The end of a connection that takes nothing any more; what came before can still be read."""
+
+    def __init__(self, end: socket.socket | None = None) -> None:
+        self._end = end
+
+    async def read(self, max_bytes: int, *limits: Any, **named: Any) -> bytes:
+        return b"HTTP/1.1 429 Slow down\r\n\r\n"
+
+    async def write(self, buffer: bytes, *limits: Any, **named: Any) -> None:
+        raise httpcore.WriteError("broken pipe")
+
+    def get_extra_info(self, info: str) -> Any:
+        # As the streams of httpcore have it.
+        return self._end is not None and self._end.fileno() < 0 if info == "is_readable" else self._end
+
+
+async def test_an_answer_that_came_before_the_request_is_read_though_the_request_cannot_be_written() -> None:
+    stream = _Stream(Gone())
+    await stream.write(b"GET / HTTP/1.1\r\n\r\n")
+    assert (await stream.read(100)).startswith(b"HTTP/1.1 429")
+    await stream.write(b"POST / HTTP/1.1\r\n\r\n")
+    with pytest.raises(httpcore.WriteError):
+        await stream.write(b"{}")
+
+
+@pytest.mark.parametrize("size", [2, 3 * MOST_TOGETHER, 2**22])
+async def test_a_server_that_answers_before_it_has_read_the_request_is_heard(size: int) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too large\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno")
+        await writer.drain()
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(2**16):
+                pass
+        writer.close()
+        ended.set()
+
+    ended = asyncio.Event()
+    listener = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with listener:
+        async with with_cheap_network(httpx.AsyncClient(trust_env=False)) as client:
+            port = listener.sockets[0].getsockname()[1]
+            answer = await client.post(f"http://127.0.0.1:{port}/", content=b"x" * size)
+            assert (answer.status_code, answer.content) == (413, b"no")
+        async with asyncio.timeout(5):
+            await ended.wait()
+
+
+async def test_a_request_that_is_cancelled_in_its_middle_leaves_no_connection_to_be_used_again(server: Server) -> None:
+    begun = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+        yield b"{}"
+
+    server.replies = [Reply([b"{}"])]
+    client, writes = watched()
+    async with client:
+        url = f"{server.base_url}/chat/completions"
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: client.post(url, content=pieces(), headers={"content-length": "2"}))
+                await begun.wait()
+                scope.cancel()
+        assert writes.seen == [], "the head was held, and went with its connection"
+        assert vars(vars(client)["_transport"])["_pool"].connections == []
+        assert (await client.post(url, content=b"{}")).content == b"{}"
+        assert [len(writes.seen), writes.seen[0][-2:]] == [1, b"{}"]
+
+
+async def test_a_server_on_a_unix_socket_is_spoken_to_in_the_same_way(tmp_path: Path) -> None:
+    made = Server()
+    made.replies = [Reply([b"{}"])]
+    listener = await asyncio.start_unix_server(made.handle, str(tmp_path / "model"))
+    transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "model"))
+    async with listener, with_cheap_network(httpx.AsyncClient(transport=transport)) as client:
+        for _ in range(2):
+            answer = await client.post("http://model/v1/chat/completions", content=b"{}")
+            assert answer.content == b"{}"
+        assert made.connections == 1
+        await client.aclose()
+        async with asyncio.timeout(5):
+            await made.all_closed.wait()
+
+
+async def test_a_server_with_an_address_of_the_sixth_version_is_spoken_to(server: Server) -> None:
+    try:
+        listener = await asyncio.start_server(server.handle, "::1", 0)
+    except OSError:
+        return  # a machine without it
+    server.answer(say("Hello"))
+    async with listener:
+        provider = openai_chat("m", base_url=f"http://[::1]:{listener.sockets[0].getsockname()[1]}/v1", api_key="k")
+        assert text(await collect(provider.call(REQUEST))) == "Hello"
+        await provider.aclose()
+        async with asyncio.timeout(5):
+            await server.all_closed.wait()

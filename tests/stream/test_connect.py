@@ -5,7 +5,7 @@ import reactivex as rx
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
-from rxloop.stream.connect import connect
+from rxloop.stream.connect import Connections, connect
 
 
 class Seen:
@@ -107,3 +107,35 @@ def test_it_takes_the_observables_of_reactivex() -> None:
     seen = Seen()
     connect(rx.of(1, 2, 3), seen.told.append, seen.told.append, seen.end)
     assert seen.told == [1, 2, 3, "end"]
+
+
+def test_connections_are_disposed_in_order_and_one_that_fails_keeps_none_open() -> None:
+    told: list[str] = []
+    connections = Connections()
+
+    def fail() -> None:
+        told.append("b")
+        raise OSError("b")
+
+    def later() -> None:
+        told.append("d")
+
+    one, two, three = Disposable(lambda: told.append("a")), Disposable(fail), Disposable(lambda: told.append("c"))
+    for each in (one, two, three):
+        assert connections.add(each)
+    with pytest.raises(OSError, match="b"):
+        connections.dispose()
+    assert told == ["a", "b", "c"]
+    assert connections.disposed
+    assert not connections.add(Disposable(later))
+    assert told[-1] == "d"
+    connections.dispose()
+
+
+def test_a_connection_that_is_over_is_forgotten() -> None:
+    connections = Connections()
+    told: list[object] = []
+    for _ in range(3):
+        connect(rx.empty(), told.append, told.append, lambda: told.append("end"), None, connections)
+    assert told == ["end"] * 3
+    assert vars(connections)["_open"] == {}

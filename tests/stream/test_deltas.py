@@ -15,7 +15,15 @@ from rxloop.events import (
     ToolProgressEvent,
 )
 from rxloop.messages import ToolCall
-from rxloop.stream.deltas import PackedDeltas, delta_text, merge_adjacent, merged, packed, same_run_of_deltas
+from rxloop.stream.deltas import (
+    MergedDeltas,
+    PackedDeltas,
+    behind,
+    delta_text,
+    merged,
+    packed,
+    same_run_of_deltas,
+)
 
 
 def content(text: str, step: str = "1", **fields: object) -> ContentDeltaEvent:
@@ -34,14 +42,33 @@ def texts(events: list[Event]) -> list[str | None]:
     return [delta_text(event) for event in events]
 
 
-def test_adjacent_deltas_become_one_with_the_place_of_the_newest() -> None:
+def merged_of(*deltas: Event) -> MergedDeltas:
+    made = MergedDeltas()
+    for each in packed(deltas):
+        made.add(each)
+    return made
+
+
+def test_merged_deltas_are_one_with_the_place_of_the_newest() -> None:
     first = content("a", seq=3, sub=1, index=0)
-    second = content("b", seq=3, sub=2, index=1)
-    [only] = merge_adjacent([first, second])
-    assert isinstance(only, ContentDeltaEvent)
-    assert (only.delta, only.seq, only.sub, only.index) == ("ab", 3, 2, 1)
+    second = content("b", seq=3, sub=2, index=1, timestamp=7)
+    third = content("c", seq=4, sub=5, index=2)
+    assert merged_of(first, second).event() == content("ab", seq=3, sub=2, index=1, timestamp=7)
+    both = merged_of(first, second, third)
+    assert both.text == "abc"
+    assert both.event() == content("abc", seq=4, sub=5, index=2)
+    assert both.event().to_json() == content("abc", seq=4, sub=5, index=2).to_json()
     assert first.delta == "a", "the events themselves stay as they are"
     assert second.delta == "b"
+
+
+def test_arguments_of_a_call_and_thoughts_are_merged_like_text() -> None:
+    whole = merged_of(arguments("{"), arguments('"a"'), arguments(": 1}")).event()
+    assert isinstance(whole, ToolCallDeltaEvent)
+    assert whole.fragment == '{"a": 1}'
+    whole = merged_of(thought("Let me "), thought("see.")).event()
+    assert isinstance(whole, ThoughtDeltaEvent)
+    assert whole.delta == "Let me see."
 
 
 def test_deltas_of_other_kinds_steps_branches_runs_and_calls_stay_apart() -> None:
@@ -55,26 +82,27 @@ def test_deltas_of_other_kinds_steps_branches_runs_and_calls_stay_apart() -> Non
         arguments("g", 0),
         arguments("h", 1),
     ]
-    assert merge_adjacent(apart) == apart
+    assert not any(same_run_of_deltas(first, second) for first, second in pairwise(apart))
+    assert packed(apart) == apart
 
 
 def test_a_durable_event_between_two_deltas_keeps_them_apart() -> None:
-    events: list[Event] = [content("a", seq=1, sub=1), CustomEvent(name="x", seq=2), content("b", seq=2, sub=1)]
-    assert merge_adjacent(events) == events
-    assert not same_run_of_deltas(events[0], events[2]), "even where the durable event was filtered out"
+    first, second = content("a", seq=1, sub=1), content("b", seq=2, sub=1)
+    assert not same_run_of_deltas(first, second), "even where the durable event was filtered out"
 
 
-def test_arguments_of_one_call_are_merged() -> None:
-    [only] = merge_adjacent([arguments("{"), arguments('"a"'), arguments(": 1}")])
-    assert isinstance(only, ToolCallDeltaEvent)
-    assert only.fragment == '{"a": 1}'
+def test_what_somebody_has_put_into_a_copy_is_not_cut() -> None:
+    whole = merged_of(content("secret", seq=1, sub=1), content(" word", seq=1, sub=2, index=1)).event()
+    assert behind(whole, 1, 1) == content(" word", seq=1, sub=2, index=1)
+    other = whole.model_copy(update={"delta": "***"})
+    assert behind(other, 1, 1) is other
 
 
 def test_progress_is_no_text_that_could_be_merged() -> None:
     progress = ToolProgressEvent(call=ToolCall(id="c", name="tool"), message="half")
     assert delta_text(progress) is None
     assert delta_text("text") is None
-    assert merge_adjacent([progress, progress]) == [progress, progress]
+    assert packed([progress, progress]) == [progress, progress]
 
 
 def test_the_frame_of_a_merged_delta_is_its_own() -> None:
@@ -85,41 +113,28 @@ def test_the_frame_of_a_merged_delta_is_its_own() -> None:
     assert b'"ab"' in frame(merged(one, ["a", "b"]))
 
 
-PIECES = st.sampled_from(["content 1", "content 2", "thought", "call 0", "call 1", "custom"])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["next", "next", "next", "left out", "durable"]), st.text(max_size=3)), min_size=1
+    )
+)
+def test_of_merged_deltas_a_reader_gets_what_is_behind_its_place(pieces: list[tuple[str, str]]) -> None:  # L132
+    deltas: list[Event] = []
+    seq = sub = 1
+    for number, (how, text) in enumerate(pieces):
+        seq, sub = (seq + 1, 1) if how == "durable" else (seq, sub + (3 if how == "left out" else 1))
+        deltas.append(content(text, seq=seq, sub=sub, index=number))
+    whole = merged_of(*deltas).event()
+    assert delta_text(whole) == "".join(text for _, text in pieces)
 
-
-@given(st.lists(st.tuples(PIECES, st.text(max_size=3)), max_size=30))
-def test_merging_keeps_the_text_of_everything_and_the_order(pieces: list[tuple[str, str]]) -> None:
-    events: list[Event] = []
-    seq = sub = 0
-    for kind, text in pieces:
-        sub += 1
-        event: Event
-        if kind == "custom":
-            seq, sub = seq + 1, 0
-            event = CustomEvent(name=text, task_id="t")
-        elif kind == "thought":
-            event = thought(text)
-        elif kind.startswith("call"):
-            event = arguments(text, int(kind[-1]))
-        else:
-            event = content(text, step=kind[-1])
-        events.append(event.model_copy(update={"seq": seq, "sub": sub}))
-
-    fewer = merge_adjacent(events)
-
-    def transcript(of: list[Event]) -> dict[tuple[object, ...], str]:
-        whole: dict[tuple[object, ...], str] = {}
-        for event in of:
-            key = (event.kind, event.step, getattr(event, "index", None) if event.kind == "tool-call-delta" else None)
-            whole[key] = whole.get(key, "") + (delta_text(event) or "")
-        return whole
-
-    assert transcript(fewer) == transcript(events)
-    assert [event for event in fewer if event.durable] == [event for event in events if event.durable]
-    assert places(fewer) == sorted(set(places(fewer)))
-    for first, second in pairwise(fewer):
-        assert not (delta_text(second) is not None and same_run_of_deltas(first, second))
+    assert behind(whole, 1, 0) == whole
+    for place, known in enumerate(deltas, 1):
+        rest = behind(whole, known.seq, known.sub)
+        left = deltas[place:]
+        assert (rest is not None) == bool(left)
+        if rest is not None:
+            assert delta_text(rest) == "".join(delta_text(each) or "" for each in left)
+            assert places([rest]) == places([deltas[-1]])
 
 
 @given(
@@ -155,9 +170,8 @@ def test_packed_deltas_are_the_same_when_they_are_unpacked(pieces: list[tuple[st
     assert unpacked == events
 
 
-def test_a_run_of_deltas_is_packed_and_merged_into_its_newest() -> None:
+def test_a_run_of_deltas_is_packed() -> None:
     run: list[Event] = [content(text, sub=number, index=number, timestamp=number) for number, text in enumerate("abc")]
     [pack] = packed(run)
     assert isinstance(pack, PackedDeltas)
-    assert (len(pack), pack.text, pack.kind) == (3, "abc", "content-delta")
-    assert [pack.merged()] == merge_adjacent(run)
+    assert (len(pack), pack.text, pack.kind, pack.newest) == (3, "abc", "content-delta", run[-1])

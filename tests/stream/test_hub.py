@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,11 +17,15 @@ from rxloop.events import (
     GapEvent,
     LLMCallEvent,
     StatusUpdateEvent,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
     ToolCompleteEvent,
     ToolProgressEvent,
 )
 from rxloop.messages import ToolCall
-from rxloop.stream.deltas import text_delta
+from rxloop.operators.after import after
+from rxloop.stream.deltas import delta_text, text_delta
 from rxloop.stream.hub import Hub
 
 CALL = ToolCall(id="call_1", name="tool")
@@ -130,10 +135,10 @@ def test_what_is_published_during_a_delivery_comes_behind_it_for_all(hub: Hub, n
 
     before = Recorder(hub.events)
     hub.events.subscribe(echo)
-    after = Recorder(hub.events)
+    behind = Recorder(hub.events)
     numbers.custom("call")
     assert [event.name for event in before.events] == ["call", "echo"]
-    assert before.events == after.events
+    assert before.events == behind.events
 
 
 def test_publishing_from_a_callback_ten_thousand_deep_keeps_the_stack_flat(hub: Hub, numbers: Numbers) -> None:
@@ -356,6 +361,76 @@ def test_the_deltas_of_an_open_message_are_merged_when_there_are_too_many() -> N
     assert len(late.events) <= 5
     assert hub.open_text("t", "1") == "abcdefghij"
     assert places(late.events) == sorted(places(late.events))
+
+
+@pytest.mark.parametrize("many", [3_000, 10_000])
+def test_a_reader_that_comes_back_into_a_long_message_gets_the_rest_of_it_and_nothing_twice(
+    hub: Hub, numbers: Numbers, many: int
+) -> None:  # L132
+    numbers.custom()
+    for number in range(many):
+        numbers.delta(f"{number} ", index=number)
+    for at in (0, 1, 7, 16, 2_000, 4_095, 4_097, many - 2_500, many - 1, many):
+        if at <= many:
+            cursor = numbers.published[at].cursor
+            rest = Recorder(hub.events.pipe(after(cursor))).events
+            assert "".join(delta_text(event) or "" for event in rest) == "".join(f"{n} " for n in range(at, many))
+            assert not any(isinstance(event, GapEvent) for event in rest)
+
+
+def test_what_is_thought_and_called_in_a_long_message_is_merged_and_not_lost(numbers: Numbers) -> None:  # L12, L132
+    numbers.hub = hub = Hub(retain_open=64)
+    for number in range(1_000):
+        numbers.put(text_delta(ThoughtDeltaEvent, f"{number} ", number, "1"))
+        for index in (0, 1):
+            numbers.put(ToolCallDeltaEvent(index=index, tool_call_id="c", name="t", fragment=f"{number},", step="1"))
+        numbers.delta(f"{number};", index=number)
+    late = Recorder(hub.events)
+    assert len(late.events) <= 64 + 4
+    assert places(late.events) == sorted(set(places(late.events)))
+    assert text_of(late.events) == text_of(numbers.published)
+    for place in (0, 1, 500, 2_001, 3_998):
+        rest = Recorder(hub.events.pipe(after(numbers.published[place].cursor))).events
+        assert text_of(rest) == text_of(numbers.published[place + 1 :])
+
+
+def test_a_long_thought_does_not_run_on_in_the_next_one(numbers: Numbers) -> None:  # L12
+    numbers.hub = hub = Hub(retain=10, retain_open=16)
+    for thought in "ab":
+        for number in range(100):
+            numbers.put(text_delta(ThoughtDeltaEvent, thought, number, "1"))
+            if number == 50:
+                numbers.custom("beside it")
+        late = [event for event in Recorder(hub.events).events if isinstance(event, ThoughtDeltaEvent)]
+        assert "".join(event.delta for event in late) == thought * 100
+        numbers.put(ThoughtStreamEvent(thought_id=thought, content=thought * 100, source="reasoning", step="1"))
+    for number in range(100):
+        numbers.delta("c", index=number)
+    late = Recorder(hub.events).events
+    assert places(late) == sorted(set(places(late)))
+    assert "".join(event.delta for event in late if isinstance(event, ContentDeltaEvent)) == "c" * 100
+    assert "".join(event.delta for event in late if isinstance(event, ThoughtDeltaEvent)) == "b" * 100
+
+
+def text_of(events: Sequence[Event]) -> dict[tuple[str, int], str]:
+    """The text of each of the things that stream side by side."""
+    found: dict[tuple[str, int], str] = {}
+    for event in events:
+        key = event.kind, event.index if isinstance(event, ToolCallDeltaEvent) else 0
+        found[key] = found.get(key, "") + (delta_text(event) or "")
+    return found
+
+
+def test_a_long_message_beside_which_much_else_happens_is_bounded_and_cheap(numbers: Numbers) -> None:
+    numbers.hub = hub = Hub(retain=10, retain_open=64)
+    for number in range(500):
+        numbers.custom()
+        numbers.delta(f"{number} ", index=number)
+    [opened] = vars(hub)["_open"].values()
+    assert opened.count <= 64
+    late = [event for event in Recorder(hub.events).events if isinstance(event, ContentDeltaEvent)]
+    assert len(late) <= 65
+    assert "".join(event.delta for event in late) == "".join(f"{number} " for number in range(500))
 
 
 def test_a_late_subscriber_gets_each_of_many_deltas_as_it_was(hub: Hub, numbers: Numbers) -> None:  # L12

@@ -119,6 +119,18 @@ async def test_a_subscription_to_what_has_ended_does_not_hold() -> None:
     assert source.lease.held == 0
 
 
+async def test_a_subscription_that_cannot_be_made_does_not_hold() -> None:
+    source = Source()
+
+    def refuse(_: Any, scheduler: Any = None) -> rx.abc.DisposableBase:
+        raise OSError("no room")
+
+    errors: list[Exception] = []
+    source.stream.pipe(lambda _: rx.Observable[Any](refuse)).subscribe(on_error=errors.append)
+    assert list(map(str, errors)) == ["no room"]
+    assert source.lease.held == 0
+
+
 async def test_an_iterator_starts_the_run_but_does_not_hold_it_by_itself() -> None:
     source = Source()
     source.put()

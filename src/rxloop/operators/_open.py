@@ -50,7 +50,10 @@ class Open:
     @property
     def works(self) -> bool:
         """Whether a tool is at work: one that waits for a person is not."""
-        return any(slot not in self._asking for slot in self.calls) if self._questions else bool(self.calls)
+        if not self._questions:
+            return bool(self.calls)
+        asking = self._asking
+        return any(slot not in asking for slot in self.calls)
 
     @property
     def _asking(self) -> set[Slot]:

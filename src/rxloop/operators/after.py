@@ -10,6 +10,7 @@ from reactivex import Observable, abc
 from rxloop.errors import ConfigurationError
 from rxloop.events import Event, GapEvent
 from rxloop.operators._types import View
+from rxloop.stream.deltas import behind
 
 _CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d+)\.(?P<seq>\d+)\.(?P<sub>\d+)")
 
@@ -86,8 +87,10 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
                     observer.on_next(gap(event, "lost-attempt"))
                 first = False
                 newer = newer or event.attempt > attempt
-                if foreign or event.attempt > attempt or (event.seq, event.sub) > place:
+                if foreign or event.attempt > attempt:
                     observer.on_next(event)
+                elif (rest := behind(event, seq, sub)) is not None:
+                    observer.on_next(rest)
 
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 

@@ -102,6 +102,9 @@ class _Answering(Generic[R]):
             self._start(signal)
 
     def _start(self, request: R) -> None:
+        if self._connections.disposed:
+            # A source that delivers inside its `subscribe` learns of an error only then.
+            return
         try:
             inner = self._answer(request)
         except Exception as error:
@@ -122,7 +125,7 @@ class _Answering(Generic[R]):
         while self._waiting and (self._concurrency is None or self._active < self._concurrency):
             self._start(self._waiting.popleft())
         self._advancing = False
-        if self._source_ended and not self._active and not self._waiting:
+        if self._source_ended and not self._active and not self._waiting and not self._connections.disposed:
             self._observer.on_completed()
 
     def _on_error(self, error: Exception) -> None:

@@ -64,6 +64,8 @@ def record(target: list[Event] | str | os.PathLike[str]) -> View[Event, Event]:
                     file.close()
 
             def write(event: Event) -> None:
+                if file.closed:
+                    return  # what had been is told to its end, though the disk is full
                 try:
                     file.write(event.to_json() + b"\n")
                     if event.durable:

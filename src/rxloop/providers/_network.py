@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterable
+from contextlib import suppress
 from ssl import SSLContext
 from typing import Any
 
@@ -47,6 +48,12 @@ class _Backend(httpcore.AsyncNetworkBackend):
         return _Stream(stream)
 
     @override
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _Stream(await self._inner.connect_unix_socket(path, timeout, socket_options))
+
+    @override
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)
 
@@ -59,14 +66,17 @@ class _Stream(httpcore.AsyncNetworkStream):
         self._held = b""
         self._socket: Any = inner.get_extra_info("socket")
         self._poll = None
-        if self._socket is not None and hasattr(select, "poll"):
+        # It may be closed by now: some servers reset a connection as soon as it is made.
+        if self._socket is not None and self._socket.fileno() >= 0 and hasattr(select, "poll"):
             self._poll = select.poll()
             self._poll.register(self._socket.fileno(), select.POLLIN)
 
     @override
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         if self._held:
-            await self.write(b"", timeout)
+            # Where nothing can be written an answer may be there already: httpcore, too, goes on to read.
+            with suppress(httpcore.WriteError):
+                await self.write(b"", timeout)
         return await self._inner.read(max_bytes, timeout)
 
     @override

@@ -22,7 +22,8 @@ def connect(
 
     Nothing is delivered behind the end or after the subscription was disposed, and the end disposes the source. The
     observer that `Observable.subscribe` puts between for this costs two calls and a check for each event, at each
-    operator that a token passes; here an event goes to `on_next` itself.
+    operator that a token passes; here an event goes to `on_next` itself. Disposed in the middle of `subscribe`, it may
+    get what operators further up deliver until that returns.
 
     Args:
         source: Subscribed once, unless `among` is disposed already.
@@ -56,6 +57,11 @@ class Connections(abc.DisposableBase):
     def __init__(self) -> None:
         self._open: dict[abc.DisposableBase, None] | None = {}
 
+    @property
+    def disposed(self) -> bool:
+        """Whether nothing can be added any more."""
+        return self._open is None
+
     def add(self, connection: abc.DisposableBase) -> bool:
         """Hold a connection; False if all are disposed, as then is this one."""
         if self._open is None:
@@ -70,10 +76,19 @@ class Connections(abc.DisposableBase):
             self._open.pop(connection, None)
 
     def dispose(self) -> None:
-        """Dispose the connections in the order in which they were made, and all that are added later."""
+        """Dispose the connections in the order in which they were made, and all that are added later.
+
+        If one of them raises, the others are disposed all the same, and the first error is raised then.
+        """
         open_, self._open = self._open, None
+        failure: Exception | None = None
         for connection in tuple(open_ or ()):
-            connection.dispose()
+            try:
+                connection.dispose()
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
 
 class _Link(abc.ObserverBase[Any], abc.DisposableBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from operator import itemgetter
@@ -40,64 +41,118 @@ def merged(newest: Event, texts: Iterable[str]) -> Event:
     return newest.model_copy(update={name: "".join(texts)})
 
 
-def merge_adjacent(events: Iterable[Event]) -> list[Event]:
-    """The events with each run of adjacent deltas as one."""
-    out: list[Event] = []
-    texts: list[str] = []
-
-    def close() -> None:
-        if len(texts) > 1:
-            out[-1] = merged(out[-1], texts)
-        texts.clear()
-
-    for event in events:
-        text = delta_text(event)
-        if text is not None and texts and same_run_of_deltas(out[-1], event):
-            out[-1] = event
-            texts.append(text)
-            continue
-        close()
-        out.append(event)
-        if text is not None:
-            texts.append(text)
-    close()
-    return out
-
-
 class PackedDeltas:
     """Deltas of one text that came one after the other, in a twentieth of their memory; `events` makes them anew."""
 
-    __slots__ = ("_first", "_lengths", "_times", "text")
+    __slots__ = ("_times", "first", "lengths", "text")
 
     def __init__(self, deltas: Sequence[ContentDeltaEvent | ThoughtDeltaEvent]) -> None:
-        self._first = deltas[0]
-        self._lengths = array("I", [len(each.delta) for each in deltas])
-        self._times = array("q", [each.timestamp for each in deltas])
+        self.first = deltas[0]
+        """The others follow it one by one."""
+        self.lengths = array("I", [len(each.delta) for each in deltas])
         self.text = "".join(each.delta for each in deltas)
+        self._times = array("q", [each.timestamp for each in deltas])
+
+    @property
+    def newest(self) -> Event:
+        """The last of them."""
+        return self._delta(len(self) - 1, self.text[len(self.text) - self.lengths[-1] :])
 
     @property
     def kind(self) -> str:
         """That of the events."""
-        return self._first.kind
+        return self.first.kind
 
     def __len__(self) -> int:
         return len(self._times)
 
     def events(self) -> Iterator[Event]:
         """The deltas as they were."""
-        bounds = pairwise(accumulate(self._lengths, initial=0))
+        bounds = pairwise(accumulate(self.lengths, initial=0))
         for number, (start, end) in enumerate(bounds):
             yield self._delta(number, self.text[start:end])
 
-    def merged(self) -> Event:
-        """The newest of them with the text of all."""
-        return self._delta(len(self) - 1, self.text)
-
     def _delta(self, number: int, text: str) -> Event:
-        first = self._first
+        first = self.first
         changes: dict[str, Any] = {"delta": text, "timestamp": self._times[number]}
         changes |= {"index": first.index + number, "sub": first.sub + number}
         return first.model_copy(update=changes)
+
+
+class MergedDeltas:
+    """Deltas of one text as one, and where in the text each ended: a reader may have some of them already."""
+
+    __slots__ = ("_ends", "_newest", "_places", "_texts")
+
+    def __init__(self) -> None:
+        self._newest: Event | None = None
+        self._texts: list[str] = []
+        self._places = array("Q")
+        self._ends = array("Q")
+
+    @property
+    def seq(self) -> int:
+        """That of the newest."""
+        return self._places[-1] >> _SUB_BITS
+
+    def add(self, deltas: PackedDeltas | Event) -> None:
+        """Take the deltas that come next."""
+        end = self._ends[-1] if self._ends else 0
+        if isinstance(deltas, PackedDeltas):
+            self._newest = deltas.newest
+            self._texts.append(deltas.text)
+            first = _place(deltas.first)
+            self._places.extend(range(first, first + len(deltas)))
+            self._ends.extend(accumulate(deltas.lengths[1:], initial=end + deltas.lengths[0]))
+        else:
+            text = delta_text(deltas) or ""
+            self._newest = deltas
+            self._texts.append(text)
+            self._places.append(_place(deltas))
+            self._ends.append(end + len(text))
+
+    @property
+    def text(self) -> str:
+        """The text of all of them."""
+        if len(self._texts) > 1:
+            self._texts = ["".join(self._texts)]
+        return self._texts[0]
+
+    def event(self) -> Event:
+        """The newest of them with the text of all; `behind` cuts it."""
+        assert self._newest is not None
+        event = merged(self._newest, [self.text])
+        vars(event)[_MERGED] = self
+        return event
+
+    def length(self, place: int) -> int:
+        """The length of the text up to a place."""
+        count = bisect_right(self._places, place)
+        return self._ends[count - 1] if count else 0
+
+
+_MERGED = "_merged"
+"""What an event was merged of. No field: it is compared and written like any other."""
+
+
+def behind(event: Event, seq: int, sub: int) -> Event | None:
+    """What is left of an event for a reader that knows its stream up to a place."""
+    if (event.seq, event.sub) <= (seq, sub):
+        return None
+    deltas: MergedDeltas | None = vars(event).get(_MERGED)
+    if deltas is None:
+        return event
+    text = delta_text(event) or ""
+    known = deltas.length(seq << _SUB_BITS | sub)
+    # Somebody may have put another text into a copy.
+    return merged(event, [text[known:]]) if known and len(text) == deltas.length(_place(event)) else event
+
+
+_SUB_BITS = 32
+
+
+def _place(event: Event) -> int:
+    return event.seq << _SUB_BITS | event.sub
 
 
 _COUNTED = {"delta", "index", "sub", "timestamp"}

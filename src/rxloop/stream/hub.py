@@ -19,11 +19,13 @@ from rxloop.events import (
     Event,
     GapEvent,
     LLMCallEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
     ToolCompleteEvent,
     ToolProgressEvent,
     ends_attempt,
 )
-from rxloop.stream.deltas import PackedDeltas, delta_text, merge_adjacent, packed
+from rxloop.stream.deltas import MergedDeltas, PackedDeltas, delta_text, packed
 
 log = logging.getLogger("rxloop")
 Key = tuple[str, str | None]
@@ -35,17 +37,32 @@ _FRESH = 16
 class _Open:
     """The transient events of something open, for late subscribers."""
 
-    __slots__ = ("count", "fresh", "past")
+    __slots__ = ("count", "fresh", "merged", "past", "thought")
 
     def __init__(self) -> None:
+        self.merged: dict[tuple[str, int], MergedDeltas] = {}
+        """The oldest, each kind of text by itself, and each tool call."""
         self.past: list[Event | PackedDeltas] = []
         self.fresh: list[Event] = []
         """The newest, which are not packed yet."""
         self.count = 0
-        """All of them."""
+        """All that are not merged."""
+        self.thought = 0
+        """The `seq` of the last thought that is complete."""
+
+    def merge(self, deltas: Event | PackedDeltas) -> None:
+        """Merge what comes next with what is merged of its text."""
+        first = deltas if isinstance(deltas, Event) else deltas.first
+        key = (first.kind, first.index if isinstance(first, ToolCallDeltaEvent) else 0)
+        text = self.merged.get(key)
+        # The next thought is another text, and the last one has a durable event by now.
+        if text is None or (first.kind == "thought-delta" and text.seq < self.thought <= first.seq):
+            text = self.merged[key] = MergedDeltas()
+        text.add(deltas)
 
     def events(self) -> Iterator[Event]:
         """All of them, in order."""
+        yield from sorted((each.event() for each in self.merged.values()), key=_order)
         for each in self.past:
             if isinstance(each, PackedDeltas):
                 yield from each.events()
@@ -56,11 +73,12 @@ class _Open:
     def text(self) -> str:
         """The text that has streamed."""
         pieces = [
-            each.text if isinstance(each, PackedDeltas) else delta_text(each) or ""
+            delta_text(each) or "" if isinstance(each, Event) else each.text
             for each in (*self.past, *self.fresh)
             if each.kind == "content-delta"
         ]
-        return "".join(pieces)
+        old = self.merged.get(("content-delta", 0))
+        return "".join(pieces if old is None else (old.text, *pieces))
 
 
 class Hub:
@@ -79,7 +97,7 @@ class Hub:
 
         Args:
             retain: How many durable events late subscribers get.
-            retain_open: How many transient events of one open message are kept before they are merged.
+            retain_open: How many transient events of one open message are kept before the older half of them is merged.
         """
         self.events: Observable[Event] = Observable(self._subscribe)
         self.trimmed = 0
@@ -158,19 +176,16 @@ class Hub:
             self._thin(kept)
 
     def _thin(self, kept: _Open) -> None:
-        old: list[Event] = []
         places = 0
         for each in kept.past:
             if kept.count <= self._retain_open // 2:
                 break
             places += 1
             kept.count -= len(each) if isinstance(each, PackedDeltas) else 1
-            # The text is needed if the message is cut off; of the rest the newest will do.
-            if each.kind == "content-delta":
-                old.append(each.merged() if isinstance(each, PackedDeltas) else each)
-        text = merge_adjacent(old)
-        kept.past[:places] = text
-        kept.count += len(text)
+            # Of progress the newest will do; of text nothing may be lost.
+            if isinstance(each, PackedDeltas) or delta_text(each) is not None:
+                kept.merge(each)
+        del kept.past[:places]
 
     def _keep(self, event: Event) -> None:
         if len(self._durable) == self._durable.maxlen:
@@ -181,6 +196,10 @@ class Hub:
             self._open.pop((event.task_id, event.step), None)
         elif isinstance(event, ToolCompleteEvent):
             self._open.pop((event.task_id, _place(event)), None)
+        elif isinstance(event, ThoughtStreamEvent) and event.source in ("reasoning", "tag"):
+            kept = self._open.get((event.task_id, event.step))
+            if kept is not None:
+                kept.thought = event.seq
         elif ends_attempt(event):
             self._open.clear()
 

@@ -84,7 +84,11 @@ class Stream(Observable[T], Generic[T]):
         own = self._lease.scheduler()
         release = self._lease.hold()
         # `subscribe` has put its observer between already, and would put a second one.
-        subscription = self._source._subscribe_core(observer, scheduler or own)  # pyright: ignore[reportPrivateUsage]
+        try:
+            subscription = self._source._subscribe_core(observer, scheduler or own)  # pyright: ignore[reportPrivateUsage]
+        except BaseException:
+            release()
+            raise
         return CompositeDisposable(subscription, Disposable(release))
 
     @overload
