@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,3 +176,28 @@ def test_a_run_of_deltas_is_packed() -> None:
     [pack] = packed(run)
     assert isinstance(pack, PackedDeltas)
     assert (len(pack), pack.text, pack.kind, pack.newest) == (3, "abc", "content-delta", run[-1])
+
+
+def test_packs_are_joined_where_one_follows_the_other_and_there_is_room() -> None:
+    run: list[Event] = [content("x", sub=number, index=number, timestamp=number) for number in range(400)]
+    packs = [each for start in range(0, 400, 16) for each in packed(run[start : start + 16])]
+    joined: list[PackedDeltas] = []
+    for each in packs:
+        assert isinstance(each, PackedDeltas)
+        if not (joined and joined[-1].take(each)):
+            joined.append(each)
+    assert [len(each) for each in joined] == [256, 144]
+    assert [event for each in joined for event in each.events()] == run
+
+
+def test_packs_of_other_texts_or_with_a_gap_between_stay_apart() -> None:
+    def two(**fields: Any) -> PackedDeltas:
+        start = int(fields.pop("start", 0))
+        [pack] = packed([content("x", sub=place, index=place, **fields) for place in (start, start + 1)])
+        assert isinstance(pack, PackedDeltas)
+        return pack
+
+    assert two().take(two(start=2))
+    assert not two().take(two(start=3))
+    assert not two().take(two(start=2, step="2"))
+    assert not two().take(two(start=2, seq=1))

@@ -66,6 +66,21 @@ class PackedDeltas:
     def __len__(self) -> int:
         return len(self._times)
 
+    def take(self, others: PackedDeltas) -> bool:
+        """Take the deltas of others, if those follow and there is room; says whether."""
+        first, count = self.first, len(self)
+        follow = (
+            count < _MOST
+            and type(others.first) is type(first)
+            and (others.first.index, others.first.sub) == (first.index + count, first.sub + count)
+            and _COMMON[type(first)](vars(others.first)) == _COMMON[type(first)](vars(first))
+        )
+        if follow:
+            self.lengths.extend(others.lengths)
+            self.text += others.text
+            self._times.extend(others._times)
+        return follow
+
     def events(self) -> Iterator[Event]:
         """The deltas as they were."""
         bounds = pairwise(accumulate(self.lengths, initial=0))
@@ -155,6 +170,8 @@ def _place(event: Event) -> int:
     return event.seq << _SUB_BITS | event.sub
 
 
+_MOST = 256
+"""So many are packed together at most: what grows is copied."""
 _COUNTED = {"delta", "index", "sub", "timestamp"}
 # What packed deltas have in common.
 _COMMON = {cls: itemgetter(*cls.model_fields.keys() - _COUNTED) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}

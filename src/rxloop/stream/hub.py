@@ -170,8 +170,12 @@ class Hub:
                 self._deliver(following)
 
     def _shorten(self, kept: _Open) -> None:
-        kept.past += packed(kept.fresh)
+        fresh = packed(kept.fresh)
         kept.fresh.clear()
+        last = kept.past[-1] if kept.past else None
+        if isinstance(last, PackedDeltas) and isinstance(fresh[0], PackedDeltas) and last.take(fresh[0]):
+            del fresh[0]
+        kept.past += fresh
         if kept.count > self._retain_open:
             self._thin(kept)
 
