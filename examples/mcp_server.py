@@ -10,7 +10,10 @@ import os
 import sys
 from typing import Any
 
-from mcp import Client, StdioServerParameters
+try:
+    from mcp import Client, StdioServerParameters
+except ImportError as error:
+    sys.exit(f'This example needs the extra mcp ({error}): pip install "rxloop[mcp]"')
 
 SERVER = StdioServerParameters(
     command=sys.executable, args=["-m", "rxloop", "mcp", "sequential-thinking"], env=dict(os.environ)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,7 +116,9 @@ class NoLog:
         ("thoughts", None, "False"),
         ("thoughts", "no", "False"),
         ("thoughts", Thoughts, r"Thoughts\(\)"),
-        ("log", "runs.db", "event log"),
+        ("log", "runs.db", r"log=SqliteEventLog\('runs.db'\)"),
+        ("log", Path("runs.db"), r"log=SqliteEventLog\('runs.db'\)"),
+        ("log", 5, "event log"),
         ("log", NoLog(), "read"),
         ("log", MemoryEventLog, "class"),
         ("settings", {"temperature": 0}, r"ModelSettings\(temperature=0\)"),
@@ -398,6 +401,33 @@ def test_a_handler_that_is_no_async_generator_function_is_refused_by_name(handle
         op.on(request_type)(handler)
 
     assert getattr(handler, "__name__", "7") in str(raised.value)
+
+
+@pytest.mark.parametrize("given", ["tool", str, ToolCall(id="1", name="look")])
+def test_op_on_wants_a_class_of_requests(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"op\.on\(.*give ToolRequest, ModelRequest"):
+        op.on(given)
+
+
+@pytest.mark.parametrize("given", [op.text(), "guard", 5])
+@pytest.mark.parametrize("place", ["before_model", "before_tools", "at_end"])
+def test_a_place_of_the_usual_loop_wants_a_list(place: str, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{place}=.*give a list of operators, such as {place}="):
+        op.standard(**{place: given})
+
+
+def test_op_of_type_wants_classes() -> None:
+    wrong: Any = "tool-start"
+    with pytest.raises(ConfigurationError, match=r"op\.of_type\('tool-start'\).*classes of events"):
+        op.of_type(wrong)
+
+
+async def test_a_loop_without_what_answers_a_request_is_told_what_to_add() -> None:
+    model = ScriptedModel(call("look"), "Hi.")
+    with pytest.raises(RunError, match=r"the pipeline is run_tools; put op\.call_model\(\) behind"):
+        await Agent(model, loop=[op.run_tools()]).run("Hi")
+    with pytest.raises(RunError, match=r"the pipeline is call_model; put op\.run_tools\(\) behind"):
+        await Agent(model, tools=[look], loop=[op.call_model()]).run("Hi")
 
 
 async def test_a_handler_may_be_an_object_or_wrapped() -> None:

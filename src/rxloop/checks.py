@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import Any, cast
 
 from rxloop import operators
@@ -217,6 +218,8 @@ def _check_log(log: Any) -> None:
     advice = "give an event log, such as MemoryEventLog()"
     if isinstance(log, type):
         raise _wrong("log", log, f"it is a class; {advice}")
+    if isinstance(log, str | PathLike):
+        raise _wrong("log", log, f"write log=SqliteEventLog({fspath(cast('str | PathLike[str]', log))!r})")
     missing = [name for name in ("append", "read", "runs") if not callable(getattr(log, name, None))]
     if missing:
         raise _wrong("log", log, f"it has no {', '.join(missing)}; {advice}")

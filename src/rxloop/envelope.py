@@ -152,7 +152,9 @@ class Event(Wire):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise ConfigurationError(f"not an event of kind {kind!r}: {where}: {first['msg']}") from error
+            # No field is named where the JSON itself is broken.
+            said = f"{where}: {first['msg']}" if where else first["msg"]
+            raise ConfigurationError(f"not an event of kind {kind!r}: {said}") from error
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

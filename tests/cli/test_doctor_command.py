@@ -142,6 +142,12 @@ def test_an_endpoint_where_nobody_listens_is_a_fault_with_what_to_do(place: Plac
     assert "Start it with `ollama serve`." in done.stdout
 
 
+def test_a_file_of_certificates_that_is_not_there_is_a_fault(place: Place) -> None:
+    done = place.run("doctor", "--check-network", "https://127.0.0.1:9/v1#x", code=1, SSL_CERT_FILE="nowhere.pem")
+    assert "✗ SSL_CERT_FILE is nowhere.pem, and there is no such file" in done.stdout
+    assert "✗ https://127.0.0.1:9/v1/models does not answer: [Errno 2] No such file" in done.stdout
+
+
 def test_a_network_check_of_no_model_is_a_fault(place: Place) -> None:
     assert "unknown provider 'nobody'" in place.run("doctor", "--check-network", "nobody:x", code=1).stdout
 

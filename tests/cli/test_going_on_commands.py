@@ -108,6 +108,18 @@ def test_a_fork_asks_another_question_of_another_model(place: Place, offline: Of
     assert place.rows()[0]["question"] == "3 + 4"
 
 
+def test_the_time_between_attempts_does_not_count(place: Place) -> None:
+    place.run("run", "2 + 2")
+    # As if the run were from yesterday.
+    lines = place.run("export", "last").stdout
+    yesterday = re.sub(r'"timestamp":"(\d{4})', lambda found: f'"timestamp":"{int(found[1]) - 1}', lines)
+    (place.folder / "old.jsonl").write_text(yesterday, encoding="utf-8")
+    place.run("import", "old.jsonl", "--db", "old.db")
+    done = place.run("fork", "last", "--at", "1", "--db", "old.db")
+    (seconds,) = re.findall(r"(\S+) s$", done.stderr, re.MULTILINE)
+    assert float(seconds) < 60
+
+
 def test_a_fork_behind_the_end_is_one_line(place: Place) -> None:
     place.run("run", "2 + 2")
     done = place.run("fork", "last", "--at", "99", code=2)

@@ -160,6 +160,7 @@ def _changed(**fields: object) -> Callable[[list[bytes]], list[bytes]]:
         (lambda lines: [*lines, b"{"], "not an event"),
         (lambda lines: [*lines, b"\xff"], "not an event"),
         (lambda lines: [*lines, b'{"kind": "task"}'], "not an event of kind 'task'"),
+        (lambda lines: [lines[0][:200]], "line 1: not an event of kind 'task': Invalid JSON"),
         (lambda lines: lines[1:], "f, line 1: the run .* has the seq 2 where 1 comes next"),
         (lambda lines: [*lines[:3], *lines[4:]], "f, line 4: the run .* has the seq 5 where 4 comes next"),
         (lambda lines: [*lines, lines[-1]], "comes next"),

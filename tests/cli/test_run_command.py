@@ -153,6 +153,13 @@ def test_a_failed_run_is_exit_code_1_and_says_why(place: Place) -> None:
     assert place.rows()[0]["state"] == "failed"
 
 
+def test_a_model_that_cannot_be_reached_is_told_with_what_to_do(place: Place) -> None:
+    model = "http://127.0.0.1:9/v1#m"
+    done = place.run("run", "Hi", "--model", model, code=1)
+    assert "failed (connection): " in done.stderr
+    assert done.stderr.endswith(f"see what is in the way: rxloop doctor --check-network '{model}'\n")
+
+
 def test_no_log_leaves_no_trace(place: Place) -> None:
     done = place.run("run", "2 + 2", "--no-log")
     assert "rxloop show" not in done.stderr
@@ -213,3 +220,4 @@ def test_a_strategy_is_chosen_by_its_name(place: Place) -> None:
 def test_a_strategy_that_does_not_exist_is_wrong_usage(place: Place) -> None:
     done = place.run("run", "2 + 2", "--strategy", "magic", code=2)
     assert "there is no strategy 'magic'" in done.stderr
+    assert "a file holds stages alone" in place.run("run", "2 + 2", "--strategy", "mine.json", code=2).stderr

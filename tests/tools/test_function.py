@@ -318,6 +318,15 @@ def test_what_has_no_name_needs_one() -> None:
 def test_a_timeout_that_is_no_time_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="timeout must be more than 0"):
         tool(print_nothing, timeout=0)
+    text: Any = "10"
+    with pytest.raises(ConfigurationError, match="timeout must be more than 0 seconds, not '10'"):
+        tool(print_nothing, timeout=text)
+
+
+def test_a_name_in_the_place_of_the_function_is_refused_with_what_to_write() -> None:
+    name: Any = "weather"
+    with pytest.raises(ConfigurationError, match=r"give.*@tool\(name='weather'\)"):
+        tool(name)
 
 
 def test_as_tool_keeps_tools_and_refuses_what_is_none() -> None:

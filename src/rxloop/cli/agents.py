@@ -55,6 +55,11 @@ class AgentOptions:
             # A name that is none is said before the first question.
             from rxloop.strategies import by_name
 
+            if Path(self.strategy).suffix in (".json", ".yaml", ".yml"):
+                raise ConfigurationError(
+                    f"--strategy {self.strategy!r}: a file holds stages alone, and nothing that runs them; "
+                    "name a strategy (rxloop strategies lists them), or make an agent with one of your own for --agent"
+                )
             by_name(self.strategy)
         if self.agent is not None:
             if self.tools:

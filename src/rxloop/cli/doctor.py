@@ -98,7 +98,11 @@ def _models() -> Findings:
         yield Finding(Grade.note, "RXLOOP_MODEL is not set", "export RXLOOP_MODEL=zai:glm-4.7 saves --model each time")
     for name in _ENVIRONMENT:
         if value := os.environ.get(name) or os.environ.get(name.lower()):
-            yield Finding(Grade.note, f"{name} is {without_secrets(value)}")
+            if name == "SSL_CERT_FILE" and not Path(value).is_file():
+                hint = "no model can be called: name a file of certificates, or unset it"
+                yield Finding(Grade.bad, f"{name} is {value}, and there is no such file", hint)
+            else:
+                yield Finding(Grade.note, f"{name} is {without_secrets(value)}")
 
 
 def _chosen(model: str) -> Finding:

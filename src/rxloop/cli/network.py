@@ -52,7 +52,8 @@ async def _called(preset: Preset, url: str, model: str) -> Finding:
     try:
         async with httpx.AsyncClient(timeout=SECONDS) as client:
             answer = await client.get(url, headers={**preset.headers, **headers})
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError) as error:
+        # An OSError is a file of certificates that cannot be read.
         said = str(error) or type(error).__name__
         hint = preset.hint or "see whether the address is right, and whether a proxy stands between (HTTPS_PROXY)"
         return Finding(Grade.bad, f"{shown} does not answer: {said}", hint)

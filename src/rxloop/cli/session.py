@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rxloop.cli.agents import Ready
 from rxloop.cli.answers import ask, example
+from rxloop.cli.models import without_secrets
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import clean, question
 from rxloop.cli.status import status
@@ -59,6 +60,8 @@ class Session:
                 break
             run = ready.agent.resume(result.task_id, inputs=inputs, model=ready.model, strategy=strategy)
         await self._close(result)
+        if not self.json:
+            self._say_unreached(ready, result)
         return result
 
     async def _watch(self, run: Run[Any]) -> Result[Any]:
@@ -103,6 +106,13 @@ class Session:
             say(f"go on with: rxloop resume {name}{self.place}{self.flags}")
         else:
             say(f"look at it with: rxloop show {name}{self.place}")
+
+    @staticmethod
+    def _say_unreached(ready: Ready, result: Result[Any]) -> None:
+        """Say how to find out what is in the way, where no connection came about."""
+        if result.error is not None and result.error.code == "connection":
+            model = without_secrets((ready.model or ready.agent.model).name)
+            say(f"see what is in the way: rxloop doctor --check-network {shlex.quote(model)}")
 
     def list_pending(self, name: str, pending: Sequence[PendingInput]) -> None:
         """Say which answers a run waits for, and how to give them."""

@@ -45,11 +45,15 @@ class _Live:
         """The message is being written."""
         self._reasoned = False
         """The reasoning was shown while it came."""
-        self._asked = self._called = self._begun = 0
+        self._asked = self._called = self._begun = self._newest = self._attempt = 0
 
     def on_next(self, event: Event) -> None:
         """Write what the event says."""
-        self._begun = self._begun or event.timestamp
+        if self._attempt != event.attempt:
+            # A run that was forked or resumed may have rested for days: the time between attempts does not count.
+            self._begun += event.timestamp - self._newest
+            self._attempt = event.attempt
+        self._newest = event.timestamp
         main = event.branch is None and event.parent_task_id is None
         if main and isinstance(event, ContentDeltaEvent):
             self._say(event.delta)

@@ -15,6 +15,7 @@ from rxloop.stream.bridges import emit, from_awaitable
 from rxloop.stream.connect import connect
 
 MOST_PRESSURE = 3
+_ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolRequest: "op.run_tools()"}
 NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
 
 
@@ -110,7 +111,7 @@ class _Iterations:
             self._fail(
                 PipelineError(
                     f"nothing answered a {type(signal).__name__} of step {signal.ctx.step}: "
-                    f"the pipeline is {describe(self._pipeline)}"
+                    f"the pipeline is {describe(self._pipeline)}; put {_ANSWERS[type(signal)]} behind what sends it"
                 )
             )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from reactivex import operators as ops
 
+from rxloop.errors import ConfigurationError
 from rxloop.events import Event
 from rxloop.operators._types import View
 
@@ -53,8 +54,16 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
 
     Returns:
         A view of the events of these classes, in order.
+
+    Raises:
+        ConfigurationError: One of them is no class.
     """
     classes = (first, *others)
+    for each in cast("tuple[Any, ...]", classes):
+        if not isinstance(each, type):
+            raise ConfigurationError(
+                f"op.of_type({each!r}) cannot be used: give classes of events, as ToolStartEvent is"
+            )
     # `isinstance` looks far for a model that is none of them, and that is nearly every event.
     known: dict[type[Event], bool] = {}
 

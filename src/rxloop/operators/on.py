@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from reactivex import Observable
 from reactivex import operators as ops
@@ -46,7 +46,14 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
             else:
                 yield request
         ```
+
+    Raises:
+        ConfigurationError: It is no class of requests, or the handler is no async generator function.
     """
+    if not (isinstance(cast("Any", request_type), type) and issubclass(request_type, Request)):
+        raise ConfigurationError(
+            f"op.on({request_type!r}) cannot be used: give ToolRequest, ModelRequest, IterationEnd or RunRequest"
+        )
 
     def decorate(handler: Callable[[R, RunContext[Any]], AsyncIterator[Signal]]) -> Operator:
         called: Any = getattr(handler, "__wrapped__", handler)

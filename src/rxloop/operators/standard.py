@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
+from rxloop.errors import ConfigurationError
 from rxloop.operators.call_model import call_model
 from rxloop.operators.checkpoint import checkpoint
 from rxloop.operators.run_tools import run_tools
@@ -32,5 +34,15 @@ def standard(
         before_model: See each `ModelRequest` before the model does: compression, a change of settings.
         before_tools: See each `ToolRequest` before the tools do: guards, caches.
         at_end: See the `IterationEnd` and all events of the iteration.
+
+    Raises:
+        ConfigurationError: One of them is no list.
     """
+    places = {"before_model": before_model, "before_tools": before_tools, "at_end": at_end}
+    for place, given in cast("dict[str, Any]", places).items():
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            named = getattr(given, "__name__", "operator")
+            raise ConfigurationError(
+                f"{place}={given!r} cannot be used: give a list of operators, such as {place}=[{named}]"
+            )
     return [*before_model, call_model(), *before_tools, run_tools(), *at_end, checkpoint()]

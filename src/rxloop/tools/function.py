@@ -63,7 +63,7 @@ class FunctionTool(Generic[P, R]):
         functools.update_wrapper(self, function)
         name = name if name is not None else _name_of(function)
         check_name(name)
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and not (isinstance(cast("Any", timeout), int | float) and timeout > 0):
             raise ConfigurationError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout!r}")
         if enabled is not None and inspect.iscoroutinefunction(enabled):
             raise ConfigurationError(f"tool {name!r}: enabled= takes a plain function, not an async one")
@@ -247,6 +247,8 @@ def _name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None)
     if isinstance(name, str):
         return name
+    if isinstance(function, str):
+        raise ConfigurationError(f"{function!r} is no function: a name is given as @tool(name={function!r})")
     raise ConfigurationError(f"a tool made of {function!r} needs a name: it has none of its own")
 
 
