@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from rxloop.tools._result import ToolResult
 Owner = str | Callable[[RunContext[Any]], str]
 
 
-class SessionTool:
+class SessionTool(ABC):
     """A tool whose calls are thoughts of a session, on the stream and kept by a store."""
 
     timeout: float | None = None
@@ -89,8 +90,9 @@ class SessionTool:
             _tell(result, ctx)
         return ToolResult(result.to_json(), self._text(result))
 
+    @abstractmethod
     async def _think(self, arguments: dict[str, Any], owner: str, call_id: str | None) -> ThoughtResult:
-        raise NotImplementedError
+        """Add the thought of a call to its session."""
 
     def _text(self, result: ThoughtResult) -> str:
         return result.to_text(self._text_tokens)
