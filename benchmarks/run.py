@@ -71,7 +71,9 @@ def measure(column: Column, case: Case, work: str, base: str) -> dict[str, Any]:
 
 
 def measure_import(column: Column) -> dict[str, float]:
-    cpu, wall = child(column.python, "-c", IMPORT.format(statement=column.imports)).split()
+    # With bytecode, as programs are started: where Python may not write it, each start would compile what has changed.
+    code = IMPORT.format(statement=column.imports)
+    cpu, wall = child(column.python, "-c", code, PYTHONDONTWRITEBYTECODE="").split()
     return {"cpu": float(cpu) * 1_000, "wall": float(wall) * 1_000}
 
 
@@ -267,7 +269,7 @@ def parsed() -> argparse.Namespace:
     options = parser.parse_args()
     if options.transport is None:
         # In quick passes one is enough: what they look at is the same.
-        fast = importlib.util.find_spec("httpx_aiohttp") is not None and not options.quick
+        fast = importlib.util.find_spec("aiohttp") is not None and not options.quick
         options.transport = list(TRANSPORTS if fast else TRANSPORTS[:1])
     if options.environments is None and options.contenders:
         options.environments = default_folder()

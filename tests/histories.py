@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rxloop.context import TokenEstimator
 from rxloop.messages import Message, ToolCall
-from rxloop.protocols import Budget
+from rxloop.records import Budget
 
 WORDS = [
     "order",

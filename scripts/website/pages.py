@@ -50,7 +50,7 @@ LAYOUT = (
     ("Messages", ("messages",)),
     ("Requests", ("requests",)),
     ("Errors", ("errors",)),
-    ("Seams", ("protocols",)),
+    ("Seams", ("protocols", "records")),
     ("Tools", ("tools",)),
     ("Providers", ("providers",)),
     ("Context", ("context",)),

@@ -1,12 +1,12 @@
 """rxloop: an LLM agent's run as one ordered stream of typed events, made by a pipeline of RxPY operators."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rxloop import operators as op
+from rxloop._lazy import import_later
 from rxloop._version import __version__
 
 if TYPE_CHECKING:
-    from rxloop import operators as op
     from rxloop.agent import Agent
     from rxloop.context import (
         ChainedCompressor,
@@ -107,22 +107,18 @@ if TYPE_CHECKING:
     from rxloop.options import ForkOptions, RunOptions
     from rxloop.playback import RecordedStream, Replay, follow, replay
     from rxloop.protocols import (
-        Budget,
         Clock,
         Compressor,
         EventLog,
         Provider,
-        RunRecord,
-        SessionChange,
-        SessionRecord,
         SessionStore,
         TokenCounter,
         Tool,
         ToolProvider,
         Workspace,
-        WorkspacePart,
     )
     from rxloop.providers import Preset, Price, Retry, fallback, hedge, limited, openai_chat
+    from rxloop.records import Budget, RunRecord, SessionChange, SessionRecord, WorkspacePart
     from rxloop.requests import (
         IterationEnd,
         ModelRequest,
@@ -187,11 +183,9 @@ _MODULES = {
     "rxloop.messages": "ErrorInfo FilePart ImagePart Message Part TextPart ToolCall Usage",
     "rxloop.options": "ForkOptions RunOptions",
     "rxloop.playback": "RecordedStream Replay follow replay",
-    "rxloop.protocols": (
-        "Budget Clock Compressor EventLog Provider RunRecord SessionChange SessionRecord SessionStore "
-        "TokenCounter Tool ToolProvider Workspace WorkspacePart"
-    ),
+    "rxloop.protocols": "Clock Compressor EventLog Provider SessionStore TokenCounter Tool ToolProvider Workspace",
     "rxloop.providers": "Preset Price Retry fallback hedge limited openai_chat",
+    "rxloop.records": "Budget RunRecord SessionChange SessionRecord WorkspacePart",
     "rxloop.requests": (
         "IterationEnd ModelRequest Operator RunContext RunRequest Signal Strategy ToolDefinition ToolRequest"
     ),
@@ -211,23 +205,7 @@ _MODULES = {
     "rxloop.tools.strategic_thinking": "strategic_thinking",
     "rxloop.totals": "CompressionTotals",
 }
-_LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "op":
-        value = import_module("rxloop.operators")
-    elif name in _LATER:
-        value = getattr(import_module(_LATER[name]), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
-
+import_later(__name__, {name: module for module, names in _MODULES.items() for name in names.split()})
 
 __all__ = [
     "STRATEGIES",

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Self, cast, overload
 from weakref import WeakSet
@@ -25,7 +24,6 @@ from rxloop.checks import (
 )
 from rxloop.core import Core
 from rxloop.errors import ConfigurationError, RxloopError
-from rxloop.fork import make_fork
 from rxloop.messages import Message, as_messages
 from rxloop.operators.compose import compose
 from rxloop.operators.iterate import iterate
@@ -310,6 +308,9 @@ class Agent(Generic[D, O]):
                 one ends before `at` or has no such call, and `UnknownRun` if the log does not have it.
             TypeError: There is no such option.
         """
+        # Few programs fork a run.
+        from rxloop.fork import make_fork
+
         tools = options.pop("tools", None)
         _check("fork", cast("Options", options), ForkOptions)
         check_fork(at, results, tools)
@@ -319,7 +320,7 @@ class Agent(Generic[D, O]):
         check_history(messages)
         fork = make_fork(task_id, at, messages, results or {})
         spec = self._spec(_new_id(), _new_id(), deps, cast("Options", options), fork=fork)
-        return self._start(spec if tools is None else replace(spec, tools=self._toolset(tools)))
+        return self._start(spec if tools is None else spec._replace(tools=self._toolset(tools)))
 
     @contextmanager
     def override(

@@ -190,17 +190,21 @@ def _check_loop(loop: Any) -> None:
     if isinstance(loop, str | bytes | Mapping) or not isinstance(loop, Sequence):
         raise _wrong("loop", loop, _LOOP)
     items = cast("Sequence[Any]", loop)
-    makers = [getattr(operators, name) for name in operators.__all__]
     for place, each in enumerate(items):
         argument = f"loop[{place}]"
         if isinstance(each, list | tuple):
             raise _wrong(argument, each, "it is a list of operators: put a * before it, as in [*op.standard()]")
         if not callable(each):
             raise _wrong(argument, each, "it is no operator; give one, such as op.call_model()")
-        if each in makers:
+        if _makes_an_operator(each):
             raise _wrong(argument, each, f"it makes an operator: call it, as in {each.__name__}()")
         if not _takes_one(each):
             raise _wrong(argument, each, "an operator takes one argument, its source: call what makes it")
+
+
+def _makes_an_operator(each: Callable[..., Any]) -> bool:
+    name = getattr(each, "__name__", None)
+    return name in operators.__all__ and each is getattr(operators, name)
 
 
 def _takes_one(operator: Callable[..., Any]) -> bool:

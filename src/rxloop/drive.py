@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rxloop import turns
 from rxloop.conversation import conversation, reading
@@ -29,7 +29,6 @@ from rxloop.events import (
     StatusUpdateEvent,
     TaskEvent,
 )
-from rxloop.fork import Fork
 from rxloop.json_schema import misfit
 from rxloop.messages import ErrorInfo, Message
 from rxloop.protocols import EventLog
@@ -39,6 +38,9 @@ from rxloop.state import LimitHit, RunState, fold_all
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.stream.writer import LogWriter
+
+if TYPE_CHECKING:
+    from rxloop.fork import Fork
 
 log = logging.getLogger("rxloop")
 

@@ -6,8 +6,6 @@ Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in 
 # The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
 # pyright: reportIncompatibleVariableOverride=false
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -125,7 +123,7 @@ class Event(Wire):
         return self.__pydantic_serializer__.to_json(self, exclude=_NOT_FOR_CLIENTS if public else None)
 
     @staticmethod
-    def from_json(data: bytes | str, *, strict: bool = False) -> Event:
+    def from_json(data: bytes | str, *, strict: bool = False) -> "Event":
         """Read one event.
 
         Args:

@@ -3,8 +3,6 @@
 # The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
 # pyright: reportIncompatibleVariableOverride=false
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Union, cast, get_args
 

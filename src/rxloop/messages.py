@@ -1,14 +1,11 @@
 """Chat messages, their parts, tool calls and token usage: what a conversation is made of."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from mimetypes import guess_type
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -29,7 +26,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        alias_generator=to_camel,
+        alias_generator=cache(to_camel),
         validate_by_name=True,
         validate_by_alias=True,
         serialize_by_alias=True,
@@ -113,6 +110,9 @@ class _Media(Wire):
         Raises:
             ValueError: The name does not tell the type.
         """
+        # Not before it is needed, as it is in few programs.
+        from mimetypes import guess_type
+
         file = Path(path)
         media_type = media_type or guess_type(file.name)[0]
         if media_type is None:
@@ -170,7 +170,7 @@ class ToolCall(Wire):
     """Why the arguments could not be read, or None."""
 
     @classmethod
-    def parse(cls, id: str, name: str, raw: str | None) -> ToolCall:
+    def parse(cls, id: str, name: str, raw: str | None) -> "ToolCall":
         """Read the arguments that a model wrote: nothing is `{}`, a JSON object encoded twice is decoded twice."""
         if raw is None or not raw.strip() or raw.strip() == "null":
             return cls(id=id, name=name)
@@ -217,22 +217,22 @@ class Message(Wire):
         return self
 
     @classmethod
-    def system(cls, content: str | Sequence[Part]) -> Message:
+    def system(cls, content: str | Sequence[Part]) -> "Message":
         """A message that instructs the model."""
         return cls(role="system", content=_content(content))
 
     @classmethod
-    def user(cls, content: str | Sequence[Part], *, pinned: bool = False) -> Message:
+    def user(cls, content: str | Sequence[Part], *, pinned: bool = False) -> "Message":
         """A message of the person who asks; one that is pinned stays in every request."""
         return cls(role="user", content=_content(content), pinned=pinned)
 
     @classmethod
-    def assistant(cls, content: str = "", *, tool_calls: Sequence[ToolCall] = ()) -> Message:
+    def assistant(cls, content: str = "", *, tool_calls: Sequence[ToolCall] = ()) -> "Message":
         """A message of the model."""
         return cls(role="assistant", content=content, tool_calls=tuple(tool_calls))
 
     @classmethod
-    def tool(cls, tool_call_id: str, content: str) -> Message:
+    def tool(cls, tool_call_id: str, content: str) -> "Message":
         """The answer to a tool call."""
         return cls(role="tool", tool_call_id=tool_call_id, content=content)
 
@@ -290,7 +290,7 @@ class Usage(Wire):
         """Input and output together."""
         return self.input_tokens + self.output_tokens
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, other: "Usage") -> "Usage":
         return Usage(
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -25,8 +24,7 @@ _BY_TOOL = f"Give your final answer by calling the tool {FINAL_ANSWER}, and not 
 _AS_JSON = "Give your final answer as JSON alone, with no other text and no code fence. It must fit this JSON Schema:\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """How the answer is asked for, and read."""
 
     parse: Callable[[str], Any]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from reactivex import Observable
 
-from rxloop.events import Event, State
+from rxloop.events import Event
 from rxloop.messages import Message
 from rxloop.requests import ModelRequest, RunContext, ToolDefinition
+
+if TYPE_CHECKING:
+    from rxloop.records import Budget, Rendered, RunRecord, SessionChange, SessionRecord
 
 
 @runtime_checkable
@@ -85,27 +87,6 @@ class ToolProvider(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """What a log knows of a run without reading its events."""
-
-    task_id: str
-    context_id: str
-    agent_name: str
-    state: State
-    attempt: int
-    seq: int
-    created: int
-    """Milliseconds since 1970."""
-    updated: int
-    """Milliseconds since 1970."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended for good."""
-        return self.state in ("completed", "failed")
-
-
 class EventLog(Protocol):
     """Keeps the durable events of runs."""
 
@@ -162,37 +143,6 @@ class AppendsNow(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRecord:
-    """What a store knows of a thinking session without reading its entries."""
-
-    owner: str
-    session_id: str
-    version: int
-    """Counts the changes, from 1."""
-    length: int
-    """How many entries there are."""
-    created: int
-    """Milliseconds since 1970."""
-    used: int
-    """Milliseconds since 1970."""
-    state: Literal["active", "complete", "cleared", "expired"] = "active"
-    """`cleared` and `expired` are what is left of a session: no entries, and the name of the one that follows it."""
-    successor: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionChange:
-    """One change of a session, for a store to make."""
-
-    record: SessionRecord
-    """The session after the change; its version is one more than that before, which is 0 for a new one."""
-    entries: tuple[bytes, ...] = ()
-    """The entries that come to it, as JSON."""
-    call_id: str | None = None
-    """The tool call that the change was made for."""
-
-
 class SessionStore(Protocol):
     """Keeps thinking sessions: of each owner, by id, a record and entries that are only ever appended."""
 
@@ -237,27 +187,6 @@ class TokenCounter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """What a compressor is to keep to."""
-
-    tokens: int
-    """What the messages may take: the request's limit less what goes with them (system prompt, tools, workspace)."""
-    target: int
-    """What they are to be cut to, so that it is a while until the next cut."""
-    counter: TokenCounter
-    pinned: frozenset[int] = frozenset()
-    """The places of messages that must stay, beside the first user message."""
-    sent: Sequence[Message] = ()
-    """What goes out if nothing is cut: the history as the last cut left it, and what came since."""
-    dropped: Sequence[Message] = ()
-    """What another compressor before this one left out: a summary is to cover it too."""
-
-    def count(self, *messages: Message) -> int:
-        """The tokens of these messages."""
-        return self.counter.count(messages)
-
-
 class Compressor(Protocol):
     """Makes a history smaller when it does not fit any more.
 
@@ -278,20 +207,6 @@ class Compressor(Protocol):
             budget: What to keep to.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspacePart:
-    """A piece of a workspace."""
-
-    text: str
-    title: str = ""
-    """A line above it, such as the name of a file."""
-    kind: Literal["static", "live"] = "live"
-    """`static` parts stand behind the system prompt, where the provider's cache keeps them; `live` ones at the end."""
-
-
-Rendered = str | Sequence[WorkspacePart]
 
 
 class Workspace(Protocol):

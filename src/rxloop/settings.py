@@ -1,7 +1,5 @@
 """What can be set for a model call and for a run, as plain values."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field
@@ -33,7 +31,7 @@ class ModelSettings(Wire):
     headers: dict[str, str] = Field(default_factory=dict[str, str])
     """Headers that go with the request."""
 
-    def over(self, other: ModelSettings | None) -> ModelSettings:
+    def over(self, other: "ModelSettings | None") -> "ModelSettings":
         """These settings where they are set, and those of `other` elsewhere; dicts are merged."""
         if other is None:
             return self
@@ -57,7 +55,7 @@ class Limits(Wire):
     """Send the last iteration with `tool_choice: none`, so that the run ends with an answer."""
 
     @classmethod
-    def phase(cls, name: Phase, **limits: Any) -> Limits:
+    def phase(cls, name: Phase, **limits: Any) -> "Limits":
         """The limits of a phase of work, which always comes to an answer.
 
         Args:
@@ -71,7 +69,7 @@ class Limits(Wire):
             raise ConfigurationError(f"there is no phase {name!r}: the phases are {', '.join(PHASES)}")
         return cls.model_validate({"iterations": PHASES[name], "conclude": True, **limits})
 
-    def over(self, other: Limits | None) -> Limits:
+    def over(self, other: "Limits | None") -> "Limits":
         """These limits where they are set, be it to None, and those of `other` elsewhere."""
         if other is None:
             return self

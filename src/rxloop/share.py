@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from typing import cast
 
-import anyio
 from reactivex import abc
 
 from rxloop.core import Core
@@ -82,8 +81,11 @@ class Share:
         # A tool that closes its own run cannot wait for an end that waits for the tool.
         if self._driver is None or self._core.scope.surrounds():
             return
+        # Not before it is needed: importing rxloop is quicker without.
+        from anyio import CancelScope
+
         cancelled: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):
+        with CancelScope(shield=True):
             while not self._driver.done():
                 try:
                     await asyncio.wait([self._driver])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rxloop.fork import Fork
 from rxloop.messages import Message
 from rxloop.options import WhenBusy
 from rxloop.protocols import EventLog, Provider
@@ -15,11 +13,13 @@ from rxloop.requests import Operator, RunContext
 from rxloop.settings import Limits, ModelSettings
 from rxloop.tools import Toolset
 
+if TYPE_CHECKING:
+    from rxloop.fork import Fork
+
 Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
+class RunSpec(NamedTuple):
     """Everything that a run is made of, fixed before it starts."""
 
     task_id: str
@@ -35,12 +35,12 @@ class RunSpec:
     limits: Limits
     settings: ModelSettings
     thought_limit: int
+    metadata: dict[str, Any]
     deps: Any = None
     log: EventLog | None = None
     keep_context: bool = False
     """Whether the history of the conversation comes from the log."""
     messages: tuple[Message, ...] = ()
-    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     on_input: OnInput | None = None
     parse: Callable[[str], Any] = str
     output_prompt: str | None = None
@@ -51,8 +51,7 @@ class RunSpec:
     fork: Fork | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Canceled:
+class Canceled(NamedTuple):
     """A run was cancelled."""
 
     reason: str

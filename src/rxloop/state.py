@@ -6,7 +6,7 @@ There is no other memory of a run. Live, resumed and replayed, the messages that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rxloop.errors import RxloopError
@@ -32,6 +32,9 @@ from rxloop.history import History, Ledger
 from rxloop.messages import ErrorInfo, Message, ToolCall, Usage
 from rxloop.settings import Limits
 from rxloop.totals import CompressionTotals
+from rxloop.trusted import trusted
+
+_message = trusted(Message)
 
 THINK_ALOUD = "think_aloud"
 CANCELED_CALL = "The call was cancelled before it had a result."
@@ -68,10 +71,13 @@ class Batch:
     def messages(self) -> list[Message]:
         """The assistant message and one result for each call, in call order."""
         results = [
-            Message.tool(call.id, self.answers[index].content if index in self.answers else CANCELED_CALL)
+            _message(role="tool", tool_call_id=call.id, content=self._answer(index))
             for index, call in enumerate(self.calls)
         ]
         return [self.message, *results]
+
+    def _answer(self, index: int) -> str:
+        return self.answers[index].content if index in self.answers else CANCELED_CALL
 
 
 class Measured(NamedTuple):
@@ -307,7 +313,7 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
             "messages": state.messages.append(*state.held),
             "held": (),
         }
-    message = Message(
+    message = _message(
         role="assistant",
         content=event.content,
         reasoning=event.reasoning,
@@ -329,7 +335,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step or not batch.awaits(event.index):
         return {}
-    batch = replace(batch, answers={**batch.answers, event.index: event})
+    batch = Batch(batch.step, batch.message, {**batch.answers, event.index: event})
     pending = _unasked(state, batch.step, event.index)
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}

@@ -17,7 +17,8 @@ from rxloop.context import (
 )
 from rxloop.history import History
 from rxloop.messages import Message
-from rxloop.protocols import Budget, Compressor
+from rxloop.protocols import Compressor
+from rxloop.records import Budget
 
 counter = TokenEstimator()
 

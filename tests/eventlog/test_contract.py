@@ -24,7 +24,7 @@ from rxloop.events import (
     ToolCompleteEvent,
 )
 from rxloop.messages import Message, ToolCall
-from rxloop.protocols import RunRecord
+from rxloop.records import RunRecord
 
 BuiltIn = MemoryEventLog | SqliteEventLog
 

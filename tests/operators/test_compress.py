@@ -28,7 +28,7 @@ from rxloop.context import (
     TokenEstimator,
     problems_of,
 )
-from rxloop.protocols import Budget, Rendered, WorkspacePart
+from rxloop.records import Budget, Rendered, WorkspacePart
 from rxloop.testing import ScriptedModel, turn
 
 

@@ -12,7 +12,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, TextContent, TextResourceContents
 
-from rxloop.protocols import SessionChange
+from rxloop.records import SessionChange
 from rxloop.server.sequential_thinking import connection_sessions, sequential_thinking_server
 from rxloop.thinking.sessions import MemorySessionStore, ThinkingSessions, ThoughtResult
 

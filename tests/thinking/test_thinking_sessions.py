@@ -15,7 +15,8 @@ import pytest
 
 from rxloop.errors import ConfigurationError, SessionConflict, UnknownSession
 from rxloop.eventlog import SqliteSessionStore
-from rxloop.protocols import SessionChange, SessionStore
+from rxloop.protocols import SessionStore
+from rxloop.records import SessionChange
 from rxloop.stream.clock import CLOCK
 from rxloop.thinking.sessions import MemorySessionStore, ThinkingSessions, ThoughtResult
 from thinking.test_sequential_thoughts import codes, thought

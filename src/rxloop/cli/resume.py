@@ -19,7 +19,8 @@ from rxloop.cli.store import find_run, first_event, opened, short_id
 from rxloop.cli.terminal import FAILED, WAITS, asks, running, say
 from rxloop.events import Event, PendingInput
 from rxloop.playback import replay
-from rxloop.protocols import EventLog, RunRecord
+from rxloop.protocols import EventLog
+from rxloop.records import RunRecord
 from rxloop.thinking.flow import STRATEGIES
 
 

@@ -15,7 +15,8 @@ from rxloop.cli import options
 from rxloop.cli.store import find_context, first_event, opened, short_ids
 from rxloop.cli.table import table
 from rxloop.cli.terminal import running, say, write
-from rxloop.protocols import EventLog, RunRecord
+from rxloop.protocols import EventLog
+from rxloop.records import RunRecord
 from rxloop.thinking.drawing import one_line
 
 _COLOURS = {"completed": "green", "failed": "red", "canceled": "yellow", "working": "cyan"}

@@ -14,7 +14,8 @@ from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.eventlog import SqliteEventLog
 from rxloop.eventlog._database import BUSY_SECONDS, errors_of
 from rxloop.events import TaskEvent
-from rxloop.protocols import EventLog, RunRecord
+from rxloop.protocols import EventLog
+from rxloop.records import RunRecord
 
 LAST = "last"
 """The word for the run that was started last."""

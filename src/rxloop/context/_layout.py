@@ -8,7 +8,7 @@ from rxloop.context.blocks import blocks_of
 from rxloop.context.facts import facts_of
 from rxloop.context.ledger import FactLedger, ledger_of
 from rxloop.messages import Message
-from rxloop.protocols import Budget
+from rxloop.records import Budget
 
 # The ledger's share of the room: much of a small one, where little else fits; less of what is beyond.
 _SHARE, _SMALL, _SHARE_BEYOND = 0.45, 2_000, 0.05

@@ -9,7 +9,8 @@ from inspect import isawaitable
 from rxloop.context._marks import Marks
 from rxloop.errors import ConfigurationError
 from rxloop.messages import Message
-from rxloop.protocols import Budget, Compressor
+from rxloop.protocols import Compressor
+from rxloop.records import Budget
 
 
 class ChainedCompressor(Marks):

@@ -10,7 +10,8 @@ from typing import Any, cast
 from rxloop.context.blocks import blocks_of, problems_of, repaired
 from rxloop.errors import ConfigurationError
 from rxloop.messages import Message
-from rxloop.protocols import Budget, Compressor, TokenCounter
+from rxloop.protocols import Compressor, TokenCounter
+from rxloop.records import Budget
 
 _LOW = 0.6
 _AFTER_REFUSAL = 0.8

@@ -11,7 +11,7 @@ from rxloop.context._bm25 import bag_of, bm25
 from rxloop.context._layout import Layout, text_of
 from rxloop.context._marks import Marks
 from rxloop.messages import Message
-from rxloop.protocols import Budget
+from rxloop.records import Budget
 
 Embedder = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
 """Turns texts into vectors, one for each."""

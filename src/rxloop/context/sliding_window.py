@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rxloop.context._layout import Layout
 from rxloop.context._marks import Marks
 from rxloop.messages import Message
-from rxloop.protocols import Budget
+from rxloop.records import Budget
 
 
 class SlidingWindowCompressor(Marks):

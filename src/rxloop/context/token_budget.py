@@ -8,7 +8,7 @@ from functools import partial
 from rxloop.context._layout import Layout, brief, marked
 from rxloop.context._marks import Marks
 from rxloop.messages import Message
-from rxloop.protocols import Budget
+from rxloop.records import Budget
 
 _SAME = "[left out: a later result says the same]"
 _GONE = "[left out: {n} characters]"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from rxloop.errors import ConfigurationError
-from rxloop.protocols import Rendered, Workspace, WorkspacePart
+from rxloop.protocols import Workspace
+from rxloop.records import Rendered, WorkspacePart
 
 Kind = Literal["static", "live"]
 

@@ -10,7 +10,7 @@ from heapq import merge
 
 from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, conflict, state_after, unknown
 from rxloop.events import Event, State, TaskEvent, ends_attempt
-from rxloop.protocols import RunRecord
+from rxloop.records import RunRecord
 
 
 class MemoryEventLog:

@@ -13,7 +13,7 @@ from rxloop.errors import ConfigurationError, SessionConflict
 from rxloop.eventlog._database import Fsync, checkpoint, connect, errors_of
 from rxloop.eventlog._rows import transaction
 from rxloop.eventlog._worker import Worker
-from rxloop.protocols import SessionChange, SessionRecord
+from rxloop.records import SessionChange, SessionRecord
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection, float | None], T]

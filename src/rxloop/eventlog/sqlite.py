@@ -21,7 +21,7 @@ from rxloop.eventlog._rows import append, remove, transaction
 from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, unknown
 from rxloop.eventlog._worker import Answer, Worker
 from rxloop.events import Event, State
-from rxloop.protocols import RunRecord
+from rxloop.records import RunRecord
 
 T = TypeVar("T")
 

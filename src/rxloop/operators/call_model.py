@@ -14,6 +14,7 @@ from rxloop.operators.answering import answering
 from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
+from rxloop.trusted import trusted
 
 CHARACTERS_PER_TOKEN = 4
 _UNSTAMPED: dict[str, Any] = {
@@ -24,6 +25,7 @@ _UNSTAMPED: dict[str, Any] = {
     "attempt": 0,
     "timestamp": 0,
 }
+_llm_call = trusted(LLMCallEvent)
 
 
 def call_model() -> Operator:
@@ -125,7 +127,7 @@ def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list
 
 def _about(request: ModelRequest) -> LLMCallEvent:
     layers = (*request.system, *request.tail)
-    return LLMCallEvent(
+    return _llm_call(
         step=request.step,
         branch=request.branch,
         iteration=request.iteration,

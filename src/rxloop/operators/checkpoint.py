@@ -7,6 +7,9 @@ from rxloop.events import CheckpointEvent
 from rxloop.operators.at_end import at_end
 from rxloop.requests import IterationEnd, Operator, Signal
 from rxloop.stream.bridges import Push, emit, from_task
+from rxloop.trusted import trusted
+
+_checkpoint = trusted(CheckpointEvent)
 
 
 def checkpoint(every: int = 1) -> Operator:
@@ -53,7 +56,7 @@ def checkpoint(every: int = 1) -> Operator:
 
 def _event(end: IterationEnd, durable_seq: int | None) -> CheckpointEvent:
     state = end.ctx.state
-    return CheckpointEvent(
+    return _checkpoint(
         step=end.ctx.step,
         branch=end.ctx.branch,
         iteration=end.iteration,

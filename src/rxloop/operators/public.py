@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from reactivex import operators as ops
-
 from rxloop.events import Event
 from rxloop.operators._types import View
 
@@ -21,6 +19,7 @@ def public() -> View[Event, Event]:
     Returns:
         A view of the public events, in order.
     """
+    from reactivex import operators as ops
 
     def is_public(event: Event) -> bool:
         return event.public

@@ -15,6 +15,7 @@ from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
+from rxloop.trusted import trusted
 
 log = logging.getLogger("rxloop")
 
@@ -22,6 +23,8 @@ INTERRUPTED = (
     "This call was interrupted: it was started, and it is not known whether it had its effect. "
     "It was not made again. Find out what happened before you repeat it."
 )
+_start = trusted(ToolStartEvent)
+_complete = trusted(ToolCompleteEvent)
 
 
 def run_tools(concurrency: int = 5) -> Operator:
@@ -78,7 +81,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
         push(request.refuse(f"The call of {call.name} was not approved."))
         return
     push(
-        ToolStartEvent(
+        _start(
             call=call,
             index=ctx.index,
             hidden=ctx.hidden,
@@ -93,7 +96,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
     fields = await _result(tool, ctx)
     duration = ctx.clock.monotonic() - start
     push(
-        ToolCompleteEvent(
+        _complete(
             call=call,
             index=ctx.index,
             hidden=ctx.hidden,
@@ -110,15 +113,18 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     """The outcome of a call as the fields of its event."""
     call = ctx.call
     assert call is not None
-    deadline = asyncio.timeout(tool.timeout)
+    deadline = None if tool.timeout is None else asyncio.timeout(tool.timeout)
     try:
-        async with deadline:
+        if deadline is None:
             value = await tool.call(call.arguments, ctx)
+        else:
+            async with deadline:
+                value = await tool.call(call.arguments, ctx)
         result, content = encode_result(value)
     except ToolError as error:
         return _failure(str(error))
     except TimeoutError as error:
-        if deadline.expired():
+        if deadline is not None and deadline.expired():
             return _failure(f"{call.name} timed out after {tool.timeout} s.")
         return _failure(_describe(error))
     except asyncio.CancelledError:

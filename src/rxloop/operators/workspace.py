@@ -7,7 +7,8 @@ from reactivex import Observable
 
 from rxloop.messages import Message
 from rxloop.operators.answering import answering
-from rxloop.protocols import Rendered, Workspace
+from rxloop.protocols import Workspace
+from rxloop.records import Rendered
 from rxloop.requests import ModelRequest, Operator, Signal
 from rxloop.stream.bridges import emit, from_awaitable
 

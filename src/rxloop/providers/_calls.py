@@ -12,6 +12,9 @@ from rxloop.events import Event, ToolCallDeltaEvent
 from rxloop.messages import ToolCall
 from rxloop.providers._sanitize import clean_name
 from rxloop.requests import ToolDefinition
+from rxloop.trusted import trusted
+
+_delta = trusted(ToolCallDeltaEvent)
 
 
 class _Call:
@@ -66,7 +69,7 @@ class CallAssembler:
             return
         call.id = call.id or self._made_up(call)
         self._push(
-            ToolCallDeltaEvent(
+            _delta(
                 index=call.index,
                 tool_call_id=call.id,
                 name=call.name,

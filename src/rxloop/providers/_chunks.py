@@ -15,9 +15,11 @@ from rxloop.providers._calls import CallAssembler
 from rxloop.providers._errors import Endpoint, cut_short, from_error_object
 from rxloop.providers._text import AnswerText, TextRules
 from rxloop.requests import ToolDefinition
+from rxloop.trusted import trusted
 
 AS_IT_IS = TextRules()
-_PLAIN = frozenset(("role", "content", "reasoning_content"))
+DONE = b"[DONE]"
+_PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
 _FINISH = {
     "stop": "stop",
     "eos": "stop",
@@ -35,6 +37,8 @@ _FINISH = {
 _NOTICE = frozenset(("message", "msg", "detail"))
 # Finish reasons with which a vendor reports that the answer failed.
 _FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
+_complete = trusted(ContentCompleteEvent)
+_usage = trusted(UsageEvent)
 
 
 class ChatAccumulator:
@@ -78,22 +82,27 @@ class ChatAccumulator:
         for payload in payloads:
             if self.done:
                 return
+            if payload == DONE:
+                self.done = True
+                return
             try:
                 chunk: Any = loads(payload)
             except orjson.JSONDecodeError:
                 chunk = self._unreadable(payload)
                 if chunk is None:
                     continue
-            # Nearly every chunk carries a piece of text and nothing else: this is all that it costs.
+            # Nearly every chunk carries a piece of text, or of a call, and nothing else: this is all that it costs.
             try:
                 choice = chunk["choices"][0]
                 delta = choice["delta"]
                 text = delta.get("content")
                 thought = delta.get("reasoning_content")
+                calls = delta.get("tool_calls")
                 plain = (
                     _PLAIN.issuperset(delta)
                     and (text is None or text.__class__ is str)
                     and (thought is None or thought.__class__ is str)
+                    and (calls is None or calls.__class__ is list)
                     and choice.get("finish_reason") is None
                     and not choice.get("index")
                     and not chunk.get("usage")
@@ -101,7 +110,7 @@ class ChatAccumulator:
                     and "x_groq" not in chunk
                 )
             except (KeyError, IndexError, TypeError, AttributeError):
-                plain, text, thought = False, "", ""
+                plain, text, thought, calls = False, "", "", None
             if not plain:
                 self._chunk(chunk)
                 continue
@@ -109,6 +118,9 @@ class ChatAccumulator:
                 think(thought)
             if text:
                 write(text)
+            if calls:
+                for call in _dicts(calls):
+                    self._calls.feed(call)
 
     def last(self, payloads: list[bytes]) -> None:
         """Read what stood behind the last complete event: an event without its blank line, or a part of one.
@@ -175,7 +187,7 @@ class ChatAccumulator:
         if calls and finish == "stop":
             finish = "tool_calls"
         self._push(
-            ContentCompleteEvent(
+            _complete(
                 content=self._text.content,
                 reasoning=reasoning or None,
                 tool_calls=calls,
@@ -188,7 +200,7 @@ class ChatAccumulator:
 
     def _unreadable(self, payload: bytes) -> Any:
         text = payload.strip()
-        if text == b"[DONE]":
+        if text == DONE:
             self.done = True
             return None
         if not text:
@@ -273,7 +285,7 @@ class ChatAccumulator:
     def _usage_event(self, usage: dict[str, Any]) -> UsageEvent:
         read = _dict(usage.get("prompt_tokens_details"))
         written = _dict(usage.get("completion_tokens_details"))
-        return UsageEvent(
+        return _usage(
             input_tokens=_count(usage.get("prompt_tokens")),
             output_tokens=_count(usage.get("completion_tokens")),
             cached_tokens=_count(read.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")),

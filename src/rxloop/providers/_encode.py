@@ -23,6 +23,7 @@ from rxloop.settings import ModelSettings
 
 _WireKey = tuple[str | bool | None, ...]
 _BRIDGE = b'{"role":"assistant","content":"Understood."}'
+_wire_of = vars(Message)["_wire"].__get__
 _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
 
@@ -122,9 +123,13 @@ class RequestEncoder:
         return b",".join(map(self._message, messages))
 
     def _message(self, message: Message) -> bytes:
-        kept: tuple[_WireKey, bytes] | None = getattr(message, "_wire", None)
-        if kept is not None and kept[0] == self._key:
-            return kept[1]
+        try:
+            # The slot itself: where it is empty, pydantic would look for the name in other places first.
+            kept: tuple[_WireKey, bytes] = _wire_of(message)
+            if kept[0] == self._key:
+                return kept[1]
+        except AttributeError:
+            pass
         # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
         encoded = b"%b" % dumps(self._plain_message(message))
         object.__setattr__(message, "_wire", (self._key, encoded))

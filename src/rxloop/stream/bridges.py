@@ -10,13 +10,14 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
 from rxloop.errors import Paused, RxloopError
 
 if TYPE_CHECKING:
+    from anyio import CancelScope
+
     from rxloop.requests import RunContext
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class _Leaf:
         self._observer = observer
         self._shielded = shielded
         self._abandoned = abandoned
-        self._cancel: anyio.CancelScope | None = None
+        self._cancel: CancelScope | None = None
         self._started = False
         self._ended = False
         self._disposed = False
@@ -96,7 +97,10 @@ class _Leaf:
             return
         try:
             if self._shielded:
-                with anyio.CancelScope() as self._cancel:
+                # Not before it is needed: importing rxloop is quicker without.
+                from anyio import CancelScope
+
+                with CancelScope() as self._cancel:
                     await self._work(self._push)
             else:
                 await self._work(self._push)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 from reactivex import Observable, abc
-from reactivex import operators as ops
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.stream.buffer import Overflow, ReadBuffer
@@ -130,6 +129,8 @@ class Stream(Observable[T], Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the last item."""
+        from reactivex import operators as ops
+
         # By a subscription, which holds the run; that of the base goes by `pipe`, which does not.
         to_future: Callable[[Observable[T]], asyncio.Future[T]] = ops.to_future()
         return to_future(self).__await__()

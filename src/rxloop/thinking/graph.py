@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple, overload
 
 from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolStartEvent
@@ -24,18 +23,20 @@ class Edge(NamedTuple):
     """What the source is, or to begin with what the target does: `branch` off, be a `revision`, or `merge` it."""
 
 
-@dataclass(slots=True)
 class _Store:
     """What all versions of a graph share. It only grows: a version is the beginning of it, up to some length."""
 
-    nodes: list[Node] = field(default_factory=list[Node])
-    """Thoughts and calls in the order in which they came."""
-    messages: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
-    """Beside each node: the run and the step, which are those of its message."""
-    thoughts: list[int] = field(default_factory=list[int])
-    """The places of the thoughts."""
-    places: dict[tuple[str, str], list[int]] = field(default_factory=dict[tuple[str, str], list[int]])
-    """Where a reference to an id, in a run, may lead."""
+    __slots__ = ("messages", "nodes", "places", "thoughts")
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        """Thoughts and calls in the order in which they came."""
+        self.messages: list[tuple[str, str | None]] = []
+        """Beside each node: the run and the step, which are those of its message."""
+        self.thoughts: list[int] = []
+        """The places of the thoughts."""
+        self.places: dict[tuple[str, str], list[int]] = {}
+        """Where a reference to an id, in a run, may lead."""
 
 
 class ThoughtGraph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _PARAMETERS = {"args", "arguments", "parameters", "params", "keyword args", "keyword arguments"}
 _DROPPED = {"returns", "return", "yields", "yield", "raises", "raise"}
@@ -13,8 +13,7 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 _BULLET = re.compile(r"^([-*+]|\d+[.)])\s")
 
 
-@dataclass(frozen=True, slots=True)
-class Docstring:
+class Docstring(NamedTuple):
     """A docstring, taken apart."""
 
     description: str

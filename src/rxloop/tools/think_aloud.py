@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -188,8 +187,10 @@ def _unknown(related_to: str | None, state: RunState) -> str | None:
     """The warning for a reference to nothing."""
     if related_to is None or _known(related_to, state):
         return None
+    from difflib import get_close_matches
+
     known = list(dict.fromkeys([*state.thoughts, *state.calls]))
-    near = difflib.get_close_matches(related_to, known, n=3, cutoff=0.4) or known[-3:]
+    near = get_close_matches(related_to, known, n=3, cutoff=0.4) or known[-3:]
     hint = f"the nearest ids are {', '.join(near)}" if near else "there is no earlier thought or tool call"
     return f"related_to: no thought or tool call has the id {related_to!r}; {hint}. The thought was kept as it is."
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -140,8 +139,10 @@ class Toolset:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, if any; case, `-`, `_` and a prefix such as `functions.` do not count."""
+    from difflib import get_close_matches
+
     plain = {_plain(each): each for each in names}
-    found = difflib.get_close_matches(_plain(name), plain, n=1)
+    found = get_close_matches(_plain(name), plain, n=1)
     return plain[found[0]] if found else None
 
 

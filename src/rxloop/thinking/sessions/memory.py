@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rxloop.errors import SessionConflict
-from rxloop.protocols import SessionChange, SessionRecord
+from rxloop.records import SessionChange, SessionRecord
 
 Key = tuple[str, str]
 

@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from rxloop.errors import ConfigurationError, SessionConflict, UnknownSession
-from rxloop.protocols import SessionChange, SessionRecord, SessionStore
+from rxloop.protocols import SessionStore
+from rxloop.records import SessionChange, SessionRecord
 from rxloop.stream.clock import CLOCK
 from rxloop.thinking.sessions.memory import MemorySessionStore
 from rxloop.thinking.sessions.result import ThoughtResult
