@@ -23,7 +23,6 @@ LAYERS = {
     "httpcore": "httpcore",
     "httpx": "httpx",
     "aiohttp": "aiohttp",
-    "httpx_aiohttp": "aiohttp",
     "anyio": "anyio",
     "asyncio": "asyncio",
     "pydantic": "pydantic",

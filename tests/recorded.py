@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
 from rxloop.providers import OpenAIChat, Retry, openai_chat
+from rxloop.providers._pool import Transport
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "providers"
 needs_recordings = pytest.mark.skipif(
@@ -75,9 +75,9 @@ def outline(request: Any) -> Any:
 class Vendor:
     """One replay server for many conversations, and the providers that talk to it."""
 
-    def __init__(self, replay: Any, http: httpx.AsyncClient) -> None:
+    def __init__(self, replay: Any, transport: Transport) -> None:
         self.replay = replay
-        self._http = http
+        self._transport: Transport = transport
         self._providers: dict[tuple[str, bool], OpenAIChat] = {}
 
     def play(self, conversation: Any, first: int = 0, *, mode: str = "whole", seed: int = 0, **shape: Any) -> None:
@@ -96,19 +96,28 @@ class Vendor:
                 "m",
                 base_url=self.replay.base_url + where[0],
                 stream=where[1],
-                http_client=self._http,
+                transport=self._transport,
                 retry=Retry(attempts=1),
                 thought_tags=False,
                 sanitize=False,
             )
         return self._providers[where]
 
+    async def aclose(self) -> None:
+        """Close the providers."""
+        for provider in self._providers.values():
+            await provider.aclose()
 
-@contextlib.contextmanager
-def replaying(http: httpx.AsyncClient) -> Generator[Vendor]:
+
+@contextlib.asynccontextmanager
+async def replaying(transport: Transport = "httpx") -> AsyncGenerator[Vendor]:
     """A replay server for as long as the block lasts."""
     with _replay.Replay({"exchanges": []}) as replay:
-        yield Vendor(replay, http)
+        vendor = Vendor(replay, transport)
+        try:
+            yield vendor
+        finally:
+            await vendor.aclose()
 
 
 def _module() -> Any:

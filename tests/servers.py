@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import httpx
+import httpcore
 import orjson
 from reactivex import Observable
 
 from rxloop.events import ContentDeltaEvent, Event
 from rxloop.messages import Message
 from rxloop.providers import OpenAIChat, Retry, openai_chat
+from rxloop.providers._httpx import HttpxClient
 from rxloop.requests import ModelRequest
 
 REQUEST = ModelRequest(messages=[Message.user("hi")])
@@ -165,13 +166,16 @@ def text(answer: Answer) -> str:
 
 def active(provider: OpenAIChat) -> list[str]:
     """The connections of a provider that are still checked out of their pools, whatever it works over."""
-    clients: list[httpx.AsyncClient] = vars(provider)["_pool"].clients
-    return [str(one) for client in clients for one in _checked_out(vars(client)["_transport"])]
+    return [str(one) for client in provider._pool.clients for one in _checked_out(client)]
 
 
-def _checked_out(transport: Any) -> Iterable[Any]:
-    if isinstance(transport, httpx.AsyncHTTPTransport):
-        return [one for one in vars(transport)["_pool"].connections if not one.is_idle() and not one.is_closed()]
-    # aiohttp's session, which is made at the first request.
-    session = vars(transport)["_inner"].client
-    return session.connector._acquired if session is not None and not session.closed else []
+def connections(client: Any) -> list[httpcore.AsyncConnectionInterface]:
+    """All connections of a client over httpx."""
+    return client.http._transport._pool.connections
+
+
+def _checked_out(client: Any) -> Iterable[Any]:
+    if isinstance(client, HttpxClient):
+        return [one for one in connections(client) if not one.is_idle() and not one.is_closed()]
+    connector = client.session.connector
+    return [] if connector is None else connector._acquired

@@ -24,7 +24,7 @@ from rxloop.providers import openai_chat
 from rxloop.run import Run
 from rxloop.stream.sse import HEARTBEAT
 from rxloop.testing import ScriptedModel, call, frames
-from servers import Reply, Server, say, serving
+from servers import Reply, Server, connections, say, serving
 
 RUNS = 1_000
 AT_ONCE = 100
@@ -154,7 +154,7 @@ def pool_states(provider: Any) -> list[str]:
     return [
         "idle" if connection.is_idle() else connection.info()
         for client in provider._pool.clients
-        for connection in client._transport._pool.connections
+        for connection in connections(client)
     ]
 
 

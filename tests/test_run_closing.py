@@ -25,7 +25,7 @@ from rxloop.errors import RunCancelled
 from rxloop.eventlog import MemoryEventLog
 from rxloop.providers import openai_chat
 from rxloop.testing import ScriptedModel, call, frames
-from servers import say, serving
+from servers import connections, say, serving
 
 
 @tool
@@ -228,5 +228,5 @@ async def test_cancelling_closes_the_socket_of_the_model(how: str) -> None:
         async with asyncio.timeout(3):
             await server.all_closed.wait()
         for client in provider._pool.clients:
-            assert client._transport._pool.connections == []  # type: ignore[attr-defined]
+            assert connections(client) == []
         await provider.aclose()

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from rxloop.providers import openai_chat
+from rxloop.providers._httpx import HttpxClient
 from rxloop.providers._network import MOST_TOGETHER, _Stream, with_cheap_network
 from servers import REQUEST, Reply, Server, active, chat, collect, say, text
 
@@ -104,7 +105,8 @@ async def test_the_clients_of_a_provider_do_so(server: Server) -> None:
     provider = chat(server)
     assert text(await collect(provider.call(REQUEST))) == "Hello"
     [client] = provider._pool.clients
-    backend: Any = vars(vars(vars(client)["_transport"])["_pool"])["_network_backend"]
+    assert isinstance(client, HttpxClient)
+    backend: Any = vars(vars(vars(client.http)["_transport"])["_pool"])["_network_backend"]
     assert type(backend).__module__ == "rxloop.providers._network"
     assert active(provider) == []
     await provider.aclose()

@@ -7,15 +7,17 @@ import httpx
 import pytest
 
 from rxloop.errors import ConfigurationError
-from rxloop.providers import _pool, openai_chat
-from rxloop.providers._pool import STREAMS_PER_CLIENT, TRANSPORT_ENV, ClientPool
+from rxloop.providers import Timeouts, _pool, openai_chat
+from rxloop.providers._exchange import Client
+from rxloop.providers._httpx import STREAMS, HttpxClient
+from rxloop.providers._pool import TRANSPORT_ENV, ClientPool
 from servers import REQUEST, Server, chat, collect, say, text
 
 
 async def test_every_few_streams_have_a_client_of_their_own() -> None:
-    pool = ClientPool()
+    pool = ClientPool(Timeouts())
     async with AsyncExitStack() as streams:
-        lent = [await streams.enter_async_context(pool.lease()) for _ in range(STREAMS_PER_CLIENT + 1)]
+        lent = [await streams.enter_async_context(pool.lease()) for _ in range(STREAMS + 1)]
         assert len(set(map(id, lent))) == len(pool.clients) == 2
     async with pool.lease() as again:
         assert again is lent[0]
@@ -24,7 +26,7 @@ async def test_every_few_streams_have_a_client_of_their_own() -> None:
 
 
 async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_anew() -> None:
-    pool = ClientPool()
+    pool = ClientPool(Timeouts())
     assert pool.clients == []
     await pool.aclose()
     async with pool.lease() as client:
@@ -36,12 +38,12 @@ async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_a
 async def test_a_client_beyond_the_first_is_closed_when_nobody_has_used_it_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pool = ClientPool()
+    pool = ClientPool(Timeouts())
     async with AsyncExitStack() as most, AsyncExitStack() as one, AsyncExitStack() as last:
-        for _ in range(STREAMS_PER_CLIENT):
+        for _ in range(STREAMS):
             await most.enter_async_context(pool.lease())
         await one.enter_async_context(pool.lease())
-        for _ in range(STREAMS_PER_CLIENT):
+        for _ in range(STREAMS):
             await last.enter_async_context(pool.lease())
         first, second, third = pool.clients
         await last.aclose()
@@ -62,18 +64,18 @@ async def test_many_calls_at_once_share_few_clients_and_no_connection_is_left(se
     server.answer(say("Hello"))
     provider = chat(server)
     for _ in range(2):
-        answers = await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(3 * STREAMS_PER_CLIENT)))
+        answers = await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(3 * STREAMS)))
         assert {text(answer) for answer in answers} == {"Hello"}
-    assert len(provider._pool.clients) == 3
-    assert server.connections == 3 * STREAMS_PER_CLIENT
+    assert len(provider._pool.clients) == (3 if transport == "httpx" else 1)
+    assert server.connections == 3 * STREAMS
     await provider.aclose()
     async with asyncio.timeout(1):
         await server.all_closed.wait()
 
 
 def test_each_event_loop_has_its_own_clients() -> None:
-    pool = ClientPool()
-    seen: list[httpx.AsyncClient] = []
+    pool = ClientPool(Timeouts())
+    seen: list[Client] = []
 
     async def stream() -> None:
         async with pool.lease() as client:
@@ -87,10 +89,12 @@ def test_each_event_loop_has_its_own_clients() -> None:
 
 async def test_a_client_of_the_users_is_used_and_never_closed() -> None:
     async with httpx.AsyncClient() as own:
-        pool = ClientPool(own)
+        pool = ClientPool(Timeouts(), own=own)
         async with AsyncExitStack() as streams:
-            for _ in range(STREAMS_PER_CLIENT + 1):
-                assert await streams.enter_async_context(pool.lease()) is own
+            for _ in range(STREAMS + 1):
+                client = await streams.enter_async_context(pool.lease())
+                assert isinstance(client, HttpxClient)
+                assert client.http is own
         await pool.aclose()
         assert not own.is_closed
 
@@ -105,11 +109,11 @@ async def test_the_transport_is_httpx_unless_the_environment_or_the_call_says_so
         return name
 
     monkeypatch.delenv(TRANSPORT_ENV, raising=False)
-    assert await used(ClientPool()) == "AsyncClient"
-    assert await used(ClientPool(transport="aiohttp")) == "AiohttpClient"
+    assert await used(ClientPool(Timeouts())) == "HttpxClient"
+    assert await used(ClientPool(Timeouts(), transport="aiohttp")) == "AiohttpClient"
     monkeypatch.setenv(TRANSPORT_ENV, "aiohttp")
-    assert await used(ClientPool()) == "AiohttpClient"
-    assert await used(ClientPool(transport="httpx")) == "AsyncClient"
+    assert await used(ClientPool(Timeouts())) == "AiohttpClient"
+    assert await used(ClientPool(Timeouts(), transport="httpx")) == "HttpxClient"
 
 
 async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
@@ -190,49 +189,47 @@ def breaks(name: str) -> bool:
 @pytest.mark.parametrize("who", sorted({name.partition("-chat-")[0] for name in LOOPS}) or ["nobody"])
 async def test_a_recorded_loop_makes_the_same_requests_and_ends_the_same(who: str) -> None:
     deviating: list[str] = []
-    async with httpx.AsyncClient(verify=False, timeout=20) as http:
-        with replaying(http) as vendor:
-            for name in sorted(LOOPS):
-                if name.partition("-chat-")[0] != who or breaks(name):
-                    continue
-                assert len(LOOPS[name]["loops"]) == 1
-                loop = LOOPS[name]["loops"][0]
-                initial = [message(each) for each in loop["initial_messages"]]
-                found = await drive(vendor, name, initial, results_of(name), 0)
-                wanted, requests = expected(name), recorded_requests(name)
-                if [outline(each) for each in requests] == [
-                    outline(each["request"]["body"]) for each in recording(name)["exchanges"]
-                ]:
-                    assert (name, found.problems) == (name, [])
-                else:
-                    deviating.append(name)
-                assert (name, list(map(outline, found.requests))) == (name, list(map(outline, requests)))
-                assert (name, found.left) == (name, [])
-                assert (name, said(found.result)) == (name, wanted)
-                if wanted[1]:
-                    # The recording ends with a call that its client took for the answer; here it is a call.
-                    assert isinstance(found.error, LimitReached)
-                else:
-                    assert (name, found.error, found.result.output) == (name, None, wanted[0])
+    async with replaying() as vendor:
+        for name in sorted(LOOPS):
+            if name.partition("-chat-")[0] != who or breaks(name):
+                continue
+            assert len(LOOPS[name]["loops"]) == 1
+            loop = LOOPS[name]["loops"][0]
+            initial = [message(each) for each in loop["initial_messages"]]
+            found = await drive(vendor, name, initial, results_of(name), 0)
+            wanted, requests = expected(name), recorded_requests(name)
+            if [outline(each) for each in requests] == [
+                outline(each["request"]["body"]) for each in recording(name)["exchanges"]
+            ]:
+                assert (name, found.problems) == (name, [])
+            else:
+                deviating.append(name)
+            assert (name, list(map(outline, found.requests))) == (name, list(map(outline, requests)))
+            assert (name, found.left) == (name, [])
+            assert (name, said(found.result)) == (name, wanted)
+            if wanted[1]:
+                # The recording ends with a call that its client took for the answer; here it is a call.
+                assert isinstance(found.error, LimitReached)
+            else:
+                assert (name, found.error, found.result.output) == (name, None, wanted[0])
     assert len(deviating) <= 1
 
 
 async def test_an_error_in_the_middle_of_the_recorded_answer_ends_the_run_and_what_followed_goes_on_by_hand() -> None:
     names = [name for name in LOOPS if breaks(name)]
     assert names
-    async with httpx.AsyncClient(verify=False, timeout=20) as http:
-        with replaying(http) as vendor:
-            for name in names:
-                loop = LOOPS[name]["loops"][0]
-                initial = [message(each) for each in loop["initial_messages"]]
-                found = await drive(vendor, name, initial, loop["tool_results"], 0)
-                assert isinstance(found.error, RunError)
-                assert (found.problems, len(found.requests), found.left) == ([], 1, loop["tool_results"])
-                # Its client took the broken answer for a call with wrong arguments, and told the model so.
-                then = [message(each) for each in recording(name)["exchanges"][1]["request"]["body"]["messages"]]
-                found = await drive(vendor, name, then, loop["tool_results"][1:], 1)
-                assert (found.error, found.problems, found.left) == (None, [], [])
-                assert said(found.result) == expected(name)
+    async with replaying() as vendor:
+        for name in names:
+            loop = LOOPS[name]["loops"][0]
+            initial = [message(each) for each in loop["initial_messages"]]
+            found = await drive(vendor, name, initial, loop["tool_results"], 0)
+            assert isinstance(found.error, RunError)
+            assert (found.problems, len(found.requests), found.left) == ([], 1, loop["tool_results"])
+            # Its client took the broken answer for a call with wrong arguments, and told the model so.
+            then = [message(each) for each in recording(name)["exchanges"][1]["request"]["body"]["messages"]]
+            found = await drive(vendor, name, then, loop["tool_results"][1:], 1)
+            assert (found.error, found.problems, found.left) == (None, [], [])
+            assert said(found.result) == expected(name)
 
 
 def test_there_are_as_many_loops_as_were_recorded() -> None:

@@ -11,7 +11,6 @@ import zlib
 from collections import Counter
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
@@ -32,7 +31,7 @@ from rxloop.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.providers._aiohttp import AiohttpClient
+from rxloop.providers._pool import Transport
 from servers import REQUEST, Answer, collect
 
 EVERY_WAY = os.environ.get("RXLOOP_RECORDINGS") == "all"
@@ -194,20 +193,19 @@ async def passed(vendor: Vendor, name: str, number: int, wrong: list[Any], count
     return len(wrong) == before
 
 
-async def all_passed(http: httpx.AsyncClient, who: str, step: int = 1) -> None:
+async def all_passed(transport: Transport, who: str, step: int = 1) -> None:
     """Ask for every exchange of a vendor, or of each so-manieth of its conversations, and compare."""
     wrong: list[Any] = []
     counts = Counter[str]()
     done = good = 0
-    async with http:
-        with replaying(http) as vendor:
-            for name in names(who)[::step]:
-                conversation = recording(name)
-                if conversation["api"] != "openai-chat":
-                    continue
-                for number in range(len(conversation["exchanges"])):
-                    done += 1
-                    good += await passed(vendor, name, number, wrong, counts)
+    async with replaying(transport) as vendor:
+        for name in names(who)[::step]:
+            conversation = recording(name)
+            if conversation["api"] != "openai-chat":
+                continue
+            for number in range(len(conversation["exchanges"])):
+                done += 1
+                good += await passed(vendor, name, number, wrong, counts)
     print(f"{who}: {good} of {done} exchanges; {dict(counts)}")
     assert done > 0
     assert wrong == []
@@ -215,12 +213,12 @@ async def all_passed(http: httpx.AsyncClient, who: str, step: int = 1) -> None:
 
 @pytest.mark.parametrize("who", vendors())
 async def test_every_recorded_answer_means_what_the_sdk_says(who: str) -> None:
-    await all_passed(httpx.AsyncClient(verify=False, timeout=20), who)
+    await all_passed("httpx", who)
 
 
 @pytest.mark.parametrize("who", vendors())
 async def test_a_sample_of_them_means_the_same_over_aiohttp(who: str) -> None:
-    await all_passed(AiohttpClient(verify=False, timeout=20), who, 1 if EVERY_WAY else 3)
+    await all_passed("aiohttp", who, 1 if EVERY_WAY else 3)
 
 
 def test_the_names_draw_every_mode_and_every_shape_many_times() -> None:

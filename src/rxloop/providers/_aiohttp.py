@@ -1,24 +1,39 @@
-"""httpx over aiohttp, whose parser is written in C. Nothing else imports aiohttp, which is an extra."""
+"""Requests over aiohttp, whose parser is written in C. Nothing else imports aiohttp, which is an extra.
+
+The exceptions are those of httpx, so that a failure has the same meaning over both.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import warnings
-from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import httpx
-from anyio.lowlevel import checkpoint_if_cancelled
-from httpx_aiohttp import AiohttpTransport, HttpxAiohttpClient
+from aiohttp.http_exceptions import BadHttpMessage, ContentEncodingError
+from multidict import CIMultiDict
 from typing_extensions import override
+from yarl import URL
+
+from rxloop.providers._exchange import DRAIN_SECONDS, Batches
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from rxloop.providers._errors import Endpoint
+    from rxloop.providers.openai_chat import Timeouts
 
 LARGEST_BODY = 2**20
 """aiohttp takes no more in one piece without a warning: sending it would hold up the event loop."""
 PIECE = 2**16
+BUFFERED = 60_000
+"""asyncio holds somewhat more for a socket before it makes the writer wait."""
 
-# The first that fits. httpx-aiohttp takes a connection that breaks for a timeout, and lets bad HTTP through as it is.
+# The first that fits.
 _KINDS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
     (aiohttp.ServerTimeoutError, httpx.ReadTimeout),
@@ -27,24 +42,7 @@ _KINDS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
     (aiohttp.ClientConnectionError, httpx.ReadError),
     (aiohttp.InvalidURL, httpx.UnsupportedProtocol),
     (aiohttp.NonHttpUrlClientError, httpx.UnsupportedProtocol),
-    (aiohttp.ClientError, httpx.RemoteProtocolError),
 )
-
-
-class AiohttpClient(HttpxAiohttpClient):
-    """An httpx client over aiohttp, with the errors of httpx: what broke is told from what took too long.
-
-    Requests that go through a proxy go over httpx's own transport.
-    """
-
-    @override
-    def _init_transport(self, *args: Any, **options: Any) -> httpx.AsyncBaseTransport:
-        return _Transport(_Inner(*args, **options))
-
-    @override
-    def _init_proxy_transport(self, *args: Any, **options: Any) -> httpx.AsyncBaseTransport:
-        # A proxy is what the two differ most in: SOCKS, TLS inside TLS, how it is told who asks.
-        return httpx.AsyncClient._init_proxy_transport(self, *args, **options)
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -68,89 +66,127 @@ with warnings.catch_warnings():
             """Leave the connections to the connector."""
 
 
-class _Inner(AiohttpTransport):
-    """The transport of httpx-aiohttp, with our connections."""
+class AiohttpClient:
+    """Sends the requests of one provider over a session of aiohttp, in the event loop that it is made in.
 
-    @override
-    def get_client(self) -> aiohttp.ClientSession:
-        expiry = self.limits.keepalive_expiry
-        connector = _Connector(limit=0, keepalive_timeout=expiry, ssl=self.ssl_context)
-        # The cookies are kept by the client of httpx.
-        return _Session(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+    Args:
+        timeouts: How long a request may take.
+        streamed: Whether streams are asked for.
+        certificates: What vouches for servers.
+        keep_seconds: How long a connection is kept that nobody uses.
+    """
 
+    streams: int | None = None
+    """aiohttp finds an idle connection at once, however many there are."""
 
-class _Transport(httpx.AsyncBaseTransport):
-    def __init__(self, inner: _Inner) -> None:
-        self._inner = inner
+    def __init__(self, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float) -> None:
+        idle = timeouts.idle if streamed else timeouts.answer
+        connect = timeouts.connect
+        # aiohttp begins to count when the request is written, and would wait for ever for one who does not read it.
+        self._longest = None if connect is None or idle is None else connect + 2 * idle
+        self.session = _Session(
+            connector=_Connector(limit=0, keepalive_timeout=keep_seconds, ssl=certificates),
+            timeout=aiohttp.ClientTimeout(total=None, connect=connect, sock_connect=connect, sock_read=idle),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        # Gateways send their clients back to the same machine by a cookie, those without a name too. That of the
+        # session would put them beside one that the user sends.
+        self._cookies = aiohttp.CookieJar(unsafe=True)
+        self._made: tuple[str, dict[str, str], URL, CIMultiDict[str]] | None = None
 
-    @override
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if len(content := request.content) > LARGEST_BODY:
-            stream = _Pieces(content)
-            request = httpx.Request(
-                request.method, request.url, headers=request.headers, stream=stream, extensions=request.extensions
-            )
+    @property
+    def is_closed(self) -> bool:
+        """Whether no request can be sent any more."""
+        return self.session.closed
+
+    async def post(self, where: Endpoint, headers: dict[str, str], body: bytes) -> AiohttpAnswer:
+        """Send a request; the answer, its body not yet read.
+
+        Raises:
+            httpx.HTTPError: There is no answer.
+        """
+        made = self._made
+        if made is None or made[0] != where.url or made[1] != headers:
+            self._made = made = (where.url, headers, URL(where.url), CIMultiDict(headers))
+        _, _, url, sent = made
+        cookies = self._cookies.filter_cookies(url) if len(self._cookies) and "cookie" not in headers else None
+        data: bytes | AsyncIterator[bytes] = body
+        if len(body) > LARGEST_BODY:
+            data = _pieces(body)
+            sent = sent.copy()
+            sent["content-length"] = str(len(body))
         try:
-            # aiohttp begins to count when the request is written, and would wait for ever for one who does not read it.
-            async with asyncio.timeout(_longest(request)):
-                with _errors_of_httpx():
-                    response = await self._inner.handle_async_request(request)
+            # What the system does not take at once of a small request waits in a buffer, and nobody for it.
+            async with asyncio.timeout(self._longest) if len(body) > BUFFERED else nullcontext():
+                response = await self.session.post(url, headers=sent, cookies=cookies, data=data, allow_redirects=False)
+        except aiohttp.ClientError as error:
+            raise _error_of_httpx(error) from error
         except TimeoutError as error:
             raise httpx.WriteTimeout("the request was not taken") from error
         except ValueError as error:
             raise httpx.LocalProtocolError(str(error)) from error
-        response.stream = _Stream(response.stream)
-        return response
+        if "set-cookie" in response.headers:
+            self._cookies.update_cookies(response.cookies, url)
+        return AiohttpAnswer(response)
 
-    @override
     async def aclose(self) -> None:
-        await self._inner.aclose()
+        """Close all connections."""
+        await self.session.close()
 
 
-class _Pieces(httpx.AsyncByteStream):
-    """A body that is written piece by piece."""
+class AiohttpAnswer:
+    """An answer, as it comes."""
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.status: int = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
 
-    @override
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for start in range(0, len(self._content), PIECE):
-            yield self._content[start : start + PIECE]
+    async def read(self, batches: Batches) -> None:
+        """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
+        while not batches.over:
+            data = await self._next()
+            if not data:
+                return
+            await batches.add(data)
+            # There is no more now: aiohttp gives all that is there at once.
+            batches.hand_on()
+        if not self._response.content.at_eof():
+            # What is left in the socket, so that the connection can be used again.
+            with suppress(TimeoutError, httpx.HTTPError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    while await self._next():
+                        pass
 
+    async def collect(self, found: bytearray, most: float = math.inf) -> None:
+        """Add the body to `found`, until that has more bytes than `most`."""
+        while len(found) <= most and (data := await self._next()):
+            found += data
 
-class _Stream(httpx.AsyncByteStream):
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    @override
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _errors_of_httpx():
-            async for data in self._inner:
-                # anyio leaves a task alone whose wait is over, and that of a fast server's reader is over each time.
-                await checkpoint_if_cancelled()
-                yield data
-
-    @override
     async def aclose(self) -> None:
-        with _errors_of_httpx():
-            await self._inner.aclose()
+        """Give the connection back; one with an answer that was not read to its end is closed."""
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
+
+    async def _next(self) -> bytes:
+        """What is there, or comes next; nothing at the end."""
+        try:
+            return await self._response.content.readany()
+        except aiohttp.ClientError as error:
+            raise _error_of_httpx(error) from error
 
 
-def _longest(request: httpx.Request) -> float | None:
-    """The seconds that a request may take until its answer begins, or None."""
-    limits: dict[str, float | None] = request.extensions.get("timeout", {})
-    spans = [limits.get(name) for name in ("connect", "write", "read")]
-    return None if None in spans else sum(span for span in spans if span is not None)
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE):
+        yield body[start : start + PIECE]
 
 
-@contextmanager
-def _errors_of_httpx() -> Generator[None]:
-    try:
-        yield
-    except (httpx.TransportError, aiohttp.ClientError) as error:
-        cause = error.__cause__ if isinstance(error, httpx.TransportError) else error
-        for kind, named in _KINDS:
-            if isinstance(cause, kind):
-                raise named(str(cause)) from cause
-        raise
+def _error_of_httpx(error: aiohttp.ClientError) -> httpx.RequestError:
+    cause = error.__cause__
+    if isinstance(cause, BadHttpMessage):
+        kind = httpx.DecodingError if isinstance(cause, ContentEncodingError) else httpx.RemoteProtocolError
+        return kind(cause.message)
+    kind = next((named for kind, named in _KINDS if isinstance(error, kind)), httpx.RemoteProtocolError)
+    return kind(str(error))

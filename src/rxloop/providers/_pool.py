@@ -1,14 +1,13 @@
-"""The HTTP clients of one provider: for each event loop its own, and one for every few streams."""
+"""The HTTP clients of one provider: for each event loop its own, and over httpx one for every few streams."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import cache
+from contextlib import AbstractAsyncContextManager
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal, cast, get_args
+from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -20,11 +19,13 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from rxloop.providers._aiohttp import AiohttpClient
+    from rxloop.providers._exchange import Client
+    from rxloop.providers.openai_chat import Timeouts
+
 Transport = Literal["httpx", "aiohttp"]
 """What carries the requests."""
 TRANSPORT_ENV = "RXLOOP_TRANSPORT"
-STREAMS_PER_CLIENT = 4
-"""httpcore looks at every connection of a pool for every request: many small pools cost far less than one large one."""
 IDLE_SECONDS = 30.0
 """How long a connection is kept that nobody uses, and a client beyond the first."""
 
@@ -37,67 +38,83 @@ def _ssl_context() -> SSLContext:
     return httpx.create_ssl_context()
 
 
-@dataclass(slots=True)
 class _Slot:
-    client: httpx.AsyncClient
-    streams: int = 0
-    idle_since: float = 0.0
+    """A client, and how many streams it is lent to."""
+
+    def __init__(self, client: Client, pool: ClientPool) -> None:
+        self.client = client
+        self.streams = 0
+        self.idle_since = 0.0
+        self._pool = pool
+
+    async def __aenter__(self) -> Client:
+        self.streams += 1
+        return self.client
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.streams -= 1
+        self.idle_since = asyncio.get_running_loop().time()
+        if kind is None:
+            await self._pool.close_idle()
 
 
 class ClientPool:
-    """Lends httpx clients, made when they are first needed.
+    """Lends clients, made when they are first needed.
 
     Args:
+        timeouts: How long a request may take.
+        streamed: Whether streams are asked for.
         own: The client of the user's: the only one then.
         transport: What the clients that are made here work over; None goes by the environment.
     """
 
-    def __init__(self, own: httpx.AsyncClient | None = None, transport: Transport | None = None) -> None:
-        self.own = own
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        streamed: bool = True,
+        own: httpx.AsyncClient | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self._timeouts = timeouts
+        self._streamed = streamed
+        self._own = own
         self._transport: Transport | None = None if transport is None else checked_transport(transport)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Slot]] = WeakKeyDictionary()
 
-    @asynccontextmanager
-    async def lease(self) -> AsyncGenerator[httpx.AsyncClient]:
-        """A client of the running loop, for one stream."""
-        if self.own is not None:
-            yield self.own
-            return
-        loop = asyncio.get_running_loop()
-        slot = self._slot(loop)
-        slot.streams += 1
-        try:
-            yield slot.client
-        finally:
-            slot.streams -= 1
-            slot.idle_since = loop.time()
-        await self._close_idle(loop)
-
     @property
-    def clients(self) -> list[httpx.AsyncClient]:
-        """The clients of the running loop that were made here."""
-        return [slot.client for slot in self._slots.get(asyncio.get_running_loop(), ())]
+    def shielded(self) -> bool:
+        """Whether what holds a client has to be stopped by a cancel scope of anyio, and not by cancelling its task."""
+        return self._own is not None or self._chosen != "aiohttp"
 
-    async def aclose(self) -> None:
-        """Close the clients of the running loop; one that was given by the user stays open."""
-        for slot in self._slots.pop(asyncio.get_running_loop(), ()):
-            await slot.client.aclose()
-
-    def _slot(self, loop: asyncio.AbstractEventLoop) -> _Slot:
+    def lease(self) -> AbstractAsyncContextManager[Client]:
+        """A client of the running loop, for one stream."""
+        loop = asyncio.get_running_loop()
         slots = self._slots.get(loop)
         if slots is None:
             self._forget_closed_loops()
             slots = self._slots[loop] = []
         for slot in slots:
             # The first with room: after a peak the last ones come to rest.
-            if slot.streams < STREAMS_PER_CLIENT:
+            if slot.client.streams is None or slot.streams < slot.client.streams:
                 return slot
-        slot = _Slot(_made(self._transport or _from_environment()))
+        slot = _Slot(self._made(), self)
         slots.append(slot)
         return slot
 
-    async def _close_idle(self, loop: asyncio.AbstractEventLoop) -> None:
+    @property
+    def clients(self) -> list[Client]:
+        """The clients of the running loop."""
+        return [slot.client for slot in self._slots.get(asyncio.get_running_loop(), ())]
+
+    async def aclose(self) -> None:
+        """Close the clients of the running loop; one that was given by the user stays open."""
+        for slot in self._slots.pop(asyncio.get_running_loop(), ()):
+            if self._own is None:
+                await slot.client.aclose()
+
+    async def close_idle(self) -> None:
         """Close the clients beyond the first that nobody has used for a while."""
+        loop = asyncio.get_running_loop()
         slots = self._slots.get(loop, [])
         if len(slots) < 2:
             return
@@ -109,6 +126,21 @@ class ClientPool:
         with anyio.CancelScope(shield=True):
             for slot in idle:
                 await slot.client.aclose()
+
+    def _made(self) -> Client:
+        from rxloop.providers._httpx import HttpxClient
+
+        if self._own is not None:
+            return HttpxClient(self._own, self._timeouts, self._streamed, lasting=False)
+        if checked_transport(self._chosen) == "aiohttp":
+            return _aiohttp_client()(self._timeouts, self._streamed, _ssl_context(), IDLE_SECONDS)
+        return HttpxClient.own(self._timeouts, self._streamed, _ssl_context(), IDLE_SECONDS)
+
+    @cached_property
+    def _chosen(self) -> str:
+        name = self._transport or os.environ.get(TRANSPORT_ENV, "").strip() or "httpx"
+        # A proxy is what the two differ most in: SOCKS, TLS inside TLS, how it is told who asks.
+        return "httpx" if name == "aiohttp" and getproxies() else name
 
     def _forget_closed_loops(self) -> None:
         # A client holds its loop through its open connections, so that the weak key alone would keep both for ever.
@@ -128,25 +160,7 @@ def checked_transport(name: str) -> Transport:
     return cast("Transport", name)
 
 
-def _from_environment() -> Transport:
-    return checked_transport(os.environ.get(TRANSPORT_ENV, "").strip() or "httpx")
-
-
-def _made(transport: Transport) -> httpx.AsyncClient:
-    import httpx
-
-    # No more than that many are lent at a time, so that a limit would only count them once more.
-    limits = httpx.Limits(
-        max_connections=None, max_keepalive_connections=STREAMS_PER_CLIENT, keepalive_expiry=IDLE_SECONDS
-    )
-    if transport == "httpx":
-        from rxloop.providers._network import with_cheap_network
-
-        return with_cheap_network(httpx.AsyncClient(verify=_ssl_context(), limits=limits, timeout=None))
-    return _aiohttp_client()(verify=_ssl_context(), limits=limits, timeout=None)
-
-
-def _aiohttp_client() -> type[httpx.AsyncClient]:
+def _aiohttp_client() -> type[AiohttpClient]:
     try:
         from rxloop.providers._aiohttp import AiohttpClient
     except ModuleNotFoundError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from reactivex import Observable
@@ -26,8 +25,6 @@ from rxloop.stream.bridges import from_task
 
 if TYPE_CHECKING:
     import httpx
-
-    from rxloop.providers._exchange import Exchange
 
 Push = Callable[[Event], None]
 
@@ -77,7 +74,7 @@ class OpenAIChat:
         self._rules = rules
         self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
         self._encoder = RequestEncoder(model, preset, stream)
-        self._pool = ClientPool(http_client, transport)
+        self._pool = ClientPool(timeout, stream, http_client, transport)
         self._where: tuple[str, _errors.Endpoint] | None = None
 
     def __repr__(self) -> str:
@@ -104,7 +101,7 @@ class OpenAIChat:
         async def work(push: Push) -> None:
             await self._send_once(request, push)
 
-        answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=True)
+        answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=self._pool.shielded)
         answer = retrying(self._retry)(answer)
         total = self._timeout.total
         return answer if total is None else within(total, lambda: _errors.out_of_time(self._endpoint(), total))(answer)
@@ -114,20 +111,16 @@ class OpenAIChat:
         await self._pool.aclose()
 
     async def _send_once(self, request: ModelRequest, push: Push) -> None:
+        # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
+        from rxloop.providers._exchange import exchange
+
         where = self._endpoint()
         headers = self._request_headers(request, where)
         body = self._encoder.encode(request)
         answer = ChatAccumulator(push, request.step, where, request.tools, self._rules)
         gate = request.ctx.scope.gate if request.ctx.run is not None else None
         async with self._pool.lease() as client:
-            await self._exchange.run(client, where, headers, body, answer, gate)
-
-    @cached_property
-    def _exchange(self) -> Exchange:
-        # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
-        from rxloop.providers._exchange import Exchange
-
-        return Exchange(self._timeout, self._stream, lasting=self._pool.own is None)
+            await exchange(client, where, headers, body, answer, gate, self._stream)
 
     def _endpoint(self) -> _errors.Endpoint:
         base = self._base_url or self.preset.url()

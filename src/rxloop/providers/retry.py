@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SerialDisposable, SingleAssignmentDisposable
+from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ProviderError, ProviderTimeout
 from rxloop.events import Event
 from rxloop.providers._answers import begins_answer, failed
-from rxloop.stream.connect import connect
+from rxloop.stream.connect import Connections, connect
 from rxloop.stream.scheduler import timers
 
 log = logging.getLogger("rxloop")
@@ -82,17 +82,14 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            current = SerialDisposable()
+            connections = Connections()
             sent = 0
             begun = False
 
             def send(_scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
                 nonlocal sent
                 sent += 1
-                # In its place before it is subscribed: a call may fail inside subscribe.
-                slot = SingleAssignmentDisposable()
-                current.disposable = slot
-                slot.disposable = connect(source, on_next, on_error, observer.on_completed, scheduler)
+                connect(source, on_next, on_error, observer.on_completed, scheduler, connections)
 
             def on_next(event: Event) -> None:
                 nonlocal begun
@@ -107,14 +104,11 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
                     return
                 log.info("%s; sent again in %.1f s", error, wait)
                 observer.on_next(failed(error, wait))
-                if current.is_disposed:
-                    return
-                slot = SingleAssignmentDisposable()
-                current.disposable = slot
-                slot.disposable = timers(scheduler).schedule_relative(wait, send)
+                if not connections.disposed:
+                    connections.add(timers(scheduler).schedule_relative(wait, send))
 
             send()
-            return current
+            return connections
 
         return Observable(subscribe)
 

@@ -1,0 +1,166 @@
+"""Requests over a client of httpx. Nothing imports this file before a model is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import httpx
+
+from rxloop.errors import ProviderConnectionError
+from rxloop.providers._exchange import DRAIN_SECONDS, Batches
+from rxloop.providers._network import with_cheap_network
+from rxloop.providers._ready import before_waiting
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from rxloop.providers._errors import Endpoint
+    from rxloop.providers.openai_chat import Timeouts
+
+STREAMS = 4
+"""httpcore looks at every connection of a pool for every request: many small pools cost far less than one large one."""
+
+
+class HttpxClient:
+    """Sends the requests of one provider over a client of httpx.
+
+    Args:
+        http: The client.
+        timeouts: How long a request may take.
+        streamed: Whether streams are asked for.
+        lasting: Whether the client is the library's own. Nobody changes that one, so that what all requests have in
+            common is made once; a client of the user's makes each request itself.
+    """
+
+    streams: int | None = STREAMS
+
+    def __init__(self, http: httpx.AsyncClient, timeouts: Timeouts, streamed: bool, lasting: bool) -> None:
+        idle = timeouts.idle if streamed else timeouts.answer
+        self.http = http
+        self._limits = httpx.Timeout(connect=timeouts.connect, read=idle, write=idle, pool=timeouts.connect)
+        self._lasting = lasting
+        self._made: tuple[str, dict[str, str], httpx.Request] | None = None
+
+    @classmethod
+    def own(cls, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float) -> HttpxClient:
+        """A client that is made here, and closed here."""
+        # No more than that many streams are lent at a time, so that a limit would only count them once more.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=STREAMS, keepalive_expiry=keep_seconds)
+        http = with_cheap_network(httpx.AsyncClient(verify=certificates, limits=limits, timeout=None))
+        return cls(http, timeouts, streamed, lasting=True)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no request can be sent any more."""
+        return self.http.is_closed
+
+    async def post(self, where: Endpoint, headers: dict[str, str], body: bytes) -> HttpxAnswer:
+        """Send a request; the answer, its body not yet read.
+
+        Raises:
+            httpx.HTTPError: There is no answer.
+            httpx.InvalidURL: The address is none.
+            ProviderConnectionError: The client is closed.
+        """
+        try:
+            request = self._request(where.url, headers, body)
+            # A client of the user's that follows redirects would take the key to another host, where it is in a header
+            # that httpx does not know for one.
+            return HttpxAnswer(await self.http.send(request, stream=True, follow_redirects=False))
+        except RuntimeError as error:
+            if self.http.is_closed:
+                raise ProviderConnectionError(f"the HTTP client for {where} is closed") from error
+            raise
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.http.aclose()
+
+    def _request(self, url: str, headers: dict[str, str], body: bytes) -> httpx.Request:
+        client = self.http
+        if not self._lasting:
+            return client.build_request("POST", url, content=body, headers=headers, timeout=self._limits)
+        made = self._made
+        if made is None or made[0] != url or made[1] != headers:
+            # Reading an address and merging headers takes longer than all else in making a request.
+            first = client.build_request("POST", url, headers=headers, timeout=self._limits)
+            if "cookie" not in headers:
+                first.headers.pop("cookie", None)
+            self._made = made = (url, headers, first)
+        first = made[2]
+        lengthened = first.headers.copy()
+        lengthened["content-length"] = str(len(body))
+        request = httpx.Request(
+            "POST", first.url, headers=lengthened, stream=httpx.ByteStream(body), extensions=first.extensions
+        )
+        request.read()
+        if client.cookies:
+            # Gateways send their clients back to the same machine by one.
+            client.cookies.set_cookie_header(request)
+        return request
+
+
+class HttpxAnswer:
+    """An answer, as it comes."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.status: int = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+
+    async def read(self, batches: Batches) -> None:
+        """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
+        source = self._pieces()
+        reading = anyio.CancelScope()
+
+        def before_wait() -> None:
+            batches.hand_on()
+            # What is left in the socket is read so that the connection can be used again.
+            if batches.over and reading.deadline == math.inf:
+                reading.deadline = anyio.current_time() + DRAIN_SECONDS
+
+        with reading:
+            try:
+                while True:
+                    await batches.add(await before_waiting(anext(source), before_wait))
+            except StopAsyncIteration:
+                return
+            except httpx.HTTPError:
+                raise
+            except BaseException:
+                await _end(source)
+                raise
+
+    async def collect(self, found: bytearray, most: float = math.inf) -> None:
+        """Add the body to `found`, until that has more bytes than `most`."""
+        source = self._pieces()
+        try:
+            async for data in source:
+                found += data
+                if len(found) > most:
+                    break
+        finally:
+            await _end(source)
+
+    async def aclose(self) -> None:
+        """Give the connection back; one with an answer that was not read to its end is closed."""
+        await self._response.aclose()
+
+    def _pieces(self) -> AsyncIterator[bytes]:
+        response = self._response
+        if "content-encoding" in response.headers or response.is_stream_consumed:
+            # Consumed, where an event hook of the user's client has read it.
+            return response.aiter_bytes()
+        # What `aiter_raw` reads from: it would do no more here than hand each piece on.
+        return aiter(cast("httpx.AsyncByteStream", response.stream))
+
+
+async def _end(source: AsyncIterator[bytes]) -> None:
+    """End the generators of httpx inside this task. Left suspended, each would be closed by the event loop some day."""
+    with anyio.move_on_after(0), suppress(httpx.HTTPError):
+        async for _ in source:
+            pass
