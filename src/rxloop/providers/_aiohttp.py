@@ -145,10 +145,8 @@ class AiohttpAnswer:
     async def read(self, batches: Batches) -> None:
         """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
         while not batches.over:
-            data = await self._next()
-            if not data:
+            if not await batches.add(await self._next()):
                 return
-            await batches.add(data)
             # There is no more now: aiohttp gives all that is there at once.
             batches.hand_on()
         if not self._response.content.at_eof():

@@ -83,33 +83,39 @@ class Client(Protocol):
         ...
 
 
-async def exchange(
-    client: Client,
-    where: _errors.Endpoint,
-    headers: dict[str, str],
-    body: bytes,
-    answer: ChatAccumulator,
-    gate: Gate | None,
-    streamed: bool,
-) -> None:
-    """Send one request and read its answer to the end.
+async def send(client: Client, where: _errors.Endpoint, headers: dict[str, str], body: bytes) -> Answer:
+    """Send one request.
 
     Args:
         client: What to send it with.
         where: Whom the request goes to.
         headers: Those of the request.
         body: That of the request.
-        answer: Takes what comes.
-        gate: Holds the reading back while it is closed.
-        streamed: Whether a stream is asked for.
 
     Raises:
-        ProviderError: There is no answer, or only a part of one.
+        ProviderError: There is no answer.
     """
     try:
-        response = await client.post(where, headers, body)
+        return await client.post(where, headers, body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise _errors.from_httpx(error, where) from error
+
+
+async def receive(
+    response: Answer, where: _errors.Endpoint, answer: ChatAccumulator, gate: Gate | None, streamed: bool
+) -> None:
+    """Read an answer to its end.
+
+    Args:
+        response: What came.
+        where: Whom the request went to.
+        answer: Takes what comes.
+        gate: Holds the reading back while it is closed.
+        streamed: Whether a stream was asked for.
+
+    Raises:
+        ProviderError: It is no answer, or only a part of one.
+    """
     try:
         if not 200 <= response.status < 300:
             raise _errors.from_response(response.status, response.headers, await _read_error(response), where)
@@ -164,15 +170,16 @@ class Batches:
         self._body: bytearray | None = None
         """All that came, where it is no stream of events: a whole answer, or a page, under a wrong name."""
 
-    async def add(self, data: bytes) -> None:
-        """Take a chunk, once the gate is open."""
-        if self.over:
-            return
+    async def add(self, data: bytes) -> bool:
+        """Take a chunk, once the gate is open; False if it is empty."""
+        if self.over or not data:
+            return bool(data)
         if self._gate is not None and self._gate.closed:
             await self._gate.wait()
         self._held.append(data)
         if len(self._held) == MOST_CHUNKS:
             self.hand_on()
+        return True
 
     def hand_on(self) -> None:
         """Read what has been collected; a failure is kept until the reading has ended."""

@@ -112,15 +112,16 @@ class OpenAIChat:
 
     async def _send_once(self, request: ModelRequest, push: Push) -> None:
         # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
-        from rxloop.providers._exchange import exchange
+        from rxloop.providers._exchange import receive, send
 
         where = self._endpoint()
         headers = self._request_headers(request, where)
-        body = self._encoder.encode(request)
-        answer = ChatAccumulator(push, request.step, where, request.tools, self._rules)
-        gate = request.ctx.scope.gate if request.ctx.run is not None else None
         async with self._pool.lease() as client:
-            await exchange(client, where, headers, body, answer, gate, self._stream)
+            # The body has no name: it would be kept until the answer ends.
+            response = await send(client, where, headers, self._encoder.encode(request))
+            gate = request.ctx.scope.gate if request.ctx.run is not None else None
+            answer = ChatAccumulator(push, request.step, where, request.tools, self._rules)
+            await receive(response, where, answer, gate, self._stream)
 
     def _endpoint(self) -> _errors.Endpoint:
         base = self._base_url or self.preset.url()
