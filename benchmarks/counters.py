@@ -59,12 +59,14 @@ async def counts(do: Callable[[], Awaitable[dict[str, int]]]) -> dict[str, int]:
         kinds = await do()
     finally:
         profile.disable()
+        # What the end of the work did not free at once.
+        garbage = gc.collect()
         gc.enable()
     calls: Counter[str] = Counter()
     for entry in cast("list[Any]", profile.getstats()):
         calls[named(entry.code)] += entry.callcount
     found = {group: sum(calls[name] for name in names) for group, names in WATCHED.items()}
-    return {**kinds, **found, "calls": calls.total()}
+    return {**kinds, **found, "calls": calls.total(), "garbage": garbage}
 
 
 async def work(url: str, name: str, client_of: Callable[[str], Any] = ours.Client) -> dict[str, int]:

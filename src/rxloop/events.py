@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from rxloop.envelope import Event, absent
 from rxloop.messages import Content, ErrorInfo, Message, ToolCall, Usage, Wire
+from rxloop.trusted import trusted
 
 Verbosity = Literal["brief", "normal", "detailed"]
 State = Literal["submitted", "working", "completed", "failed", "canceled", "input-required", "auth-required"]
@@ -263,12 +264,15 @@ class UsageEvent(Event):
     @property
     def usage(self) -> Usage:
         """The same numbers, to be added up."""
-        return Usage(
+        return _usage(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             cached_tokens=self.cached_tokens,
             reasoning_tokens=self.reasoning_tokens,
         )
+
+
+_usage = trusted(Usage)
 
 
 class MessageAddedEvent(Event):

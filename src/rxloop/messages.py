@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
 from rxloop.errors import ConfigurationError
+from rxloop.trusted import trusted
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -185,7 +186,10 @@ class ToolCall(Wire):
         if not isinstance(value, dict):
             found = type(value).__name__
             return cls(id=id, name=name, raw=raw, error=f"the arguments must be a JSON object, not {found}")
-        return cls(id=id, name=name, arguments=cast("dict[str, Any]", value), raw=raw)
+        return _call(id=id, name=name, arguments=cast("dict[str, Any]", value), raw=raw)
+
+
+_call = trusted(ToolCall)
 
 
 class Message(Wire):
@@ -291,12 +295,15 @@ class Usage(Wire):
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
+        return _usage(
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
         )
+
+
+_usage = trusted(Usage)
 
 
 class ErrorInfo(Wire):

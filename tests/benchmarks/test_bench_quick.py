@@ -87,6 +87,16 @@ def test_a_tool_call_makes_one_request_and_two_tasks(report: dict[str, Any]) -> 
         assert (name, more[name]) == (name, 0)
     # The request, the answer of the model and the result of the tool, each once.
     assert more["serialisations"] == 3 * calls
+    # The arguments, once.
+    assert more["validations"] == calls
+
+
+def test_a_tool_call_leaves_next_to_nothing_to_the_garbage_collector(report: dict[str, Any]) -> None:
+    calls, ours = added(report, "calls", "tools")
+    _, bare = added(report, "calls", "bare")
+
+    # httpx leaves some forty objects a request.
+    assert (ours["garbage"] - bare["garbage"]) / calls <= 16
 
 
 def test_a_tool_call_costs_the_same_late_in_a_run_as_early(report: dict[str, Any]) -> None:

@@ -138,4 +138,4 @@ def test_a_connection_that_is_over_is_forgotten() -> None:
     for _ in range(3):
         connect(rx.empty(), told.append, told.append, lambda: told.append("end"), None, connections)
     assert told == ["end"] * 3
-    assert vars(connections)["_open"] == {}
+    assert connections._open == {}

@@ -28,31 +28,51 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            held: IterationEnd | None = None
-            connections = Connections()
-
-            def on_next(signal: Signal) -> None:
-                nonlocal held
-                if isinstance(signal, IterationEnd):
-                    held = signal
-                else:
-                    observer.on_next(signal)
-
-            def on_completed() -> None:
-                if held is None:
-                    observer.on_completed()
-                    return
-                try:
-                    answered = answer(held)
-                except Exception as error:
-                    observer.on_error(error)
-                    return
-                connect(answered, observer.on_next, observer.on_error, observer.on_completed, scheduler, connections)
-
-            connect(source, on_next, observer.on_error, on_completed, scheduler, connections)
-            return connections
+            return _AtEnd(answer, observer, scheduler).of(source)
 
         return Observable(subscribe)
 
     operator.__qualname__ = "at_end"
     return operator
+
+
+class _AtEnd:
+    """One subscription of `at_end`. A class, and no closures, because each run has one for each iteration."""
+
+    __slots__ = ("_answer", "_connections", "_held", "_observer", "_scheduler")
+
+    def __init__(
+        self,
+        answer: Callable[[IterationEnd], Observable[Signal]],
+        observer: abc.ObserverBase[Signal],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
+        self._answer = answer
+        self._observer = observer
+        self._scheduler = scheduler
+        self._connections = Connections()
+        self._held: IterationEnd | None = None
+
+    def of(self, source: Observable[Signal]) -> abc.DisposableBase:
+        """Begin; disposing the result ends the source and the answer."""
+        connect(source, self._on_next, self._observer.on_error, self._on_completed, self._scheduler, self._connections)
+        return self._connections
+
+    def _on_next(self, signal: Signal) -> None:
+        if isinstance(signal, IterationEnd):
+            self._held = signal
+        else:
+            self._observer.on_next(signal)
+
+    def _on_completed(self) -> None:
+        observer = self._observer
+        if self._held is None:
+            observer.on_completed()
+            return
+        try:
+            answered = self._answer(self._held)
+        except Exception as error:
+            observer.on_error(error)
+            return
+        on_next, on_error, on_completed = observer.on_next, observer.on_error, observer.on_completed
+        connect(answered, on_next, on_error, on_completed, self._scheduler, self._connections)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from reactivex import Observable, abc
-from reactivex.disposable import Disposable
 
 from rxloop.errors import ContextLengthExceeded
 from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent
@@ -69,50 +68,62 @@ def _up_to_date(request: ModelRequest) -> ModelRequest:
 
 def _call(request: ModelRequest) -> Observable[Signal]:
     def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        step, branch = request.step, request.branch
-        host = request.ctx.host
-        ended = False
-
-        def on_next(event: Event) -> None:
-            fields = vars(event)
-            if fields["attempt"]:
-                # Published before: the provider gives one object for several requests.
-                event = event.model_copy(update=_UNSTAMPED)
-                fields = vars(event)
-            if fields["step"] is None:
-                fields["step"] = step
-            if branch is not None:
-                fields["branch"] = branch
-            observer.on_next(event)
-            if event.durable and isinstance(event, ContentCompleteEvent):
-                for tool_request in _tool_requests(event, request):
-                    observer.on_next(tool_request)
-
-        def on_error(error: Exception) -> None:
-            nonlocal ended
-            ended = True
-            if isinstance(error, ContextLengthExceeded):
-                info = ErrorInfo(code=error.code, message=str(error))
-                observer.on_next(LLMFailedEvent(error=info, retryable=True, step=step, branch=branch))
-                observer.on_completed()
-            else:
-                observer.on_error(error)
-
-        def on_completed() -> None:
-            nonlocal ended
-            ended = True
-            observer.on_completed()
-
-        def dispose() -> None:
-            answer.dispose()
-            if not ended:
-                host.abandon(request.ctx)
-
-        observer.on_next(_about(request))
-        answer = connect(request.ctx.model.call(request), on_next, on_error, on_completed, scheduler)
-        return Disposable(dispose)
+        return _Call(request, observer, scheduler)
 
     return Observable(subscribe)
+
+
+class _Call(abc.DisposableBase):
+    """One call of the model. A class, and no closures, because each run has one for each iteration."""
+
+    __slots__ = ("_answer", "_branch", "_ended", "_observer", "_request", "_step")
+
+    def __init__(
+        self, request: ModelRequest, observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None
+    ) -> None:
+        self._request = request
+        self._observer = observer
+        self._step = request.step
+        self._branch = request.branch
+        self._ended = False
+        observer.on_next(_about(request))
+        model = request.ctx.model
+        self._answer = connect(model.call(request), self._on_next, self._on_error, self._on_completed, scheduler)
+
+    def dispose(self) -> None:
+        self._answer.dispose()
+        if not self._ended:
+            self._ended = True
+            self._request.ctx.host.abandon(self._request.ctx)
+
+    def _on_next(self, event: Event) -> None:
+        fields = vars(event)
+        if fields["attempt"]:
+            # Published before: the provider gives one object for several requests.
+            event = event.model_copy(update=_UNSTAMPED)
+            fields = vars(event)
+        if fields["step"] is None:
+            fields["step"] = self._step
+        if self._branch is not None:
+            fields["branch"] = self._branch
+        self._observer.on_next(event)
+        if event.durable and isinstance(event, ContentCompleteEvent):
+            for tool_request in _tool_requests(event, self._request):
+                self._observer.on_next(tool_request)
+
+    def _on_error(self, error: Exception) -> None:
+        self._ended = True
+        if isinstance(error, ContextLengthExceeded):
+            info = ErrorInfo(code=error.code, message=str(error))
+            failed = LLMFailedEvent(error=info, retryable=True, step=self._step, branch=self._branch)
+            self._observer.on_next(failed)
+            self._observer.on_completed()
+        else:
+            self._observer.on_error(error)
+
+    def _on_completed(self) -> None:
+        self._ended = True
+        self._observer.on_completed()
 
 
 def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list[ToolRequest]:

@@ -82,37 +82,54 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            connections = Connections()
-            sent = 0
-            begun = False
-
-            def send(_scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
-                nonlocal sent
-                sent += 1
-                connect(source, on_next, on_error, observer.on_completed, scheduler, connections)
-
-            def on_next(event: Event) -> None:
-                nonlocal begun
-                if not begun:
-                    begun = begins_answer(event)
-                observer.on_next(event)
-
-            def on_error(error: Exception) -> None:
-                wait = None if begun or not isinstance(error, ProviderError) else policy.wait(error, sent)
-                if wait is None:
-                    observer.on_error(error)
-                    return
-                log.info("%s; sent again in %.1f s", error, wait)
-                observer.on_next(failed(error, wait))
-                if not connections.disposed:
-                    connections.add(timers(scheduler).schedule_relative(wait, send))
-
-            send()
-            return connections
+            attempts = _Attempts(policy, source, observer, scheduler)
+            attempts.send()
+            return attempts.connections
 
         return Observable(subscribe)
 
     return operator
+
+
+class _Attempts:
+    """One subscription of `retrying`: a class, since closures that know each other wait for the garbage collector."""
+
+    __slots__ = ("_begun", "_observer", "_policy", "_scheduler", "_sent", "_source", "connections")
+
+    def __init__(
+        self,
+        policy: Retry,
+        source: Observable[Event],
+        observer: abc.ObserverBase[Event],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
+        self.connections = Connections()
+        self._policy = policy
+        self._source = source
+        self._observer = observer
+        self._scheduler = scheduler
+        self._sent = 0
+        self._begun = False
+
+    def send(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
+        self._sent += 1
+        completed = self._observer.on_completed
+        connect(self._source, self._on_next, self._on_error, completed, self._scheduler, self.connections)
+
+    def _on_next(self, event: Event) -> None:
+        if not self._begun:
+            self._begun = begins_answer(event)
+        self._observer.on_next(event)
+
+    def _on_error(self, error: Exception) -> None:
+        wait = None if self._begun or not isinstance(error, ProviderError) else self._policy.wait(error, self._sent)
+        if wait is None:
+            self._observer.on_error(error)
+            return
+        log.info("%s; sent again in %.1f s", error, wait)
+        self._observer.on_next(failed(error, wait))
+        if not self.connections.disposed:
+            self.connections.add(timers(self._scheduler).schedule_relative(wait, self.send))
 
 
 def within(seconds: float, error: Callable[[], Exception]) -> Callable[[Observable[Event]], Observable[Event]]:

@@ -54,6 +54,8 @@ class Connections(abc.DisposableBase):
     What reactivex's `CompositeDisposable` is for, without its locks: a run is the business of one thread.
     """
 
+    __slots__ = ("_open",)
+
     def __init__(self) -> None:
         self._open: dict[abc.DisposableBase, None] | None = {}
 
@@ -92,7 +94,12 @@ class Connections(abc.DisposableBase):
 
 
 class _Link(abc.ObserverBase[Any], abc.DisposableBase):
-    """What the source of a connection delivers to; disposing it ends the connection."""
+    """What the source of a connection delivers to; disposing it ends the connection.
+
+    At the end it lets go of everything, so that nothing of an iteration is left for the garbage collector to find.
+    """
+
+    __slots__ = ("_among", "_on_completed", "_on_error", "_subscription", "on_next", "stopped")
 
     def __init__(
         self,
@@ -102,29 +109,28 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
         among: Connections | None,
     ) -> None:
         self.stopped = False
-        self._among = among
+        # In the place of the method, which would be one call more for each event.
+        self.on_next = on_next  # pyright: ignore[reportAttributeAccessIssue]
         self._on_error = on_error
         self._on_completed = on_completed
+        self._among = among
         self._subscription: abc.DisposableBase | None = None
-        # In the place of the method below.
-        vars(self)["on_next"] = on_next
-
-    def on_next(self, value: Any) -> None:
-        """Deliver an item."""
 
     def on_error(self, error: Exception) -> None:
         if not self.stopped:
+            on_error = self._on_error
             self._stop()
             try:
-                self._on_error(error)
+                on_error(error)
             finally:
                 self._release()
 
     def on_completed(self) -> None:
         if not self.stopped:
+            on_completed = self._on_completed
             self._stop()
             try:
-                self._on_completed()
+                on_completed()
             finally:
                 self._release()
 
@@ -140,12 +146,21 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
 
     def _stop(self) -> None:
         self.stopped = True
-        # From here on the method of the class is found, which does nothing.
-        vars(self).pop("on_next", None)
+        self.on_next = self._on_error = _ignore
+        self._on_completed = _nothing
         if self._among is not None:
             self._among.remove(self)
+            self._among = None
 
     def _release(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             subscription.dispose()
+
+
+def _ignore(value: Any) -> None:
+    """What comes after the end."""
+
+
+def _nothing() -> None:
+    """A second end."""
