@@ -25,9 +25,14 @@ from tables import Spread, markdown
 
 TRANSPORTS = ("httpx", "aiohttp")
 IMPORT_TARGET = 250
-OURS = "from rxloop import Agent"
+IMPORTS = 3
+"""How often each import is measured in a round."""
+HTTPX, OURS = "import httpx", "from rxloop import Agent"
+# What only an environment for development has: httpx would load it for a command line of its own.
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys(('click', 'rich', 'pygments')))"
 IMPORT = """
 import time
+{first}
 wall, cpu = time.perf_counter(), time.process_time()
 {statement}
 print(time.process_time() - cpu, time.perf_counter() - wall)
@@ -49,7 +54,7 @@ class Column:
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
-BARE = Column("bare", "bare", "import httpx")
+BARE = Column("bare", "bare", HTTPX)
 
 
 def child(python: str, *arguments: str, **environment: str) -> str:
@@ -72,7 +77,8 @@ def measure(column: Column, case: Case, work: str, base: str) -> dict[str, Any]:
 
 def measure_import(column: Column) -> dict[str, float]:
     # With bytecode, as programs are started: where Python may not write it, each start would compile what has changed.
-    code = IMPORT.format(statement=column.imports)
+    first = WITHOUT if column.python == sys.executable else ""
+    code = IMPORT.format(first=first, statement=column.imports)
     cpu, wall = child(column.python, "-c", code, PYTHONDONTWRITEBYTECODE="").split()
     return {"cpu": float(cpu) * 1_000, "wall": float(wall) * 1_000}
 
@@ -157,7 +163,7 @@ def growth_row(growth: Growth, samples: Samples, columns: list[str]) -> dict[str
         if (growth.few, name) in samples
     }
     found = {name: summary(values) for name, values in both.items() if values}
-    limits = {name: growth.target for name in columns if name.startswith("rxloop")}
+    limits = {} if growth.target is None else {name: growth.target for name in columns if name.startswith("rxloop")}
     return {"unit": "", "targets": limits, "costs": {"bare": found["bare"]}, "ratios": found}
 
 
@@ -211,13 +217,14 @@ class Benchmark:
         imports: dict[str, list[dict[str, float]]] = {}
         report: dict[str, Any] = {}
         with server() as base:
-            counters = json.loads(child(sys.executable, str(HERE / "counters.py"), base))
+            counters = json.loads(child(sys.executable, str(HERE / "counters.py"), base, RXLOOP_TRANSPORT="httpx"))
             this = Round(base, self.columns)
             for number in range(1, self.rounds + 1):
                 this.main(self.cases, samples)
                 this.features(self.extra, features)
-                for column in {column.imports: column for column in self.columns}.values():
-                    imports.setdefault(column.imports, []).append(measure_import(column))
+                for _ in range(1 if self.quick else IMPORTS):
+                    for column in {column.imports: column for column in self.columns}.values():
+                        imports.setdefault(column.imports, []).append(measure_import(column))
                 print(f"round {number} of {self.rounds}", file=sys.stderr)
                 report = self._report(number, samples, features, imports)
                 report.update(done=this.counters, counters=counters, failed=this.failed)
@@ -230,7 +237,7 @@ class Benchmark:
     ) -> dict[str, Any]:
         names = [column.name for column in self.columns]
         rows = {case.name: row(case, samples, names) for case in self.cases}
-        growth = growth_of(self.cases)
+        growth = growth_of(self.cases, self.quick)
         return {
             "python": platform.python_version(),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -242,7 +249,8 @@ class Benchmark:
             "imports": {
                 statement: {
                     **{clock: summary([value[clock] for value in values]) for clock in ("cpu", "wall")},
-                    "target": IMPORT_TARGET if statement == OURS else None,
+                    "ratio": summary(ratios(*([each["cpu"] for each in found] for found in (values, imports[HTTPX])))),
+                    "target": IMPORT_TARGET if statement == OURS and not self.quick else None,
                 }
                 for statement, values in imports.items()
             },

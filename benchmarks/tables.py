@@ -45,11 +45,12 @@ def _features(report: dict[str, Any], earlier: dict[str, Any] | None) -> str:
 
 
 def _imports(report: dict[str, Any]) -> str:
-    rows = [["import", "CPU, ms", "wall, ms", "target, CPU"]]
+    rows = [["import", "CPU, ms", "beside httpx", "wall, ms", "target, CPU"]]
     for name, clocks in report["imports"].items():
         limit = clocks["target"]
         kept = "" if limit is None else verdict(clocks["cpu"]["median"], limit, 0)
-        rows.append([name, spread(clocks["cpu"], 0), spread(clocks["wall"], 0), kept])
+        times, beside = (spread(clocks[clock], 0) for clock in ("cpu", "wall")), spread(clocks["ratio"], 2)
+        rows.append([name, next(times), beside, next(times), kept])
     return table(rows)
 
 

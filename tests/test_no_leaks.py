@@ -162,7 +162,7 @@ def pool_states(provider: Any) -> list[str]:
 async def endpoint(*replies: Reply) -> AsyncGenerator[tuple[Server, Any]]:
     async with serving() as server:
         server.answer(*replies)
-        provider = openai_chat("m", base_url=server.base_url, api_key="k")
+        provider = openai_chat("m", base_url=server.base_url, api_key="k", transport="httpx")
         try:
             yield server, provider
         finally:

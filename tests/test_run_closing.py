@@ -210,7 +210,7 @@ async def test_a_slow_reader_that_blocks_holds_the_socket_of_the_model_back() ->
 async def test_cancelling_closes_the_socket_of_the_model(how: str) -> None:
     async with serving() as server:
         server.answer(say("Hi", end="hang", finished=False))
-        provider = openai_chat("m", base_url=server.base_url, api_key="k")
+        provider = openai_chat("m", base_url=server.base_url, api_key="k", transport="httpx")
         run = Agent(provider).run("Go.")
         iterator = aiter(run.text())
         waiting = asyncio.ensure_future(run.result()) if how == "awaiter" else None

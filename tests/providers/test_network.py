@@ -102,7 +102,7 @@ async def test_a_head_alone_leaves_when_the_answer_is_waited_for(server: Server)
 
 async def test_the_clients_of_a_provider_do_so(server: Server) -> None:
     server.answer(say("Hello"))
-    provider = chat(server)
+    provider = chat(server, transport="httpx")
     assert text(await collect(provider.call(REQUEST))) == "Hello"
     [client] = provider._pool.clients
     assert isinstance(client, HttpxClient)

@@ -15,7 +15,7 @@ from servers import REQUEST, Server, chat, collect, say, text
 
 
 async def test_every_few_streams_have_a_client_of_their_own() -> None:
-    pool = ClientPool(Timeouts())
+    pool = ClientPool(Timeouts(), transport="httpx")
     async with AsyncExitStack() as streams:
         lent = [await streams.enter_async_context(pool.lease()) for _ in range(STREAMS + 1)]
         assert len(set(map(id, lent))) == len(pool.clients) == 2
@@ -38,7 +38,7 @@ async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_a
 async def test_a_client_beyond_the_first_is_closed_when_nobody_has_used_it_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pool = ClientPool(Timeouts())
+    pool = ClientPool(Timeouts(), transport="httpx")
     async with AsyncExitStack() as most, AsyncExitStack() as one, AsyncExitStack() as last:
         for _ in range(STREAMS):
             await most.enter_async_context(pool.lease())
