@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 from reactivex import Observable
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
@@ -113,6 +114,14 @@ def test_the_announcement_counts_what_is_sent() -> None:  # L82
     call: LLMCallEvent = messages[0].value.value
     assert (call.iteration, call.model, call.message_count, call.tool_count, call.step) == (3, "cold", 3, 1, "1")
     assert 20 <= call.estimated_input_tokens <= 40
+
+
+@pytest.mark.parametrize("count", [12.5, float("nan")])
+def test_a_count_that_is_no_integer_is_an_error_and_no_event(count: Any) -> None:
+    messages, _, _ = run([on_completed(10)], estimate=count)
+
+    [message] = messages
+    assert isinstance(message.value.exception, ValidationError)
 
 
 def test_each_tool_call_becomes_a_request_behind_its_message() -> None:

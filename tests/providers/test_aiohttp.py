@@ -8,12 +8,14 @@ import gc
 import logging
 import queue
 import threading
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
 
 import pytest
 
-from rxloop.providers import OpenAIChat
-from servers import REQUEST, Server, chat, collect, say, serving, text
+from rxloop.errors import ConfigurationError, ProviderError
+from rxloop.providers import OpenAIChat, Retry, Timeouts, openai_chat
+from servers import REQUEST, Server, active, chat, collect, say, serving, text
 
 
 async def test_a_provider_that_nobody_closed_leaves_no_connection_and_says_nothing(
@@ -72,3 +74,80 @@ def test_a_provider_goes_from_one_event_loop_to_the_next_and_says_nothing(
         del provider
         gc.collect()
     assert caplog.records == []
+
+
+async def asked(handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], count: int = 1) -> Any:
+    """What calls over one provider to such a server come to."""
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await handle(reader, writer)
+        finally:
+            writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    provider = openai_chat(
+        "m",
+        base_url=f"http://127.0.0.1:{port}/v1",
+        transport="aiohttp",
+        retry=Retry(attempts=1),
+        timeout=Timeouts(idle=0.2),
+    )
+    async with asyncio.timeout(5):
+        answers = [await collect(provider.call(REQUEST)) for _ in range(count)]
+    assert active(provider) == []
+    await provider.aclose()
+    listener.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return answers
+
+
+CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
+WHOLE = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}]}'
+
+
+async def test_an_answer_that_stops_being_http_ends_in_an_error() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK))
+        await asyncio.sleep(0.05)
+        writer.write(b"ZZZ\r\nno chunk\r\n")
+        await asyncio.Event().wait()
+
+    [answer] = await asked(handle)
+    assert text(answer) == "hi"
+    assert isinstance(answer.error, ProviderError)
+
+
+async def test_what_a_server_says_on_an_idle_connection_is_no_answer() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(WHOLE)
+        writer.write(head + WHOLE)
+        writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 2\r\n\r\nno")
+        await asyncio.Event().wait()
+
+    answers = await asked(handle, 2)
+    assert [(text(answer), answer.error) for answer in answers] == [("hi", None), ("hi", None)]
+
+
+async def test_a_long_header_is_taken_and_an_odd_address_is_a_mistake() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        long = b"x-long: " + b"x" * 20_000 + b"\r\n"
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(WHOLE)
+        writer.write(head + long + b"\r\n" + WHOLE)
+        await asyncio.Event().wait()
+
+    [answer] = await asked(handle)
+    assert (text(answer), answer.error) == ("hi", None)
+    odd = openai_chat("m", base_url="http://xn--é.com/v1", transport="aiohttp", retry=Retry(attempts=1))
+    assert isinstance((await collect(odd.call(REQUEST))).error, ConfigurationError)

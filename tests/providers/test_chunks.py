@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.errors import ContextLengthExceeded, ProviderConnectionError, ProviderProtocolError, RateLimited
+from rxloop.errors import (
+    ContextLengthExceeded,
+    ProviderConnectionError,
+    ProviderError,
+    ProviderProtocolError,
+    RateLimited,
+)
 from rxloop.errors import ServerError as VendorFailed
 from rxloop.events import (
     ContentCompleteEvent,
@@ -361,3 +367,11 @@ def test_an_error_in_a_whole_answer_fails_the_call() -> None:
         whole({"error": {"message": "out of cheese", "code": 500}})
     with pytest.raises(VendorFailed, match="out of cheese"):
         whole({"code": 500, "msg": "out of cheese", "success": False})
+
+
+def test_a_chunk_with_calls_may_report_an_error_or_have_a_second_choice() -> None:
+    first = calls(piece(0, "c", "look", "{}"))
+    second = {"choices": [*first["choices"], {"delta": {"content": "beside"}}]}
+    assert final(second, delta("tool_calls")).content == "beside"
+    with pytest.raises(ProviderError):
+        read({**first, "object": "error"})

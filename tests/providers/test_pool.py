@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import AsyncExitStack
 
 import httpx
@@ -47,13 +49,16 @@ async def test_a_client_beyond_the_first_is_closed_when_nobody_has_used_it_for_a
             await last.enter_async_context(pool.lease())
         first, second, third = pool.clients
         await last.aclose()
+        await pool.close_idle()
         # Not yet: the next moment may need it.
         assert pool.clients == [first, second, third]
         monkeypatch.setattr(_pool, "IDLE_SECONDS", 0)
         await most.aclose()
+        await pool.close_idle()
         # The one that is in use stays, and so does the first.
         assert pool.clients == [first, second]
         assert [client.is_closed for client in (first, second, third)] == [False, False, True]
+    await pool.close_idle()
     assert pool.clients == [first]
     assert second.is_closed
     await pool.aclose()
@@ -135,3 +140,28 @@ async def test_a_client_of_the_users_and_a_transport_do_not_go_together() -> Non
     async with httpx.AsyncClient() as own:
         with pytest.raises(ConfigurationError, match="pass one of them"):
             openai_chat("m", base_url="http://localhost/v1", http_client=own, transport="httpx")
+
+
+async def test_where_the_environment_names_a_proxy_the_transport_is_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    assert not ClientPool(Timeouts(), transport="aiohttp").shielded
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    assert ClientPool(Timeouts(), transport="aiohttp").shielded
+
+
+async def test_a_provider_that_is_dropped_takes_its_pool_along(server: Server, transport: str) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server)
+    await collect(provider.call(REQUEST))
+    pool = weakref.ref(provider._pool)
+    await provider.aclose()
+    gc.collect()
+    gc.disable()
+    try:
+        del provider
+        assert pool() is None
+    finally:
+        gc.enable()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from rxloop.errors import ToolError
-from rxloop.tools import encode_result
+from rxloop.tools import ToolResult, encode_result
 
 
 class City(BaseModel):
@@ -72,6 +72,12 @@ def circle() -> list[Any]:
 def test_what_cannot_be_written_is_an_error_that_names_the_type(value: Any, named: str) -> None:
     with pytest.raises(ToolError, match=rf"\(of type {named}\) cannot be written as JSON"):
         encode_result(value)
+
+
+@pytest.mark.parametrize("content", [b"x", None, 5])
+def test_the_content_of_a_result_is_a_text_or_an_error_that_shows_it(content: Any) -> None:
+    with pytest.raises(ToolError, match=f"is no text: {content!r}"):
+        encode_result(ToolResult(1, content))
 
 
 JSON = st.recursive(

@@ -138,7 +138,9 @@ def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list
 
 def _about(request: ModelRequest) -> LLMCallEvent:
     layers = (*request.system, *request.tail)
-    return _llm_call(
+    # A count of the user's own may be no integer.
+    make = _llm_call if request.estimate is None else LLMCallEvent
+    return make(
         step=request.step,
         branch=request.branch,
         iteration=request.iteration,

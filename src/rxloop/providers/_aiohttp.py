@@ -19,6 +19,7 @@ from multidict import CIMultiDict
 from typing_extensions import override
 from yarl import URL
 
+from rxloop.errors import ProviderConnectionError
 from rxloop.providers._exchange import DRAIN_SECONDS, Batches
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 LARGEST_BODY = 2**20
 """aiohttp takes no more in one piece without a warning: sending it would hold up the event loop."""
 PIECE = 2**16
+LONGEST_HEADER = 2**16
 BUFFERED = 60_000
 """asyncio holds somewhat more for a socket before it makes the writer wait."""
 
@@ -47,6 +49,15 @@ _KINDS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
 
 class _Connector(aiohttp.TCPConnector):
     """Connections that go quietly when nobody has closed them, as those of httpx do."""
+
+    @override
+    async def _get(self, key: Any, traces: Any) -> Any:
+        # What a server says on an idle connection, such as that it is about to close it, would be taken for the answer
+        # to the next request.
+        for protocol, _ in self._conns.get(key, ()):
+            if protocol.should_close:
+                protocol.close()
+        return await super()._get(key, traces)
 
     @override
     def __del__(self, _warnings: Any = None) -> None:
@@ -80,7 +91,7 @@ class AiohttpClient:
     """aiohttp finds an idle connection at once, however many there are."""
 
     def __init__(self, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float) -> None:
-        idle = timeouts.idle if streamed else timeouts.answer
+        idle = self._idle = timeouts.idle if streamed else timeouts.answer
         connect = timeouts.connect
         # aiohttp begins to count when the request is written, and would wait for ever for one who does not read it.
         self._longest = None if connect is None or idle is None else connect + 2 * idle
@@ -88,6 +99,8 @@ class AiohttpClient:
             connector=_Connector(limit=0, keepalive_timeout=keep_seconds, ssl=certificates),
             timeout=aiohttp.ClientTimeout(total=None, connect=connect, sock_connect=connect, sock_read=idle),
             cookie_jar=aiohttp.DummyCookieJar(),
+            max_line_size=LONGEST_HEADER,
+            max_field_size=LONGEST_HEADER,
         )
         # Gateways send their clients back to the same machine by a cookie, those without a name too. That of the
         # session would put them beside one that the user sends.
@@ -104,10 +117,16 @@ class AiohttpClient:
 
         Raises:
             httpx.HTTPError: There is no answer.
+            ProviderConnectionError: The client is closed.
         """
+        if self.session.closed:
+            raise ProviderConnectionError(f"the HTTP client for {where} is closed")
         made = self._made
         if made is None or made[0] != where.url or made[1] != headers:
-            self._made = made = (where.url, headers, URL(where.url), CIMultiDict(headers))
+            try:
+                self._made = made = (where.url, headers, URL(where.url), CIMultiDict(headers))
+            except ValueError as error:
+                raise httpx.UnsupportedProtocol(str(error)) from error
         _, _, url, sent = made
         cookies = self._cookies.filter_cookies(url) if len(self._cookies) and "cookie" not in headers else None
         data: bytes | AsyncIterator[bytes] = body
@@ -127,7 +146,7 @@ class AiohttpClient:
             raise httpx.LocalProtocolError(str(error)) from error
         if "set-cookie" in response.headers:
             self._cookies.update_cookies(response.cookies, url)
-        return AiohttpAnswer(response)
+        return AiohttpAnswer(response, self._idle)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -137,18 +156,36 @@ class AiohttpClient:
 class AiohttpAnswer:
     """An answer, as it comes."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, idle: float | None) -> None:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self._response = response
+        # aiohttp has a limit of its own for each read, but no reader hears of it where the parser, or the session, has
+        # given the connection up: this one ends such a wait.
+        self._longest = None if idle is None else 2 * idle
 
     async def read(self, batches: Batches) -> None:
         """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
-        while not batches.over:
-            if not await batches.add(await self._next()):
-                return
-            # There is no more now: aiohttp gives all that is there at once.
-            batches.hand_on()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            async with asyncio.timeout(self._longest) as limit:
+                while not batches.over:
+                    data = await self._next()
+                    if batches.waits:
+                        limit.reschedule(None)
+                        begun = -math.inf
+                    if not await batches.add(data):
+                        return
+                    del data
+                    # There is no more now: aiohttp gives all that is there at once.
+                    batches.hand_on()
+                    now = loop.time()
+                    if self._longest is not None and now - begun > self._longest / 4:
+                        limit.reschedule(now + self._longest)
+                        begun = now
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("nothing more came") from error
         if not self._response.content.at_eof():
             # What is left in the socket, so that the connection can be used again.
             with suppress(TimeoutError, httpx.HTTPError):
@@ -158,8 +195,15 @@ class AiohttpAnswer:
 
     async def collect(self, found: bytearray, most: float = math.inf) -> None:
         """Add the body to `found`, until that has more bytes than `most`."""
-        while len(found) <= most and (data := await self._next()):
-            found += data
+        try:
+            while len(found) <= most:
+                async with asyncio.timeout(self._longest):
+                    data = await self._next()
+                if not data:
+                    return
+                found += data
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("nothing more came") from error
 
     async def aclose(self) -> None:
         """Give the connection back; one with an answer that was not read to its end is closed."""

@@ -102,7 +102,7 @@ class ChatAccumulator:
                     _PLAIN.issuperset(delta)
                     and (text is None or text.__class__ is str)
                     and (thought is None or thought.__class__ is str)
-                    and (calls is None or calls.__class__ is list)
+                    and (calls is None or (calls.__class__ is list and _says_no_more(chunk)))
                     and choice.get("finish_reason") is None
                     and not choice.get("index")
                     and not chunk.get("usage")
@@ -292,6 +292,11 @@ class ChatAccumulator:
             reasoning_tokens=_count(written.get("reasoning_tokens")),
             step=self._step,
         )
+
+
+def _says_no_more(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk has one choice, and no word of an error in its kind."""
+    return len(chunk["choices"]) == 1 and chunk.get("object") != "error"
 
 
 def _dict(value: Any) -> dict[str, Any]:

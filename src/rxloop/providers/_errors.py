@@ -30,6 +30,7 @@ from rxloop.errors import (
     ServerError,
     UnknownModel,
 )
+from rxloop.messages import readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def missing_key(where: Endpoint) -> AuthenticationError:
 def from_response(status: int, headers: Mapping[str, str], body: bytes, where: Endpoint) -> ProviderError:
     """The error of an answer whose HTTP status is none of success."""
     if 300 <= status < 400:
-        target = headers.get("location", "another address")
+        target = readable(headers.get("location", "another address"))
         return ProviderProtocolError(f"{where} redirects to {target}: use that address as base_url", status=status)
     try:
         found: Any = orjson.loads(body)
@@ -224,7 +225,7 @@ def from_httpx(error: Exception, where: Endpoint) -> RxloopError:
     """The error of a request that got no answer, or only a part of one."""
     import httpx
 
-    detail = str(error) or type(error).__name__
+    detail = readable(str(error)) or type(error).__name__
     if isinstance(error, httpx.ConnectTimeout):
         return ProviderTimeout(f"no connection to {where} within the connect timeout. {where.hint}".rstrip())
     if isinstance(error, httpx.TimeoutException):

@@ -170,6 +170,11 @@ class Batches:
         self._body: bytearray | None = None
         """All that came, where it is no stream of events: a whole answer, or a page, under a wrong name."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether `add` is going to wait for the gate."""
+        return self._gate is not None and self._gate.closed and not self.over
+
     async def add(self, data: bytes) -> bool:
         """Take a chunk, once the gate is open; False if it is empty."""
         if self.over or not data:

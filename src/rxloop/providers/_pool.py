@@ -41,21 +41,18 @@ def _ssl_context() -> SSLContext:
 class _Slot:
     """A client, and how many streams it is lent to."""
 
-    def __init__(self, client: Client, pool: ClientPool) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self.streams = 0
         self.idle_since = 0.0
-        self._pool = pool
 
     async def __aenter__(self) -> Client:
         self.streams += 1
         return self.client
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.streams -= 1
         self.idle_since = asyncio.get_running_loop().time()
-        if kind is None:
-            await self._pool.close_idle()
 
 
 class ClientPool:
@@ -97,7 +94,7 @@ class ClientPool:
             # The first with room: after a peak the last ones come to rest.
             if slot.client.streams is None or slot.streams < slot.client.streams:
                 return slot
-        slot = _Slot(self._made(), self)
+        slot = _Slot(self._made())
         slots.append(slot)
         return slot
 
@@ -140,7 +137,7 @@ class ClientPool:
     def _chosen(self) -> str:
         name = self._transport or os.environ.get(TRANSPORT_ENV, "").strip() or "httpx"
         # A proxy is what the two differ most in: SOCKS, TLS inside TLS, how it is told who asks.
-        return "httpx" if name == "aiohttp" and getproxies() else name
+        return "httpx" if name == "aiohttp" and getproxies().keys() - {"no"} else name
 
     def _forget_closed_loops(self) -> None:
         # A client holds its loop through its open connections, so that the weak key alone would keep both for ever.

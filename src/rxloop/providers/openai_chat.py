@@ -122,6 +122,7 @@ class OpenAIChat:
             gate = request.ctx.scope.gate if request.ctx.run is not None else None
             answer = ChatAccumulator(push, request.step, where, request.tools, self._rules)
             await receive(response, where, answer, gate, self._stream)
+        await self._pool.close_idle()
 
     def _endpoint(self) -> _errors.Endpoint:
         base = self._base_url or self.preset.url()

@@ -31,7 +31,10 @@ def encode_result(value: Any) -> tuple[Any, str]:
         ToolError: The value cannot be written as JSON; the text names its type.
     """
     if isinstance(value, ToolResult):
-        return encode_result(value.value)[0], readable(value.content)
+        content: Any = value.content
+        if not isinstance(content, str):
+            raise ToolError(f"The tool ran, but the content of its ToolResult is no text: {content!r}")
+        return encode_result(value.value)[0], readable(content)
     if isinstance(value, str):
         text = readable(str.__str__(value))  # An enum that is a string is its value.
         return text, text
