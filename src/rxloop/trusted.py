@@ -20,7 +20,7 @@ _new = object.__new__
 
 
 def trusted(model: Callable[P, M]) -> Callable[P, M]:
-    """The constructor of a model without its validation, at a fifth of the cost.
+    """The constructor of a model without its validation, at half the cost.
 
     It takes the same arguments, by the names of the fields, and they must have the types of the fields already: nothing
     is converted, copied or refused, and all fields count as given. Not for what a user, a tool or a vendor may have got
