@@ -172,11 +172,14 @@ class AiohttpAnswer:
             async with asyncio.timeout(self._longest) as limit:
                 while not batches.over:
                     data = await self._next()
-                    if batches.waits:
-                        limit.reschedule(None)
-                        begun = -math.inf
-                    if not await batches.add(data):
+                    if not data:
                         return
+                    if (gate := batches.closed_gate) is not None:
+                        limit.reschedule(None)
+                        await gate.wait()
+                        begun = -math.inf
+                    batches.add(data)
+                    # All that has come would else be held until more comes.
                     del data
                     # There is no more now: aiohttp gives all that is there at once.
                     batches.hand_on()

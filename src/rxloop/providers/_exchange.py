@@ -171,20 +171,17 @@ class Batches:
         """All that came, where it is no stream of events: a whole answer, or a page, under a wrong name."""
 
     @property
-    def waits(self) -> bool:
-        """Whether `add` is going to wait for the gate."""
-        return self._gate is not None and self._gate.closed and not self.over
+    def closed_gate(self) -> Gate | None:
+        """What to wait for before more is added, if there is something."""
+        return self._gate if self._gate is not None and self._gate.closed and not self.over else None
 
-    async def add(self, data: bytes) -> bool:
-        """Take a chunk, once the gate is open; False if it is empty."""
-        if self.over or not data:
-            return bool(data)
-        if self._gate is not None and self._gate.closed:
-            await self._gate.wait()
+    def add(self, data: bytes) -> None:
+        """Take a chunk."""
+        if self.over:
+            return
         self._held.append(data)
         if len(self._held) == MOST_CHUNKS:
             self.hand_on()
-        return True
 
     def hand_on(self) -> None:
         """Read what has been collected; a failure is kept until the reading has ended."""

@@ -126,7 +126,11 @@ class HttpxAnswer:
         with reading:
             try:
                 while True:
-                    await batches.add(await before_waiting(anext(source), before_wait))
+                    data = await before_waiting(anext(source), before_wait)
+                    # Behind the read: this one read waits here, and what comes after it in the socket.
+                    if (gate := batches.closed_gate) is not None:
+                        await gate.wait()
+                    batches.add(data)
             except StopAsyncIteration:
                 return
             except httpx.HTTPError:
