@@ -216,7 +216,7 @@ async def _kept(
                 gc.collect()
                 points.append((number + 1, tracemalloc.get_traced_memory()[0]))
         tracemalloc.stop()
-    held = Counter(type(each).__name__ for each in gc.get_objects() if type(each).__module__.startswith("rxloop."))
+    held = Counter(type(each).__name__ for each in gc.get_objects() if str(type(each).__module__).startswith("rxloop."))
     left = {name: held[name] for name in MACHINERY if held[name] > 8}
     each, size = slope(*zip(*points, strict=True)), median(sizes)
     return {

@@ -6,12 +6,16 @@ from collections.abc import AsyncIterator
 
 import orjson
 import pytest
+import reactivex as rx
 from hypothesis import given
 from hypothesis import strategies as st
+from reactivex import Subject
+from reactivex.disposable import CompositeDisposable, Disposable
 
 from run_checks import nothing_left, settled
 from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent
 from rxloop.messages import ErrorInfo
+from rxloop.playback import RecordedStream
 from rxloop.stream.sse import HEARTBEAT, frame, frames
 from rxloop.testing import virtual_time
 
@@ -31,11 +35,6 @@ def parsed(data: bytes) -> dict[str, str]:
         assert name not in fields
         fields[name] = value
     return fields
-
-
-async def several(count: int) -> AsyncIterator[Event]:
-    for seq in range(1, count + 1):
-        yield stamped(CustomEvent(name="x"), seq)
 
 
 def test_a_frame_has_the_cursor_the_kind_and_the_event() -> None:
@@ -83,17 +82,15 @@ def test_a_final_event_is_readable_for_a_client_that_knows_only_json() -> None:
 
 
 async def test_the_frames_end_with_the_events() -> None:  # L136
-    got = [data async for data in frames(several(3), None)]
+    events = rx.of(*(stamped(CustomEvent(name="x"), seq) for seq in (1, 2, 3)))
+    got = [data async for data in frames(aiter(RecordedStream(events)), None)]
     assert [parsed(data)["id"] for data in got] == ["run/1.1.0", "run/1.2.0", "run/1.3.0"]
     await nothing_left()
 
 
 async def test_an_error_of_the_source_comes_out() -> None:
-    async def broken() -> AsyncIterator[Event]:
-        yield stamped(CustomEvent(name="x"))
-        raise ZeroDivisionError
-
-    stream = frames(broken(), None)
+    broken = rx.concat(rx.of(stamped(CustomEvent(name="x"))), rx.throw(ZeroDivisionError()))
+    stream = frames(aiter(RecordedStream(broken)), None)
     assert b"custom" in await anext(stream)
     with pytest.raises(ZeroDivisionError):
         await anext(stream)
@@ -101,23 +98,21 @@ async def test_an_error_of_the_source_comes_out() -> None:
 
 
 class Source:
-    """Events that the test lets out one by one. Waiting for one may be broken off, as at a reader of a run."""
+    """Events that the test lets out one by one."""
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        self.closed = 0
+        self.subject: Subject[Event] = Subject()
+        self.subscribed = self.closed = 0
 
-    def __aiter__(self) -> Source:
-        return self
+    def frames(self, heartbeat: float | None) -> AsyncIterator[bytes]:
+        def subscribe(observer: rx.abc.ObserverBase[Event], scheduler: object = None) -> rx.abc.DisposableBase:
+            self.subscribed += 1
+            return CompositeDisposable(self.subject.subscribe(observer), Disposable(close))
 
-    async def __anext__(self) -> Event:
-        event = await self.queue.get()
-        if event is None:
-            raise StopAsyncIteration
-        return event
+        def close() -> None:
+            self.closed += 1
 
-    async def aclose(self) -> None:
-        self.closed += 1
+        return frames(aiter(RecordedStream(rx.Observable(subscribe))), heartbeat)
 
 
 def heard(heartbeat: float | None, pauses: list[float]) -> list[tuple[float, bytes]]:
@@ -130,11 +125,11 @@ def heard(heartbeat: float | None, pauses: list[float]) -> list[tuple[float, byt
             async def feed() -> None:
                 for seq, pause in enumerate(pauses, start=1):
                     await asyncio.sleep(pause)
-                    source.queue.put_nowait(stamped(CustomEvent(name="x"), seq))
-                source.queue.put_nowait(None)
+                    source.subject.on_next(stamped(CustomEvent(name="x"), seq))
+                source.subject.on_completed()
 
             feeding = asyncio.ensure_future(feed())
-            got = [(time.now, data[:9]) async for data in frames(source, heartbeat)]
+            got = [(time.now, data[:9]) async for data in source.frames(heartbeat)]
             await feeding
             return got
 
@@ -163,7 +158,7 @@ def test_a_heartbeat_is_a_comment() -> None:
 
 async def test_a_client_that_leaves_while_it_waits_closes_the_source() -> None:  # L137
     source = Source()
-    stream = frames(source, None)
+    stream = source.frames(None)
     reader = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
     await settled()
     reader.cancel()
@@ -176,9 +171,9 @@ async def test_a_client_that_leaves_at_a_heartbeat_just_as_the_stream_ends_leave
     noise: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
     source = Source()
-    stream = frames(source, 0.001)
+    stream = source.frames(0.001)
     assert await anext(stream) == HEARTBEAT
-    source.queue.put_nowait(None)
+    source.subject.on_completed()
     await settled()
     await stream.aclose()  # type: ignore[attr-defined]
     del stream
@@ -190,18 +185,40 @@ async def test_a_client_that_leaves_at_a_heartbeat_just_as_the_stream_ends_leave
 
 async def test_frames_that_nobody_began_to_read_ask_for_nothing() -> None:
     source = Source()
-    stream = frames(source, None)
+    stream = source.frames(None)
     await settled()
-    assert source.queue.empty()
     await stream.aclose()  # type: ignore[attr-defined]
     await nothing_left()
+    assert source.subscribed == 0
 
 
 async def test_an_event_that_comes_during_a_heartbeat_is_not_lost() -> None:
     source = Source()
-    stream = frames(source, 0.001)
+    stream = source.frames(0.001)
     assert await anext(stream) == HEARTBEAT
-    source.queue.put_nowait(stamped(CustomEvent(name="x"), 9))
+    source.subject.on_next(stamped(CustomEvent(name="x"), 9))
     assert parsed(await anext(stream))["id"] == "run/1.9.0"
+    await stream.aclose()  # type: ignore[attr-defined]
+    await nothing_left()
+
+
+async def test_a_timer_is_taken_only_for_a_wait() -> None:
+    loop = asyncio.get_running_loop()
+    timers: list[float] = []
+    call_at = loop.call_at
+    events = [stamped(CustomEvent(name="x"), seq) for seq in range(1, 21)]
+    source = Source()
+    stream = source.frames(15)
+    first = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+    await settled()
+    loop.call_at = lambda when, *more, **kw: timers.append(when) or call_at(when, *more, **kw)  # type: ignore[method-assign]
+    try:
+        for event in events:
+            source.subject.on_next(event)
+        got = [await first, *[await anext(stream) for _ in events[1:]]]
+        assert timers == []
+    finally:
+        del loop.call_at
+    assert got == [frame(event) for event in events]
     await stream.aclose()  # type: ignore[attr-defined]
     await nothing_left()

@@ -94,13 +94,18 @@ class ReadBuffer:
         if self.subscription is not None:
             self.subscription.dispose()
 
-    async def get(self) -> Any:
+    async def get(self, within: float | None = None) -> Any:
         """The next item.
+
+        Args:
+            within: How many seconds to wait for it at most.
 
         Raises:
             StopAsyncIteration: There is none.
+            TimeoutError: It has not come in that time; it can be asked for again.
             SlowReader: The buffer ran over and the policy is "error".
         """
+        late = False
         while True:
             if self._items:
                 item = self._items.popleft()
@@ -114,11 +119,18 @@ class ReadBuffer:
                 raise StopAsyncIteration
             if self._reader is not None:
                 raise RuntimeError("two tasks read one iterator; give each an iterator of its own")
-            self._reader = asyncio.get_running_loop().create_future()
+            if late:
+                raise TimeoutError
+            loop = asyncio.get_running_loop()
+            self._reader = loop.create_future()
+            timer = None if within is None else loop.call_later(within, self._wake)
             try:
                 await self._reader
             finally:
                 self._reader = None
+                if timer is not None:
+                    timer.cancel()
+            late = within is not None
 
     def _relieved(self, item: Any) -> bool:
         """Whether a full buffer has dealt with the item, so that it need not be appended."""

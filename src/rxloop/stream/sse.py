@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 from rxloop.events import Event, GapEvent
+from rxloop.stream.stream import Reader
 
 HEARTBEAT = b": heartbeat\n\n"
 
@@ -25,23 +25,17 @@ def frame(event: Event) -> bytes:
     return encoded
 
 
-async def frames(events: AsyncIterator[Event], heartbeat: float | None) -> AsyncIterator[bytes]:
+async def frames(events: Reader[Event], heartbeat: float | None) -> AsyncIterator[bytes]:
     """Frames for the events, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
     try:
         while True:
-            deadline = asyncio.timeout(heartbeat)
             try:
-                async with deadline:
-                    event = await anext(events)
+                event = await events.within(heartbeat)
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                if not deadline.expired():
-                    raise
                 yield HEARTBEAT
             else:
                 yield frame(event)
     finally:
-        close = getattr(events, "aclose", None)
-        if close is not None:
-            await close()
+        await events.aclose()

@@ -135,9 +135,9 @@ class Stream(Observable[T], Generic[T]):
         to_future: Callable[[Observable[T]], asyncio.Future[T]] = ops.to_future()
         return to_future(self).__await__()
 
-    def __aiter__(self) -> AsyncIterator[T]:
+    def __aiter__(self) -> Reader[T]:
         buffer = ReadBuffer(self._overflow, self._buffer, self._lease.gate, self._joins)
-        return _Reader(self._source, self._lease, buffer)
+        return Reader(self._source, self._lease, buffer)
 
 
 class _Begun(Observable[T], Generic[T]):
@@ -156,7 +156,7 @@ class _Begun(Observable[T], Generic[T]):
         return self._source._subscribe_core(observer, scheduler or own)
 
 
-class _Reader(AsyncIterator[T], Generic[T]):
+class Reader(AsyncIterator[T], Generic[T]):
     """One iteration over a Stream. Dropping it, or `aclose`, ends its subscription."""
 
     def __init__(self, source: Observable[T], lease: Lease, buffer: ReadBuffer) -> None:
@@ -164,12 +164,23 @@ class _Reader(AsyncIterator[T], Generic[T]):
         self._buffer = buffer
 
     async def __anext__(self) -> T:
+        return await self.within(None)
+
+    async def within(self, seconds: float | None) -> T:
+        """The next item, if it comes in that time.
+
+        Unlike a time limit around `anext` this takes no timer where the item is there already.
+
+        Raises:
+            StopAsyncIteration: There is none.
+            TimeoutError: It has not come; it can be asked for again.
+        """
         buffer = self._buffer
         if buffer.subscription is None and self._origin is not None:
             source, lease = self._origin
             scheduler = lease.scheduler()
             buffer.attach(source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
-        return await buffer.get()
+        return await buffer.get(seconds)
 
     async def aclose(self) -> None:
         """End the subscription, and let go of the run."""
