@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from rxloop.events import Event, GapEvent
 from rxloop.stream.stream import Reader
 
 HEARTBEAT = b": heartbeat\n\n"
+_wire_of: Callable[[Event], bytes] = vars(Event)["_wire"].__get__
 
 
 def frame(event: Event) -> bytes:
@@ -15,13 +16,16 @@ def frame(event: Event) -> bytes:
 
     Encoded once, however many readers there are.
     """
-    encoded: bytes | None = getattr(event, "_wire", None)
-    if encoded is None:
-        # A gap is no place to come back to: with an id it would move the client's cursor.
-        place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % event.cursor.encode()
-        # JSON escapes line ends, so that the data is one line whatever is in it.
-        encoded = b"%bevent: %b\ndata: %b\n\n" % (place, event.kind.encode(), event.to_json(public=True))
-        object.__setattr__(event, "_wire", encoded)
+    try:
+        # The slot itself: where it is empty, pydantic would look for the name in other places first.
+        return _wire_of(event)
+    except AttributeError:
+        pass
+    # A gap is no place to come back to: with an id it would move the client's cursor.
+    place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % event.cursor.encode()
+    # JSON escapes line ends, so that the data is one line whatever is in it.
+    encoded = b"%bevent: %b\ndata: %b\n\n" % (place, event.kind.encode(), event.to_json(public=True))
+    object.__setattr__(event, "_wire", encoded)
     return encoded
 
 
