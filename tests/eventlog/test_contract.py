@@ -432,6 +432,22 @@ async def test_a_finished_run_can_be_deleted(log: BuiltIn) -> None:
         await log.delete("old")
 
 
+async def test_a_run_that_was_removed_is_no_part_of_its_conversation(log: BuiltIn) -> None:
+    for at, task_id in enumerate(["deleted", "trimmed", "new"]):
+        events = [
+            task(task_id=task_id, context_id="c", timestamp=at),
+            status(2, "completed", final=True, timestamp=round(time.time() * 1000) if task_id == "new" else at),
+        ]
+        await log.append(task_id, events, expected_seq=0)
+
+    await log.delete("deleted")
+    assert [record.task_id for record in await log.runs(context_id="c")] == ["trimmed", "new"]
+    await log.trim(1_800)
+    assert [record.task_id for record in await log.runs(context_id="c")] == ["new"]
+    await log.delete("new")
+    assert await log.runs(context_id="c") == []
+
+
 @pytest.mark.parametrize("state", ["canceled", "input-required", "auth-required"])
 async def test_a_run_that_can_go_on_is_never_removed(log: BuiltIn, state: State) -> None:  # L94
     await finished(log, "waits", state)

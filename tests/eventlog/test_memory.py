@@ -1,4 +1,5 @@
 import asyncio
+import sys
 
 from rxloop.eventlog import MemoryEventLog
 from rxloop.events import StatusUpdateEvent, TaskEvent
@@ -57,3 +58,26 @@ async def test_the_events_stay_readable_after_closing() -> None:
     await log.aclose()
 
     assert list(await log.read("run")) == [TASK]
+
+
+async def calls_for_a_conversation(others: int) -> int:
+    log = MemoryEventLog()
+    for number in range(others + 1):
+        await log.append(f"run-{number}", [TASK.model_copy(update={"context_id": f"c{number}"})], expected_seq=0)
+    calls = 0
+
+    def seen(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(seen)
+    try:
+        records = await log.runs(context_id="c0")
+    finally:
+        sys.setprofile(None)
+    assert [record.task_id for record in records] == ["run-0"]
+    return calls
+
+
+async def test_what_a_conversation_costs_does_not_depend_on_how_many_others_there_are() -> None:
+    assert await calls_for_a_conversation(200) == await calls_for_a_conversation(1)

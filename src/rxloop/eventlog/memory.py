@@ -35,6 +35,8 @@ class MemoryEventLog:
         """
         self.keeps_deltas = keep_deltas
         self._runs: dict[str, _Run] = {}
+        # What a run of a conversation costs does not depend on how many others there are.
+        self._by_context: dict[str, dict[str, _Run]] = {}
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
         """Append a batch to a run: all of it, or nothing.
@@ -53,8 +55,13 @@ class MemoryEventLog:
         if held != expected_seq:
             raise conflict(task_id, expected_seq, held)
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
-        if events:
-            self._runs.setdefault(task_id, _Run(task_id)).extend(events)
+        if not events:
+            return
+        if run is None:
+            context_id = events[0].context_id
+            run = self._runs[task_id] = _Run(task_id, context_id)
+            self._by_context.setdefault(context_id, {})[task_id] = run
+        run.extend(events)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
         """The events of a run behind `after_seq`, in order.
@@ -98,12 +105,9 @@ class MemoryEventLog:
             context_id: Only those of this conversation.
             unfinished: Only those that are neither completed nor failed.
         """
-        records = sorted((run.record() for run in self._runs.values()), key=lambda record: record.created)
-        return [
-            record
-            for record in records
-            if (context_id is None or record.context_id == context_id) and not (unfinished and record.finished)
-        ]
+        runs = self._runs if context_id is None else self._by_context.get(context_id, {})
+        records = [run.record() for run in runs.values() if not (unfinished and run.state in FINISHED)]
+        return sorted(records, key=lambda record: record.created)
 
     async def delete(self, task_id: str) -> None:
         """Remove a run that has ended for good.
@@ -112,8 +116,9 @@ class MemoryEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The run can still go on.
         """
-        check_finished(task_id, self._run(task_id).state)
-        del self._runs[task_id]
+        run = self._run(task_id)
+        check_finished(task_id, run.state)
+        self._remove(run)
 
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
@@ -139,7 +144,7 @@ class MemoryEventLog:
         for run in found:
             run.deltas.clear()
             if not deltas_only:
-                del self._runs[run.task_id]
+                self._remove(run)
         return [run.task_id for run in found]
 
     async def aclose(self) -> None:
@@ -151,12 +156,20 @@ class MemoryEventLog:
         except KeyError:
             raise unknown(task_id) from None
 
+    def _remove(self, run: _Run) -> None:
+        del self._runs[run.task_id]
+        rest = self._by_context[run.context_id]
+        del rest[run.task_id]
+        if not rest:
+            del self._by_context[run.context_id]
+
 
 @dataclass(slots=True)
 class _Run:
     """The events of one run; the event with `seq` n is at n - 1."""
 
     task_id: str
+    context_id: str
     events: list[Event] = field(default_factory=list[Event])
     deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"
@@ -197,7 +210,7 @@ class _Run:
         first, last = self.events[0], self.events[-1]
         return RunRecord(
             task_id=self.task_id,
-            context_id=first.context_id,
+            context_id=self.context_id,
             agent_name=first.agent_name if isinstance(first, TaskEvent) else "",
             state=self.state,
             attempt=last.attempt,
