@@ -172,6 +172,10 @@ MOST_FOR_A_BYTE = 5
 """A text is held three times while it streams: for the answer, for tags in code, and for late subscribers."""
 
 
+TENTHS, SOME, MOST_SLOWER = 10, 3, 2.0
+"""The conversations come in ten parts. The last three may take twice as long as the first three: machines are noisy."""
+
+
 async def idle(base: str, count: int) -> dict[str, Any]:
     """Conversations that are kept: as results, and in a log."""
     return {
@@ -207,25 +211,31 @@ async def _kept(
         await talk(agent, -1, [])
         sizes: list[int] = []
         points: list[tuple[int, int]] = []
+        took: list[float] = []
         tracemalloc.start()
+        begun = time.process_time()
         for number in range(count):
             messages = await talk(agent, number, kept)
             if number % max(1, count // 50) == 0:
                 sizes.append(sum(len(message.model_dump_json(exclude_defaults=True)) for message in messages))
-            if (number + 1) % max(1, count // 10) == 0:
+            if (number + 1) % max(1, count // TENTHS) == 0:
+                took.append(time.process_time() - begun)
                 gc.collect()
                 points.append((number + 1, tracemalloc.get_traced_memory()[0]))
+                begun = time.process_time()
         tracemalloc.stop()
     held = Counter(type(each).__name__ for each in gc.get_objects() if str(type(each).__module__).startswith("rxloop."))
     left = {name: held[name] for name in MACHINERY if held[name] > 8}
     each, size = slope(*zip(*points, strict=True)), median(sizes)
+    slower = median(took[-SOME:]) / median(took[:SOME])
     return {
         "conversations": count,
         "bytes": each,
         "bytes_of_messages": size,
         "ratio": each / size,
         "machinery": left,
-        "flat": not left,
+        "slower": slower,
+        "flat": not left and slower < MOST_SLOWER,
     }
 
 
@@ -261,7 +271,8 @@ def show(report: dict[str, Any]) -> None:
         left = ", ".join(f"{count} {kind}" for kind, count in part["machinery"].items())
         print(
             f"\n{part['conversations']:,} conversations as {name}: {part['bytes']:,.0f} bytes each, "
-            f"{part['ratio']:.1f} times the JSON of their messages; of their runs is left: {left or 'nothing'}"
+            f"{part['ratio']:.1f} times the JSON of their messages; of their runs is left: {left or 'nothing'}; "
+            f"the last ones took {part['slower']:.2f} times as long as the first; {'flat' if part['flat'] else 'GROWS'}"
         )
 
 

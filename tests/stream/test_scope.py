@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
+import gc
+import weakref
+from contextvars import Context, ContextVar, copy_context
 
 import pytest
 
@@ -141,6 +143,24 @@ async def test_a_scope_surrounds_its_tasks_and_those_that_they_start() -> None:
     await outer.spawn(work(), "outer")
     assert found == [(True, False), (True, True)]
     assert not outer.surrounds()
+
+
+async def test_a_context_that_lives_on_does_not_keep_the_scope() -> None:
+    contexts: list[Context] = []
+
+    async def work() -> None:
+        # As a timer or a connection does that was made in the run.
+        contexts.append(copy_context())
+
+    scope = Scope()
+    await scope.spawn(work(), "work")
+    gone = weakref.ref(scope)
+    del scope
+    await settled()
+    gc.collect()
+
+    assert len(contexts) == 1
+    assert gone() is None
 
 
 async def test_a_task_that_fails_does_not_disturb_join() -> None:

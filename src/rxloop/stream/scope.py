@@ -42,8 +42,8 @@ class Gate:
             await self._opened.wait()
 
 
-_AROUND: ContextVar[tuple[Scope, ...]] = ContextVar("rxloop_around", default=())
-"""The scopes that the running task belongs to, or was made in: more than one for a run inside a run."""
+_AROUND: ContextVar[tuple[object, ...]] = ContextVar("rxloop_around", default=())
+"""The marks of the scopes that the running task belongs to, or was made in: more than one for a run inside a run."""
 
 
 class Scope:
@@ -53,7 +53,9 @@ class Scope:
         self.gate = Gate()
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = copy_context()
-        self._context.run(_AROUND.set, (*_AROUND.get(), self))
+        # A mark and not the scope: a context lives on in what others made in it, such as a timer or a connection.
+        self._mark = object()
+        self._context.run(_AROUND.set, (*_AROUND.get(), self._mark))
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start a task that belongs to the run."""
@@ -68,7 +70,7 @@ class Scope:
 
     def surrounds(self) -> bool:
         """Whether the caller is one of the run's tasks, or was started by one."""
-        return self in _AROUND.get()
+        return self._mark in _AROUND.get()
 
     async def join(self, grace: float) -> list[str]:
         """Wait until the tasks have ended.
