@@ -23,6 +23,8 @@ class Case:
     """Whether other frameworks are measured by it."""
     warm_up: int = 1
     """How often it is done before, so that everything is loaded and connected."""
+    times: int = 1
+    """How often it is done by the clock: what is short is done more often, since a tenth of a second tells little."""
     many: int = 0
     """Runs at once, where there are many."""
 
@@ -44,11 +46,11 @@ def targets(httpx: float, aiohttp: float) -> dict[str, float]:
 def main_cases(quick: bool) -> list[Case]:
     """Each beside the bare loop at the same work."""
     tokens, drip, few, many, open_, held = (400, 20, 3, 6, 4, 5) if quick else (20_000, 2_000, 50, 200, 200, 50)
-    burst, dripping, tools = f"stream/{tokens}/1", f"drip/{drip}/1", targets(1.5, 0.8)
+    burst, dripping, tools, times = f"stream/{tokens}/1", f"drip/{drip}/1", targets(1.5, 0.8), many // few
     cases = [
         Case("stream", "stream", burst, tokens, targets=targets(1.6, 0.8), peers=True),
         Case("drip", "stream", dripping, drip, targets=targets(1.15, 0.7), peers=True),
-        Case(f"tool iteration, K={few}", "tools", f"tools/{few}", few, targets=tools, peers=True),
+        Case(f"tool iteration, K={few}", "tools", f"tools/{few}", few, targets=tools, peers=True, times=times),
         Case(f"tool iteration, K={many}", "tools", f"tools/{many}", many, targets=tools, peers=True),
         Case(
             f"{open_} runs at once",
@@ -75,7 +77,7 @@ def main_cases(quick: bool) -> list[Case]:
         Case("stream, `async for`", "text", burst, tokens, against="stream"),
     ]
     slow = Case("drip, `async for`", "text", dripping, drip, against="stream")
-    log = Case(f"tool iteration, K={few}, SQLite log", "logged", f"tools/{few}", few, against="tools")
+    log = Case(f"tool iteration, K={few}, SQLite log", "logged", f"tools/{few}", few, against="tools", times=times)
     return [cases[0], *texts, cases[1], slow, *cases[2:4], log, *cases[4:]]
 
 
@@ -87,7 +89,7 @@ def growth_of(cases: list[Case], quick: bool) -> Growth:
 
 def feature_cases(quick: bool) -> list[Case]:
     """What it costs to turn something on: each beside the same work of the library with one subscriber alone."""
-    tokens, few = (100, 3) if quick else (20_000, 50)
+    tokens, few, times = (100, 3, 1) if quick else (20_000, 50, 4)
     burst, tools, typed = f"stream/{tokens}/1", f"tools/{few}", f"typed/{few}"
     return [
         Case("stream: no subscriber", "silent", burst, tokens, against="stream"),
@@ -99,12 +101,12 @@ def feature_cases(quick: bool) -> list[Case]:
         Case("stream: 3 readers of server-sent events", "sse_three", burst, tokens, against="stream"),
         Case("stream: a SQLite log", "logged", burst, tokens, against="stream"),
         Case("stream: a SQLite log that keeps deltas", "logged_deltas", burst, tokens, against="stream"),
-        Case("tools: a memory log", "memory_log", tools, few, against="tools"),
-        Case("tools: a SQLite log", "logged", tools, few, against="tools"),
-        Case("tools: `think_aloud` off", "thoughtless", tools, few, against="tools"),
-        Case("tools: a guard before each call", "guarded", tools, few, against="tools"),
-        Case("tools: `compress`, nothing to do", "compressed", tools, few, against="tools"),
-        Case("tools: `compress`, all the time", "squeezed", tools, few, against="tools"),
-        Case("tools: the thinking phase", "thinking", tools, few, against="tools"),
-        Case("tools: an answer with a type", "typed", typed, few, against="tools"),
+        Case("tools: a memory log", "memory_log", tools, few, against="tools", times=times),
+        Case("tools: a SQLite log", "logged", tools, few, against="tools", times=times),
+        Case("tools: `think_aloud` off", "thoughtless", tools, few, against="tools", times=times),
+        Case("tools: a guard before each call", "guarded", tools, few, against="tools", times=times),
+        Case("tools: `compress`, nothing to do", "compressed", tools, few, against="tools", times=times),
+        Case("tools: `compress`, all the time", "squeezed", tools, few, against="tools", times=times),
+        Case("tools: the thinking phase", "thinking", tools, few, against="tools", times=times),
+        Case("tools: an answer with a type", "typed", typed, few, against="tools", times=times),
     ]

@@ -1,4 +1,4 @@
-"""One measure in a process of its own: `measure.py CLIENT WORK URL WARM_UP MANY` prints what it cost as JSON.
+"""One measure in a process of its own: `measure.py CLIENT WORK URL WARM_UP TIMES MANY` prints what it cost as JSON.
 
 It is also run by Pythons of other environments, so that it needs nothing but the standard library. A client is a
 module with a class `Client(url)`, an async context manager with a method for each work.
@@ -24,19 +24,21 @@ async def at_once(client: Any, many: int) -> dict[str, int]:
     return {"characters": sum(each["characters"] for each in counted)}
 
 
-async def measure(client_name: str, work: str, url: str, warm_up: int, many: int) -> dict[str, Any]:
-    """Do the work a few times, so that everything is loaded and connected, and then once more by the clock."""
+async def measure(client_name: str, work: str, url: str, warm_up: int, times: int, many: int) -> dict[str, Any]:
+    """Do the work a few times, so that everything is loaded and connected, and then so many times by the clock."""
     async with import_module(client_name).Client(url) as client:
         do: Callable[[], Any] = partial(at_once, client, many) if work == "many" else getattr(client, work)
         for _ in range(warm_up):
             await do()
         gc.collect()
         before = requests(url)
+        counters: dict[str, int] = {}
         cpu, wall = time.process_time(), time.perf_counter()
-        counters = await do()
+        for _ in range(times):
+            counters = await do()
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        counters["requests"] = requests(url) - before
-    return {"cost": cpu * 1e6, "wall": wall * 1e6, "counters": counters}
+        counters["requests"] = (requests(url) - before) // times
+    return {"cost": cpu * 1e6 / times, "wall": wall * 1e6 / times, "counters": counters}
 
 
 async def measure_cold(client_name: str, url: str) -> dict[str, Any]:
@@ -88,13 +90,13 @@ def requests(url: str) -> int:
         return int(response.read())
 
 
-def main(client: str, work: str, url: str, warm_up: str, many: str) -> dict[str, Any]:
+def main(client: str, work: str, url: str, warm_up: str, times: str, many: str) -> dict[str, Any]:
     """Take the measure."""
     if work == "memory":
         return asyncio.run(measure_memory(client, url, int(warm_up), int(many)))
     if work == "cold":
         return asyncio.run(measure_cold(client, url))
-    return asyncio.run(measure(client, work, url, int(warm_up), int(many)))
+    return asyncio.run(measure(client, work, url, int(warm_up), int(times), int(many)))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def ours(transport: str) -> Column:
 
 def measure(column: Column, case: Case, work: str, base: str) -> dict[str, Any]:
     script = str(HERE / "measure.py")
-    arguments = [column.client, work, f"{base}/{case.path}", str(case.warm_up), str(case.many)]
+    arguments = [column.client, work, f"{base}/{case.path}", str(case.warm_up), str(case.times), str(case.many)]
     return json.loads(child(column.python, script, *arguments, **column.environment))
 
 
