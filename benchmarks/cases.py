@@ -24,7 +24,8 @@ class Case:
     warm_up: int = 1
     """How often it is done before, so that everything is loaded and connected."""
     times: int = 1
-    """How often it is done by the clock: what is short is done more often, since a tenth of a second tells little."""
+    """How often it is done by the clock: what is short is done more often, since a tenth of a second tells little, and is
+    warmed up as often, so that it is as warm as what is long."""
     many: int = 0
     """Runs at once, where there are many."""
 
@@ -50,7 +51,16 @@ def main_cases(quick: bool) -> list[Case]:
     cases = [
         Case("stream", "stream", burst, tokens, targets=targets(1.6, 0.8), peers=True),
         Case("drip", "stream", dripping, drip, targets=targets(1.15, 0.7), peers=True),
-        Case(f"tool iteration, K={few}", "tools", f"tools/{few}", few, targets=tools, peers=True, times=times),
+        Case(
+            f"tool iteration, K={few}",
+            "tools",
+            f"tools/{few}",
+            few,
+            targets=tools,
+            peers=True,
+            times=times,
+            warm_up=times,
+        ),
         Case(f"tool iteration, K={many}", "tools", f"tools/{many}", many, targets=tools, peers=True),
         Case(
             f"{open_} runs at once",
@@ -77,7 +87,15 @@ def main_cases(quick: bool) -> list[Case]:
         Case("stream, `async for`", "text", burst, tokens, against="stream"),
     ]
     slow = Case("drip, `async for`", "text", dripping, drip, against="stream")
-    log = Case(f"tool iteration, K={few}, SQLite log", "logged", f"tools/{few}", few, against="tools", times=times)
+    log = Case(
+        f"tool iteration, K={few}, SQLite log",
+        "logged",
+        f"tools/{few}",
+        few,
+        against="tools",
+        times=times,
+        warm_up=times,
+    )
     return [cases[0], *texts, cases[1], slow, *cases[2:4], log, *cases[4:]]
 
 
@@ -101,12 +119,12 @@ def feature_cases(quick: bool) -> list[Case]:
         Case("stream: 3 readers of server-sent events", "sse_three", burst, tokens, against="stream"),
         Case("stream: a SQLite log", "logged", burst, tokens, against="stream"),
         Case("stream: a SQLite log that keeps deltas", "logged_deltas", burst, tokens, against="stream"),
-        Case("tools: a memory log", "memory_log", tools, few, against="tools", times=times),
-        Case("tools: a SQLite log", "logged", tools, few, against="tools", times=times),
-        Case("tools: `think_aloud` off", "thoughtless", tools, few, against="tools", times=times),
-        Case("tools: a guard before each call", "guarded", tools, few, against="tools", times=times),
-        Case("tools: `compress`, nothing to do", "compressed", tools, few, against="tools", times=times),
-        Case("tools: `compress`, all the time", "squeezed", tools, few, against="tools", times=times),
-        Case("tools: the thinking phase", "thinking", tools, few, against="tools", times=times),
-        Case("tools: an answer with a type", "typed", typed, few, against="tools", times=times),
+        Case("tools: a memory log", "memory_log", tools, few, against="tools", times=times, warm_up=times),
+        Case("tools: a SQLite log", "logged", tools, few, against="tools", times=times, warm_up=times),
+        Case("tools: `think_aloud` off", "thoughtless", tools, few, against="tools", times=times, warm_up=times),
+        Case("tools: a guard before each call", "guarded", tools, few, against="tools", times=times, warm_up=times),
+        Case("tools: `compress`, nothing to do", "compressed", tools, few, against="tools", times=times, warm_up=times),
+        Case("tools: `compress`, all the time", "squeezed", tools, few, against="tools", times=times, warm_up=times),
+        Case("tools: the thinking phase", "thinking", tools, few, against="tools", times=times, warm_up=times),
+        Case("tools: an answer with a type", "typed", typed, few, against="tools", times=times, warm_up=times),
     ]
