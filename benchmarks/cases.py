@@ -24,8 +24,8 @@ class Case:
     warm_up: int = 1
     """How often it is done before, so that everything is loaded and connected."""
     times: int = 1
-    """How often it is done by the clock: what is short is done more often, since a tenth of a second tells little, and is
-    warmed up as often, so that it is as warm as what is long."""
+    """How often it is done by the clock. What is short is done more often, and warmed up as often: a tenth of a second
+    tells little, and a short run is to be as warm as a long one."""
     many: int = 0
     """Runs at once, where there are many."""
 
