@@ -47,6 +47,10 @@ class _Dropped:
         return GapEvent(reason="dropped", count=self.count, **place)
 
 
+class Silence(Exception):
+    """Nothing came in the time that a reader gave it. No `TimeoutError`, which may be one of the source."""
+
+
 class ReadBuffer:
     """Holds what a reader has not read yet. Only transient events, and text, are ever merged or dropped."""
 
@@ -102,7 +106,7 @@ class ReadBuffer:
 
         Raises:
             StopAsyncIteration: There is none.
-            TimeoutError: It has not come in that time; it can be asked for again.
+            Silence: It has not come in that time; it can be asked for again.
             SlowReader: The buffer ran over and the policy is "error".
         """
         late = False
@@ -120,7 +124,7 @@ class ReadBuffer:
             if self._reader is not None:
                 raise RuntimeError("two tasks read one iterator; give each an iterator of its own")
             if late:
-                raise TimeoutError
+                raise Silence
             loop = asyncio.get_running_loop()
             self._reader = loop.create_future()
             timer = None if within is None else loop.call_later(within, self._wake)

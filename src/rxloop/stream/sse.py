@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from rxloop.events import Event, GapEvent
+from rxloop.stream.buffer import Silence
 from rxloop.stream.stream import Reader
 
 HEARTBEAT = b": heartbeat\n\n"
@@ -37,7 +38,7 @@ async def frames(events: Reader[Event], heartbeat: float | None) -> AsyncIterato
                 event = await events.within(heartbeat)
             except StopAsyncIteration:
                 return
-            except TimeoutError:
+            except Silence:
                 yield HEARTBEAT
             else:
                 yield frame(event)

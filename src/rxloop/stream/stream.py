@@ -173,7 +173,7 @@ class Reader(AsyncIterator[T], Generic[T]):
 
         Raises:
             StopAsyncIteration: There is none.
-            TimeoutError: It has not come; it can be asked for again.
+            Silence: It has not come; it can be asked for again.
         """
         buffer = self._buffer
         if buffer.subscription is None and self._origin is not None:
