@@ -95,13 +95,18 @@ class EventLog(Protocol):
         """Whether transient events are to be appended too; such a log gives them back on demand."""
         ...
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
         """Append a batch to a run; when it returns, the batch is durable.
+
+        The log keeps with each run the owner of its last batch. A writer that did not hear whether a batch was written
+        appends it again: what of it is there already, byte for byte and from the same owner, is not written twice. To
+        everybody else, a writer with no owner above all, it is a conflict, though the bytes be equal.
 
         Args:
             task_id: The run.
             events: Events in order: durable ones, and transient ones if the log keeps them.
             expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
+            owner: Who appends: a random token that no other writer has.
 
         Raises:
             ConflictError: The log holds another last `seq`: somebody else writes this run.
@@ -138,7 +143,7 @@ class EventLog(Protocol):
 class AppendsNow(Protocol):
     """What an event log may have beside `append`, to spare a run a turn of the event loop."""
 
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> bool:
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
         """Append a batch if that takes no waiting, as `append` does and with its errors; False if it was not done."""
         ...
 

@@ -68,6 +68,10 @@ def begun(*, task_id: str = "run") -> list[Event]:
     return [task(task_id=task_id), status(2, "working", task_id=task_id)]
 
 
+def begun_at(timestamp: int) -> list[Event]:
+    return [task(timestamp=timestamp), status(2, "working", timestamp=timestamp)]
+
+
 class Follower:
     """Reads a run in a task of its own."""
 
@@ -138,6 +142,85 @@ async def test_of_two_writers_at_once_one_wins_and_the_other_is_refused(log: Bui
 
     assert [type(outcome) for outcome in outcomes if outcome is not None] == [ConflictError]
     assert len(await log.read("run")) == 3
+
+
+async def test_of_two_writers_with_the_same_bytes_one_wins_and_the_other_is_refused(log: BuiltIn) -> None:
+    await log.append("run", begun(), expected_seq=0)
+
+    outcomes = await asyncio.gather(
+        log.append("run", [note(3, timestamp=1)], expected_seq=2, owner="mine"),
+        log.append("run", [note(3, timestamp=1)], expected_seq=2, owner="theirs"),
+        return_exceptions=True,
+    )
+
+    assert [type(outcome) for outcome in outcomes if outcome is not None] == [ConflictError]
+    assert len(await log.read("run")) == 3
+
+
+async def test_of_two_writers_that_begin_a_run_with_the_same_bytes_one_is_refused(log: BuiltIn) -> None:
+    await log.append("run", begun_at(1), expected_seq=0, owner="mine")
+
+    with pytest.raises(ConflictError):
+        await log.append("run", begun_at(1), expected_seq=0, owner="theirs")
+
+
+async def test_a_writer_that_did_not_hear_of_its_batch_appends_it_again_and_it_is_there_once(log: BuiltIn) -> None:
+    await log.append("run", begun_at(1), expected_seq=0, owner="mine")
+    batch = [note(3, timestamp=1), note(4, timestamp=1)]
+    await log.append("run", batch, expected_seq=2, owner="mine")
+
+    await log.append("run", batch, expected_seq=2, owner="mine")
+    await log.append("run", [*batch, note(5)], expected_seq=2, owner="mine")
+
+    assert [event.seq for event in await log.read("run")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("batch", [[note(3, timestamp=2)], [note(3, timestamp=1), note(4)], []])
+async def test_what_is_there_in_other_words_is_a_conflict_for_its_own_writer_too(
+    log: BuiltIn, batch: list[Event]
+) -> None:
+    await log.append("run", begun_at(1), expected_seq=0, owner="mine")
+    await log.append("run", [note(3, timestamp=1), note(4, timestamp=1)], expected_seq=2, owner="mine")
+
+    if batch:
+        with pytest.raises(ConflictError):
+            await log.append("run", batch, expected_seq=2, owner="mine")
+    with pytest.raises(ConflictError):
+        await log.append("run", [note(6)], expected_seq=5, owner="mine")
+
+    assert [event.timestamp for event in await log.read("run", after_seq=2)] == [1, 1]
+
+
+@pytest.mark.parametrize("owner", ["", "theirs"])
+async def test_what_is_there_is_a_conflict_for_whoever_is_not_its_owner(log: BuiltIn, owner: str) -> None:
+    await log.append("run", begun_at(1), expected_seq=0)
+    await log.append("run", [note(3, timestamp=1)], expected_seq=2, owner="" if not owner else "mine")
+
+    with pytest.raises(ConflictError):
+        await log.append("run", [note(3, timestamp=1)], expected_seq=2, owner=owner)
+
+
+async def test_the_owner_of_a_run_is_the_one_of_its_last_batch(log: BuiltIn) -> None:
+    await log.append("run", begun_at(1), expected_seq=0, owner="first")
+    await log.append("run", [note(3, timestamp=1)], expected_seq=2, owner="second")
+
+    with pytest.raises(ConflictError):
+        await log.append("run", begun_at(1), expected_seq=0, owner="first")
+    await log.append("run", [note(3, timestamp=1)], expected_seq=2, owner="second")
+
+    assert len(await log.read("run")) == 3
+
+
+async def test_transient_events_that_are_there_already_are_there_once(make_log: MakeLog) -> None:
+    log = make_log(keep_deltas=True)
+    batch = [*begun_at(1), ContentDeltaEvent(seq=2, sub=1, delta="a", timestamp=1)]
+    await log.append("run", batch, expected_seq=0, owner="mine")
+
+    await log.append("run", batch, expected_seq=0, owner="mine")
+    await log.append("run", [*batch, note(3)], expected_seq=0, owner="mine")
+
+    assert [(event.seq, event.sub) for event in await log.read("run", deltas=True)] == [(1, 0), (2, 0), (2, 1), (3, 0)]
+    await log.aclose()
 
 
 @pytest.mark.parametrize(

@@ -102,15 +102,15 @@ async def test_a_batch_whose_writer_did_not_hear_of_it_is_not_written_twice(path
     await log.append("run", [task()], expected_seq=0)
     # More than is written without the thread.
     batch = notes(2, 100)
-    lost = asyncio.ensure_future(log.append("run", batch, expected_seq=1))
+    lost = asyncio.ensure_future(log.append("run", batch, expected_seq=1, owner="me"))
     await asyncio.sleep(0)
     lost.cancel()
     with pytest.raises(asyncio.CancelledError):
         await lost
 
-    await log.append("run", batch, expected_seq=1)
+    await log.append("run", batch, expected_seq=1, owner="me")
     with pytest.raises(ConflictError, match="run run: the writer expected seq 1"):
-        await log.append("run", [CustomEvent(seq=2, attempt=1, name="another")], expected_seq=1)
+        await log.append("run", [CustomEvent(seq=2, attempt=1, name="another")], expected_seq=1, owner="me")
 
     assert [event.seq for event in await log.read("run")] == list(range(1, 101))
     await log.aclose()
@@ -183,19 +183,25 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     says = await refused(path)
-    assert "newer version of rxloop (schema 99; this one knows 2)" in says
+    assert "newer version of rxloop (schema 99; this one knows 3)" in says
     assert "install" in says
 
 
-async def test_a_file_without_thinking_sessions_gets_their_tables(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_of_the_first_schema_gets_what_came_since(path: Path) -> None:
     # L93
-    with monkeypatch.context() as before:
-        before.setattr(_database, "SCHEMA", _database.SCHEMA[:1])
-        await written(path)
+    with sqlite3.connect(path) as connection:
+        connection.executescript(_database.SCHEMA[0])
+        connection.execute(f"PRAGMA application_id = {_database.APPLICATION_ID}")
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("INSERT INTO runs VALUES (1, 'run', '', 'helper', 'submitted', 0, 1, 3, 0, 0)")
+        for event in (task(task_id="run"), *notes(2, 3)):
+            connection.execute("INSERT INTO events VALUES (1, ?, 0, ?)", (event.seq, event.to_json()))
+    connection.close()
     await written_on(path)
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
         assert connection.execute("SELECT count(*) FROM tool_sessions").fetchone() == (0,)
+        assert connection.execute("SELECT owner, seq FROM runs").fetchall() == [("", 4)]
     connection.close()
 
 
@@ -206,7 +212,7 @@ async def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(_database, "SCHEMA", steps)
     await written_on(path)
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
         assert connection.execute("SELECT note, seq FROM runs").fetchall() == [(None, 4)]
     connection.close()
 

@@ -26,7 +26,7 @@ class Log:
         self.gate.set()
         self.writing = 0
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
         assert task_id == "t"
         self.writing += 1
         assert self.writing == 1, "one writer"
@@ -211,7 +211,7 @@ class QuickLog(Log):
         super().__init__()
         self.quick = True
 
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> bool:
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
         if self.error is not None:
             raise self.error
         if self.quick:

@@ -68,6 +68,9 @@ SCHEMA = (
     ) WITHOUT ROWID;
     CREATE INDEX tool_session_calls_by_session ON tool_session_calls (session);
     """,
+    """
+    ALTER TABLE runs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+    """,
 )
 """The steps from each version of the schema to the next; the version is how many of them a file has had."""
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rxloop.errors import ConflictError
 from rxloop.eventlog import _database
 from rxloop.eventlog._database import begin, roll_back
-from rxloop.eventlog._rules import conflict, state_after
+from rxloop.eventlog._rules import conflict, not_there, state_after
 from rxloop.events import Event, TaskEvent, ends_attempt
 
 
@@ -31,22 +31,23 @@ def transaction(connection: sqlite3.Connection, *, wait: float | None = None) ->
 
 
 def append(
-    connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int
+    connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, owner: str
 ) -> ConflictError | None:
     """Append a batch; a conflict is given back, so that the other batches of the transaction stand."""
-    found = connection.execute("SELECT number, seq, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
-    number, held, state = found or (None, 0, "submitted")
-    rows = [(event.seq, event.sub, event.to_json()) for event in events]
+    query = "SELECT number, seq, state, owner FROM runs WHERE task_id = ?"
+    number, held, state, last_owner = connection.execute(query, (task_id,)).fetchone() or (None, 0, "submitted", "")
     if held != expected_seq:
-        if number is not None and _is_there(connection, number, rows):
-            return None
-        return conflict(task_id, expected_seq, held)
+        new = not_there(events, held) if owner and owner == last_owner else None
+        if number is None or new is None or not _is_there(connection, number, _rows(events[:new])):
+            return conflict(task_id, expected_seq, held)
+        events = events[new:]
+    rows = _rows(events)
     if number is None:
         first = events[0]
         agent_name = first.agent_name if isinstance(first, TaskEvent) else ""
         number = connection.execute(
-            "INSERT INTO runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated)"
-            " VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0)",
+            "INSERT INTO runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated, owner)"
+            " VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0, '')",
             (task_id, first.context_id, agent_name, first.timestamp),
         ).lastrowid
     # Transient events alone do not move `seq`: the same batch a second time replaces the first.
@@ -57,14 +58,18 @@ def append(
     if durable:
         last = durable[-1]
         connection.execute(
-            "UPDATE runs SET state = ?, at_rest = ?, attempt = ?, seq = ?, updated = ? WHERE number = ?",
-            (state_after(state, durable), ends_attempt(last), last.attempt, last.seq, last.timestamp, number),
+            "UPDATE runs SET state = ?, at_rest = ?, attempt = ?, seq = ?, updated = ?, owner = ? WHERE number = ?",
+            (state_after(state, durable), ends_attempt(last), last.attempt, last.seq, last.timestamp, owner, number),
         )
     return None
 
 
+def _rows(events: Sequence[Event]) -> list[tuple[int, int, bytes]]:
+    return [(event.seq, event.sub, event.to_json()) for event in events]
+
+
 def _is_there(connection: sqlite3.Connection, number: int, rows: Sequence[tuple[int, int, bytes]]) -> bool:
-    """Whether exactly these rows are in the log already: their writer was cancelled, and did not hear of it."""
+    """Whether exactly these rows are in the log already: their writer did not hear of it."""
     query = "SELECT json FROM events WHERE run = ? AND seq = ? AND sub = ?"
     return all(connection.execute(query, (number, seq, sub)).fetchone() == (json,) for seq, sub, json in rows)
 

@@ -34,6 +34,14 @@ def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, transi
             sub = event.sub
 
 
+def not_there(events: Sequence[Event], held: int) -> int | None:
+    """The place in a batch behind what a log that holds `held` may have of it; None if it cannot have any of it.
+
+    A writer that did not hear whether a batch was written appends it again, with what has come since behind it.
+    """
+    return next((place + 1 for place, event in enumerate(events) if event.durable and event.seq == held), None)
+
+
 def conflict(task_id: str, expected_seq: int, held: int) -> ConflictError:
     """The error of a writer that is not the only one."""
     return ConflictError(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 
-from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, conflict, state_after, unknown
+from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, conflict, not_there, state_after, unknown
 from rxloop.events import Event, State, TaskEvent, ends_attempt
 from rxloop.records import RunRecord
 
@@ -38,13 +38,14 @@ class MemoryEventLog:
         # What a run of a conversation costs does not depend on how many others there are.
         self._by_context: dict[str, dict[str, _Run]] = {}
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
-        """Append a batch to a run: all of it, or nothing.
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+        """Append a batch to a run: all of it, or nothing. What the same owner has appended already is passed over.
 
         Args:
             task_id: The run.
             events: Events numbered on from `expected_seq` without a gap; transient ones only with `keep_deltas`.
             expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
+            owner: Who appends: a random token that no other writer has.
 
         Raises:
             ConflictError: The log holds another last `seq`: somebody else writes this run.
@@ -52,16 +53,19 @@ class MemoryEventLog:
         """
         run = self._runs.get(task_id)
         held = len(run.events) if run is not None else 0
-        if held != expected_seq:
-            raise conflict(task_id, expected_seq, held)
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:
             return
+        if held != expected_seq:
+            new = not_there(events, held) if run is not None and owner and owner == run.owner else None
+            if run is None or new is None or not run.holds(events[:new]):
+                raise conflict(task_id, expected_seq, held)
+            events = [event for event in events[new:] if event.durable or not run.holds([event])]
         if run is None:
             context_id = events[0].context_id
             run = self._runs[task_id] = _Run(task_id, context_id)
             self._by_context.setdefault(context_id, {})[task_id] = run
-        run.extend(events)
+        run.extend(events, owner)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
         """The events of a run behind `after_seq`, in order.
@@ -173,11 +177,14 @@ class _Run:
     events: list[Event] = field(default_factory=list[Event])
     deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"
+    owner: str = ""
     # One for each follower that waits, made in its event loop and gone when the wait is over.
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
 
-    def extend(self, events: Sequence[Event]) -> None:
+    def extend(self, events: Sequence[Event], owner: str) -> None:
         durable = [event for event in events if event.durable]
+        if durable:
+            self.owner = owner
         self.events.extend(durable)
         self.deltas.extend(event for event in events if not event.durable)
         self.state = state_after(self.state, durable)
@@ -186,6 +193,14 @@ class _Run:
             if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
         self.waiters.clear()
+
+    def holds(self, events: Sequence[Event]) -> bool:
+        """Whether exactly these events are here already."""
+        held = {(event.seq, event.sub): event for event in self.all()}
+        return all(
+            (event.seq, event.sub) in held and held[event.seq, event.sub].to_json() == event.to_json()
+            for event in events
+        )
 
     def all(self) -> Iterator[Event]:
         """The durable events and the transient ones, in order."""

@@ -79,29 +79,30 @@ class SqliteEventLog:
     def __repr__(self) -> str:
         return f"<SqliteEventLog {self.path}>"
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
         """Append a batch to a run: all of it, or nothing. When it returns, the batch is in the file.
 
-        A batch that is in the file already, from a call that was cancelled while it was written, is not written again.
+        What the same owner has written already, in a call that was cancelled meanwhile, is not written again.
 
         Args:
             task_id: The run.
             events: Events numbered on from `expected_seq` without a gap; transient ones only with `keep_deltas`.
             expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
+            owner: Who appends: a random token that no other writer has.
 
         Raises:
             ConflictError: The log holds another last `seq`: somebody else writes this run.
             EventLogError: An event has the wrong number, or the file cannot be written; the message says why.
         """
-        if not self.append_now(task_id, events, expected_seq=expected_seq):
-            batch = _Batch(task_id, tuple(events), expected_seq, Answer())
+        if not self.append_now(task_id, events, expected_seq=expected_seq, owner=owner):
+            batch = _Batch(task_id, tuple(events), expected_seq, owner, Answer())
             self._batches.append(batch)
             # The first of several finds the others' batches as well, and theirs find nothing more to do.
             self._writer.submit(self._write, self._fail)
             await batch.written.future
             self._wake()
 
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int) -> bool:
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
         """Append a few events without the thread, whose turn costs more than the write; False if that may take long.
 
         It takes a tenth of a millisecond, since it goes no further than the memory of the operating system. What waits
@@ -121,7 +122,7 @@ class SqliteEventLog:
                 return False
             try:
                 with transaction(connection, wait=0):
-                    outcome = append(connection, task_id, events, expected_seq)
+                    outcome = append(connection, task_id, events, expected_seq, owner)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                     return False
@@ -260,7 +261,9 @@ class SqliteEventLog:
             return
         try:
             with errors_of(self.path), transaction(connection):
-                outcomes = [append(connection, each.task_id, each.events, each.expected_seq) for each in batches]
+                outcomes = [
+                    append(connection, each.task_id, each.events, each.expected_seq, each.owner) for each in batches
+                ]
             if self._to_move(sum(len(batch.events) for batch in batches)):
                 checkpoint(connection)
         except Exception as error:
@@ -369,4 +372,5 @@ class _Batch:
     task_id: str
     events: tuple[Event, ...]
     expected_seq: int
+    owner: str
     written: Answer[None]
