@@ -273,7 +273,7 @@ def _message(item: Any, place: str) -> Message:
     if not isinstance(item, Message):
         raise ConfigurationError(f"{place} is {item!r}: give a text, or a message such as Message.user(...)")
     if item.role == "user" and not item.content:
-        raise ConfigurationError(f"{place} is empty: give a text, or leave it out")
+        raise ConfigurationError(f"{place} is an empty user message: give it a text")
     if isinstance(item.content, str) and readable(item.content) is not item.content:
         return item.model_copy(update={"content": readable(item.content)})
     return item

@@ -183,7 +183,7 @@ def unresolved(thing: Nowhere) -> None: ...  # noqa: F821  # pyright: ignore[rep
         (star, "items", r"is \*items, which a model cannot be told"),
         (stars, "options", r"is \*\*options, which a model cannot be told"),
         (bare, "city", "has no annotation"),
-        (opaque, "thing", "cannot be described to a model"),
+        (opaque, "thing", "cannot be described to a model: use a type that JSON has"),
         (unresolved, "thing", "name 'Nowhere' is not defined"),
     ],
 )

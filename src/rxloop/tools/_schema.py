@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
@@ -209,12 +209,18 @@ def _build(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[Ba
             try:
                 _model(name, {field: (annotation, info)})
             except (PydanticUserError, PydanticUndefinedAnnotation) as found:
-                reason = str(found).partition("\n")[0]
                 raise ConfigurationError(
                     f"tool {name!r}: parameter {info.alias!r} of type {annotation!r} cannot be described to a model: "
-                    f"{reason}"
+                    f"{_reason(found)}"
                 ) from found
         raise ConfigurationError(f"tool {name!r}: its parameters cannot be described to a model: {error}") from error
+
+
+def _reason(error: PydanticUserError | PydanticUndefinedAnnotation) -> str:
+    """What is wrong, in words that help: pydantic advises a setting that a tool does not have."""
+    if isinstance(error, PydanticSchemaGenerationError):
+        return "use a type that JSON has, a dataclass, a TypedDict or a pydantic model"
+    return str(error).partition("\n")[0]
 
 
 def _model(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[BaseModel], dict[str, Any]]:
