@@ -4,6 +4,8 @@ import signal
 
 from hypothesis import settings
 
+pytest_plugins = ["services"]
+
 # A job in the background of a shell ignores Ctrl-C, and so would the commands that the tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from rxloop import ContentCompleteEvent, ThoughtGraph, ThoughtStreamEvent, ToolCall
 from rxloop.thinking.html import HEIGHT, STEP, WIDTH, layout
+from services import CHROMIUM
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -132,7 +131,7 @@ def test_no_two_boxes_overlap_and_chains_go_to_the_right(parents: list[int]) -> 
     assert all(spots[link.target][0] == spots[link.source][0] + STEP for link in set(edges) - set(backwards))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH")
+@pytest.mark.service("chromium")
 def test_a_browser_shows_the_node_that_the_address_names(tmp_path: Path) -> None:
     assert CHROMIUM is not None
     file = tmp_path / "graph.html"

@@ -1,0 +1,38 @@
+"""Programs and servers that some tests need: used where they are, and named in one line where they are not."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
+    "chromium": (lambda: CHROMIUM is not None, "there is no Chromium on the PATH (Debian: apt-get install chromium)"),
+}
+"""How each is found, and what is said where it is not. `@pytest.mark.service(name)` marks a test that needs it."""
+
+_ran: Counter[str] = Counter()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose service is missing."""
+    for mark in item.iter_markers("service"):
+        (name,) = mark.args
+        there, missing = SERVICES[name]
+        if not there():
+            pytest.skip(missing)
+        _ran[name] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests of each service ran."""
+    if _ran:
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(_ran.items()))
+        terminalreporter.write_line(f"tests of services that ran: {counts}")
