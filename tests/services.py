@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
