@@ -1,5 +1,6 @@
 """The fold: what is known of a run after each of its events."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from rxloop.events import (
     ToolStartEvent,
     UsageEvent,
 )
+from rxloop.history import Ledger
 from rxloop.messages import ErrorInfo, Message, ToolCall, Usage
 from rxloop.settings import Limits
 from rxloop.state import CANCELED_CALL, RunState, check_limits, fold, fold_all
@@ -157,7 +159,7 @@ def test_an_answer_to_a_call_that_is_not_there_is_none(index: int) -> None:
 
 
 def test_the_answers_of_many_calls_of_one_message_are_counted_and_not_searched() -> None:
-    class Searched(dict[int, ToolCompleteEvent]):
+    class Searched(Ledger[int, ToolCompleteEvent]):
         """Answers that count how often one is looked for."""
 
         count = 0
@@ -167,14 +169,30 @@ def test_the_answers_of_many_calls_of_one_message_are_counted_and_not_searched()
             return super().__contains__(key)
 
     state = fold_all([task(), llm(), complete("", *[called()] * 1_000)])
+    assert state.batch is not None
+    state = replace(state, batch=replace(state.batch, answers=Searched()))
     for index in range(999):
-        assert state.batch is not None
-        state = replace(state, batch=replace(state.batch, answers=Searched(state.batch.answers)))
         state = fold(state, answered(index))
-    assert Searched.count == 999
+    # Once by the fold, and once by what keeps them.
+    assert Searched.count == 2 * 999
     assert state.batch is not None
     assert state.batch.open == [999]
     assert fold(state, answered(999)).batch is None
+
+
+def test_each_answer_to_one_of_many_calls_is_kept_once_whatever_number_of_states_there_is() -> None:
+    def size_of_the_states(calls: int) -> int:
+        state = fold_all([task(), llm(), complete("", *[called()] * calls)])
+        answers = [answered(index) for index in range(calls - 1)]
+        tracemalloc.start()
+        states = [state]
+        for answer in answers:
+            states.append(fold(states[-1], answer))
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return size
+
+    assert size_of_the_states(800) < 2.5 * size_of_the_states(400)
 
 
 def test_a_second_answer_to_a_slot_is_none() -> None:

@@ -47,7 +47,7 @@ class Batch:
 
     step: str
     message: Message
-    answers: dict[int, ToolCompleteEvent] = field(default_factory=dict[int, ToolCompleteEvent])
+    answers: Ledger[int, ToolCompleteEvent] = field(default_factory=Ledger[int, ToolCompleteEvent])
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -335,7 +335,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step or not batch.awaits(event.index):
         return {}
-    batch = Batch(batch.step, batch.message, {**batch.answers, event.index: event})
+    batch = Batch(batch.step, batch.message, batch.answers.add(event.index, event))
     pending = _unasked(state, batch.step, event.index)
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counting import extra_memory, operations
 from rxloop.errors import (
     ContextLengthExceeded,
     ProviderConnectionError,
@@ -375,3 +376,35 @@ def test_a_chunk_with_calls_may_report_an_error_or_have_a_second_choice() -> Non
     assert final(second, delta("tool_calls")).content == "beside"
     with pytest.raises(ProviderError):
         read({**first, "object": "error"})
+
+
+@pytest.mark.parametrize(
+    "of_call",
+    [
+        pytest.param(lambda number: piece(None, f"id{number}", "f", "{}"), id="by id"),
+        pytest.param(lambda number: piece(number, f"id{number}", "f", "{}"), id="by index"),
+        pytest.param(lambda number: piece(None, None, "f", "{}"), id="by name"),
+        pytest.param(lambda number: piece(0, f"id{number}", "f", "{}"), id="all under one index"),
+    ],
+)
+def test_twice_as_many_calls_take_twice_the_work(of_call: Callable[[int], dict[str, Any]]) -> None:
+    def taken(count: int) -> int:
+        answer = ChatAccumulator(lambda _: None, "1", WHERE)
+        payloads = [orjson.dumps(calls(of_call(number))) for number in range(count)]
+        return operations(lambda: answer.feed(payloads))
+
+    assert taken(400) < 2.2 * taken(200)
+
+
+def test_a_further_piece_of_reasoning_costs_the_same_however_long_it_is() -> None:
+    answer = ChatAccumulator(lambda _: None, "1", WHERE)
+    payload = orjson.dumps(delta(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": "x" * 100}]))
+    answer.feed([payload] * 10_000)
+    assert extra_memory(lambda: answer.feed([payload])) < 10_000
+
+
+def test_a_further_field_beside_a_call_costs_the_same_however_many_there_are() -> None:
+    answer = ChatAccumulator(lambda _: None, "1", WHERE)
+    payloads = [orjson.dumps(calls({**piece(0), "extra_content": {f"k{n}": n}})) for n in range(10_000)]
+    answer.feed(payloads)
+    assert extra_memory(lambda: answer.feed(payloads[-1:])) < 10_000

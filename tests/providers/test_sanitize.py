@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counting import extra_memory
 from rxloop.providers._sanitize import TEMPLATE_TOKENS, TailStripper, clean_name
 
 ANY_TEXT = st.lists(
@@ -89,3 +90,17 @@ def test_a_name_that_leads_to_no_tool_is_left_as_it_is(name: str) -> None:
 def test_a_name_that_was_offered_is_right_whatever_it_is() -> None:
     # L63
     assert clean_name("search.v2", {"search", "search.v2"}, TEMPLATE_TOKENS) == "search.v2"
+
+
+def test_a_model_that_repeats_its_stop_token_costs_the_same_for_each() -> None:
+    stripper = TailStripper(TEMPLATE_TOKENS)
+    stripper.feed("a" + "<|im_end|>" * 20_000)
+
+    def repeat() -> None:
+        for _ in range(100):
+            assert stripper.feed("<|im_end|>") == ""
+
+    # The list of what is held back may be copied to a larger place once; what is in it never is.
+    assert extra_memory(repeat) < 10 * 20_000
+    assert extra_memory(lambda: stripper.feed("<|im_end|>")) < 10_000
+    assert stripper.feed("b") == "<|im_end|>" * 20_101 + "b"

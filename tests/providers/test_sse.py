@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counting import extra_memory
 from rxloop.providers._sse import SSEDecoder
 
 NEWLINES = (b"\n", b"\r\n", b"\r")
@@ -72,3 +74,11 @@ def test_a_last_event_without_a_blank_line_is_given_at_the_end() -> None:
     assert decoder.feed(b"data: a\n\ndata: b") == [b"a"]
     assert decoder.flush() == [b"b"]
     assert decoder.flush() == []
+
+
+@pytest.mark.parametrize("line", [b"data: x\n", b": a comment\n", b"data: x\r\n"])
+def test_a_further_line_of_an_event_costs_the_same_however_many_there_are(line: bytes) -> None:
+    decoder = SSEDecoder()
+    for _ in range(20_000):
+        assert decoder.feed(line) == []
+    assert extra_memory(lambda: decoder.feed(line)) < 10_000

@@ -381,3 +381,10 @@ def test_a_text_that_begins_inside_a_thought_is_split_the_same_however_it_is_cut
 def test_a_line_is_one_line_also_where_a_thought_was_taken_out_of_it(text: str, found: list[Any]) -> None:
     # L47
     assert brief(split(text)) == brief(split(*text)) == found
+
+
+def test_more_blanks_than_a_tag_may_be_long_are_not_held_back() -> None:
+    splitter = TagSplitter(("think",), thinks_first=True)
+    assert splitter.feed(" " * 4_000) == []
+    assert splitter.feed(" " * 4_000) == [ThoughtText(" " * 8_000)]
+    assert splitter.feed(" ") == [ThoughtText(" ")]

@@ -46,6 +46,10 @@ class CallAssembler:
         self._tokens = strip
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
+        self._taken: set[int] = set()
+        self._free = 0
+        """The first number behind all that are taken."""
         self._last: _Call | None = None
 
     def feed(self, piece: dict[str, Any]) -> None:
@@ -55,11 +59,13 @@ class CallAssembler:
         call_id, name, arguments = _text(piece.get("id")), _text(function.get("name")), function.get("arguments")
         call = self._find(piece.get("index"), call_id, name)
         first = not call.name
-        call.id = call.id or call_id
+        if call_id and not call.id:
+            self._name(call, call_id)
         if first and name:
             call.name = clean_name(name, self._known, self._tokens) if self._tokens else name
         if isinstance(extra := piece.get("extra_content"), dict):
-            call.extra = {**(call.extra or {}), **cast("dict[str, Any]", extra)}
+            call.extra = call.extra or {}
+            call.extra.update(cast("dict[str, Any]", extra))
         if isinstance(arguments, dict):
             arguments = orjson.dumps(arguments).decode()
         fragment = _text(arguments)
@@ -67,7 +73,8 @@ class CallAssembler:
             call.pieces.append(fragment)
         if not call.name or not (fragment or first):
             return
-        call.id = call.id or self._made_up(call)
+        if not call.id:
+            self._name(call, self._made_up(call))
         self._push(
             _delta(
                 index=call.index,
@@ -100,17 +107,22 @@ class CallAssembler:
                 # Another call under the same number: the vendor does not count.
                 call = None
         elif call_id:
-            call = next((call for call in self._calls if call.id == call_id), None)
+            call = self._by_id.get(call_id)
         else:
             call = None if name else self._last
         if call is None:
-            taken = {call.index for call in self._calls}
-            free = max(taken, default=-1) + 1
-            call = _Call(index if isinstance(index, int) and index not in taken else free)
+            free = self._free
+            call = _Call(index if isinstance(index, int) and index not in self._taken else free)
+            self._taken.add(call.index)
+            self._free = max(free, call.index + 1)
             self._calls.append(call)
             self._by_index[index if isinstance(index, int) else free] = call
         self._last = call
         return call
+
+    def _name(self, call: _Call, call_id: str) -> None:
+        call.id = call_id
+        self._by_id.setdefault(call_id, call)
 
     def _made_up(self, call: _Call) -> str:
         return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"

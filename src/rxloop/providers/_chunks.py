@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from io import StringIO
 from math import isfinite
 from typing import Any, cast
 
@@ -63,6 +64,8 @@ class ChatAccumulator:
         self._text = AnswerText(push, step, rules)
         self._calls = CallAssembler(push, step, tools, rules.strip)
         self._details: list[dict[str, Any]] = []
+        self._detail_text = StringIO()
+        """The text of the newest of them."""
         self._finish: str | None = None
         self._usage: dict[str, Any] | None = None
         self._notice: dict[str, Any] | None = None
@@ -179,6 +182,7 @@ class ChatAccumulator:
         if self._usage is not None:
             self._push(self._usage_event(self._usage))
         calls = self._calls.finish()
+        self._join_detail()
         state: dict[str, Any] = {
             "reasoning_details": self._details,
             "extra_content": self._calls.extra_content(),
@@ -258,18 +262,24 @@ class ChatAccumulator:
     def _keep(self, detail: dict[str, Any]) -> None:
         """Keep opaque reasoning for the next request; pieces of one block are joined again."""
         last = self._details[-1] if self._details else None
-        part = "summary" if detail.get("type") == "reasoning.summary" else "text"
         if (
             last is None
             or detail.get("type") == "reasoning.encrypted"
             or (last.get("type"), last.get("index")) != (detail.get("type"), detail.get("index"))
         ):
+            self._join_detail()
             self._details.append(dict(detail))
-            return
-        joined = (last.get(part) or "") + (detail.get(part) or "")
-        last.update({name: value for name, value in detail.items() if value is not None})
-        if joined:
-            last[part] = joined
+        else:
+            last.update({name: value for name, value in detail.items() if value is not None})
+        if piece := _text(detail.get(_part(detail))):
+            self._detail_text.write(piece)
+
+    def _join_detail(self) -> None:
+        """Put the pieces of the newest block together: joined one by one, each would copy all before it."""
+        text = self._detail_text.getvalue()
+        if text:
+            self._details[-1][_part(self._details[-1])] = text
+            self._detail_text = StringIO()
 
     def _parts(self, content: Any) -> None:
         """Content as a list of typed parts, as Mistral's reasoning models send it."""
@@ -307,6 +317,11 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         return []
     return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
+
+
+def _part(detail: dict[str, Any]) -> str:
+    """The field that the text of a block of reasoning is in."""
+    return "summary" if detail.get("type") == "reasoning.summary" else "text"
 
 
 def _text(value: Any) -> str:

@@ -58,6 +58,8 @@ class _Tails:
     """The starts of them."""
     reach: int
     """The length of the longest start."""
+    longest: int
+    """The length of the longest token."""
     marks: frozenset[str]
     """The characters that they begin with."""
 
@@ -68,6 +70,7 @@ def _tails(tokens: tuple[str, ...]) -> _Tails:
         tokens=tuple(sorted(set(tokens), key=len, reverse=True)),
         halves=frozenset(token[:size] for token in tokens for size in range(1, len(token))),
         reach=max(map(len, tokens), default=1) - 1,
+        longest=max(map(len, tokens), default=0),
         marks=frozenset(token[0] for token in tokens),
     )
 
@@ -81,12 +84,15 @@ class TailStripper:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tails = _tails(tuple(tokens))
-        self._held = ""
+        self._tokens: list[str] = []
+        """The whole tokens that are held back, in order."""
+        self._rest = ""
+        """What is held back behind them: the start of one more."""
 
     @property
     def idle(self) -> bool:
         """Whether nothing is held back."""
-        return not self._held
+        return not self._tokens and not self._rest
 
     @property
     def marks(self) -> frozenset[str]:
@@ -94,27 +100,71 @@ class TailStripper:
         return self._tails.marks
 
     def feed(self, text: str) -> str:
-        """What is sure to belong to the text after this much more of it."""
-        text = self._held + text
-        end, halves = len(text), self._tails.halves
-        for at in range(max(0, end - self._tails.reach), end):
-            if text[at:] in halves:
-                end = at
+        """What is sure to belong to the text after this much more of it.
+
+        A model that repeats its stop token is held back for as long as it does: of what is held, only the end is looked
+        at again.
+        """
+        tails, held = self._tails, self._tokens
+        text = self._rest + text
+        taken: list[str] = []
+        starts = {len(text)}
+        """Where what is held begins, and its last tokens, counted from the end of the text."""
+
+        def with_at_least(size: int) -> int:
+            """Have so many characters of what was held in the text, if there are, and tell how many were added."""
+            nonlocal text
+            before = len(text)
+            while held and len(text) - before < size:
+                taken.append(held.pop())
+                text = taken[-1] + text
+                starts.add(len(text))
+            return len(text) - before
+
+        with_at_least(tails.reach - len(text))
+        end = _before_half(text, tails)
+        self._rest = text[end:]
+        found: list[str] = []
+        while len(text) - end not in starts:
+            end += with_at_least(tails.longest - end)
+            token = _token_before(text, end, tails.tokens)
+            if not token:
                 break
-        end = self._without_tokens(text, end)
-        self._held = text[end:]
-        return text[:end]
+            found.append(token)
+            end -= len(token)
+        else:
+            # Nothing but tokens since then: they stay as they are.
+            while end:
+                held.append(taken.pop())
+                end -= len(held[-1])
+        sure = ""
+        if end:
+            sure = "".join(held) + text[:end]
+            held.clear()
+        held.extend(reversed(found))
+        return sure
 
     def finish(self) -> str:
         """What is left at the end, without the tokens."""
-        text, self._held = self._held, ""
-        return text[: self._without_tokens(text, len(text))]
+        text, end = "".join(self._tokens) + self._rest, 0
+        if self._rest:
+            end = len(text)
+            while token := _token_before(text, end, self._tails.tokens):
+                end -= len(token)
+        self._tokens, self._rest = [], ""
+        return text[:end]
 
-    def _without_tokens(self, text: str, end: int) -> int:
-        tokens = self._tails.tokens
-        while text.endswith(tokens, 0, end):
-            end -= next(len(token) for token in tokens if text.endswith(token, 0, end))
-        return end
+
+def _before_half(text: str, tails: _Tails) -> int:
+    """Where the text ends in the start of a token; its length if it does not."""
+    end = len(text)
+    return next((at for at in range(max(0, end - tails.reach), end) if text[at:] in tails.halves), end)
+
+
+def _token_before(text: str, end: int, tokens: tuple[str, ...]) -> str:
+    if not text.endswith(tokens, 0, end):
+        return ""
+    return next(token for token in tokens if text.endswith(token, 0, end))
 
 
 def clean_name(name: str, known: Collection[str], tokens: Iterable[str]) -> str:

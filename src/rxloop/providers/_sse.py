@@ -29,8 +29,12 @@ class SSEDecoder:
         if self._after_cr or b"\r" in data:
             data = self._unix(data)
         pending = self._pending
-        pending.append(data)
-        if b"\n" not in data:
+        # Only what is new is looked at: of many lines without a blank one, the end of an event would else be looked
+        # for from the first line on with each read.
+        ends = b"\n\n" in data or (data[:1] == b"\n" and bool(pending) and pending[-1][-1:] == b"\n")
+        if data:
+            pending.append(data)
+        if not ends:
             return []
         if len(pending) > 1:
             data = b"".join(pending)
@@ -38,16 +42,14 @@ class SSEDecoder:
             self._at_start = False
             data = data.removeprefix(_BOM)
         end = data.rfind(b"\n\n")
-        if end < 0:
-            self._pending = [data]
-            return []
         rest = data[end + 2 :]
         self._pending = [rest] if rest else []
         if data.startswith(b"data: "):
             payloads = data[6:end].split(b"\n\ndata: ")
             if data.count(b"\n", 0, end) == 2 * len(payloads) - 2:
                 return payloads
-        return [payload for block in data[:end].split(b"\n\n") if (payload := _payload(block)) is not None]
+        blocks = data[:end].split(b"\n\n")
+        return [payload for block in blocks if b"data" in block and (payload := _payload(block)) is not None]
 
     def flush(self) -> list[bytes]:
         """The payload of a last event whose blank line never came; call it at the end of the bytes."""

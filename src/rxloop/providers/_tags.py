@@ -122,16 +122,16 @@ class TagSplitter:
         return pieces
 
     def _begin(self, text: str, *, end: bool) -> list[Piece]:
-        """The first pieces of a text that may begin inside a thought; blanks at its start are held back."""
+        """The first pieces of a text that may begin inside a thought; up to `LONGEST_TAG` blanks are held back."""
         text = self._held + text
         written = text.lstrip()
         at = len(text) - len(written)
         tag = self._tags.opening.match(text, at)
         undecided = not written or written.lower() in self._tags.beginnings or self._may_open(text, at)
-        if tag is None and undecided and not end:
+        if tag is None and undecided and not end and len(text) < LONGEST_TAG:
             self._held = text
             return []
-        if tag is None and written:
+        if tag is None and (written or not end):
             self._open, self._own, self._depth = Thought(self._first.lower(), ""), _own_tags(self._first.lower()), 1
         self._first = ""
         return self._read(text, end=end)
