@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from reactivex import Observable
@@ -131,7 +131,7 @@ class EventLog(Protocol):
         ...
 
     async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
-        """The runs of a conversation, or of all, oldest first."""
+        """The runs of a conversation, or of all, in the order in which the log got them, never by a clock."""
         ...
 
     async def aclose(self) -> None:
@@ -145,6 +145,16 @@ class AppendsNow(Protocol):
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
         """Append a batch if that takes no waiting, as `append` does and with its errors; False if it was not done."""
+        ...
+
+
+@runtime_checkable
+class HasIdentity(Protocol):
+    """What an event log may have beside its methods, if several objects may keep the same runs."""
+
+    @property
+    def identity(self) -> Hashable:
+        """Two log objects of one process with equal identities are one log: its conversations have one turn each."""
         ...
 
 

@@ -104,6 +104,11 @@ def test_without_a_word_the_runs_are_in_the_users_data_folder(place: Place) -> N
     assert [path.name for path in (place.folder / "data/rxloop").glob("*.db")] == ["runs.db"]
 
 
+def test_the_folder_of_the_command_is_for_its_user_alone(place: Place) -> None:
+    place.run("run", "2 + 2", RXLOOP_DB="")
+    assert (place.folder / "data/rxloop").stat().st_mode & 0o777 == 0o700
+
+
 async def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EventLogError, match=r"file/runs\.db cannot be made"):

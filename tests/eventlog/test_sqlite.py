@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -379,4 +380,55 @@ async def test_the_write_ahead_log_does_not_grow_for_ever(path: Path) -> None:
     assert path.stat().st_size > 100_000
     await log.aclose()
     assert len(await log.read("run")) == 4_001
+    await log.aclose()
+
+
+async def test_the_files_of_a_new_log_are_for_their_owner_alone(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    assert modes == {"runs.db": 0o600, "runs.db-wal": 0o600, "runs.db-shm": 0o600}
+    await log.aclose()
+
+
+async def test_a_file_that_is_there_keeps_its_mode(path: Path) -> None:
+    path.touch()
+    path.chmod(0o640)
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o640}
+    await log.aclose()
+
+
+async def test_a_new_file_that_another_process_is_making_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate = _database._migrate
+    tries: list[sqlite3.Connection] = []
+
+    def in_the_middle_of_another_ones(connection: sqlite3.Connection, path: Path) -> None:
+        tries.append(connection)
+        with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+            if len(tries) <= 2:
+                holder.execute("BEGIN IMMEDIATE")
+                # This one statement does not wait for the holder, whatever the timeout.
+                connection.execute("PRAGMA journal_mode = WAL")
+        migrate(connection, path)
+
+    monkeypatch.setattr(_database, "_migrate", in_the_middle_of_another_ones)
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    assert len(tries) == 3
+    await log.aclose()
+
+
+async def test_a_log_stays_with_its_file_wherever_the_process_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = SqliteEventLog("runs.db")
+    await log.append("run", [task()], expected_seq=0)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert [event.seq for event in await log.read("run")] == [1]
     await log.aclose()

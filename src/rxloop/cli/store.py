@@ -37,7 +37,7 @@ async def opened(database: Path | None, *, write: bool = False) -> AsyncGenerato
     path = database or default_database()
     if write:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise EventLogError(
                 f"the folder of the database {path} cannot be made: {error.strerror}; "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ Fsync = Literal["normal", "full"]
 APPLICATION_ID = 0x72786C70
 """The four letters `rxlp`, in the header of the file."""
 BUSY_SECONDS = 5.0
+_AGAIN_SECONDS = 0.005
 
 SCHEMA = (
     """
@@ -70,6 +73,10 @@ SCHEMA = (
     """,
     """
     ALTER TABLE runs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+    DROP INDEX runs_by_context;
+    DROP INDEX runs_unfinished;
+    CREATE INDEX runs_by_context ON runs (context_id, number);
+    CREATE INDEX runs_unfinished ON runs (number) WHERE state NOT IN ('completed', 'failed');
     """,
 )
 """The steps from each version of the schema to the next; the version is how many of them a file has had."""
@@ -103,6 +110,21 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
     Raises:
         EventLogError: It is the file of another program, or of a newer version of rxloop; what is in it stays as it is.
     """
+    # What was said is for its owner alone. SQLite gives the files beside it the same mode.
+    with suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return _connect(path, fsync)
+        except sqlite3.OperationalError as error:
+            # Of several that make the file a write-ahead one at once, SQLite lets all but one fail without any waiting.
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+
+
+def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
     # Used by one thread at a time, though not always the one that opened it.
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:

@@ -103,15 +103,14 @@ class MemoryEventLog:
             await run.grown()
 
     async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
-        """The runs of a conversation, or of all, oldest first.
+        """The runs of a conversation, or of all, in the order in which the log got them.
 
         Args:
             context_id: Only those of this conversation.
             unfinished: Only those that are neither completed nor failed.
         """
         runs = self._runs if context_id is None else self._by_context.get(context_id, {})
-        records = [run.record() for run in runs.values() if not (unfinished and run.state in FINISHED)]
-        return sorted(records, key=lambda record: record.created)
+        return [run.record() for run in runs.values() if not (unfinished and run.state in FINISHED)]
 
     async def delete(self, task_id: str) -> None:
         """Remove a run that has ended for good.

@@ -48,7 +48,7 @@ class SqliteSessionStore:
             raise ConfigurationError(f"{path!r} is no file: use MemorySessionStore for sessions in memory")
         if fsync not in ("normal", "full"):
             raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self._fsync: Fsync = fsync
         self._worker = Worker(partial(_open, self.path, fsync), "rxloop-sessions")
         self._ahead = 0

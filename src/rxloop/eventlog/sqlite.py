@@ -66,7 +66,10 @@ class SqliteEventLog:
             raise ConfigurationError(f"{path!r} is no file: use MemoryEventLog for a log in memory")
         if fsync not in ("normal", "full"):
             raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
-        self.path = Path(path)
+        # Both connections open the same file, whatever folder the process goes to meanwhile.
+        self.path = Path(path).absolute()
+        self.identity = ("sqlite", str(self.path.resolve()))
+        """What two logs on one file have in common, by whatever links they were named."""
         self.keeps_deltas = keep_deltas
         self._writer = Worker(partial(_open, self.path, fsync), "rxloop-log-writer")
         self._reader = Worker(partial(_open, self.path, fsync), "rxloop-log-reader")
@@ -171,7 +174,7 @@ class SqliteEventLog:
                 await self._grown()
 
     async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
-        """The runs of a conversation, or of all, oldest first.
+        """The runs of a conversation, or of all, in the order in which the log got them.
 
         Args:
             context_id: Only those of this conversation.
@@ -188,7 +191,7 @@ class SqliteEventLog:
             where.append("state NOT IN ('completed', 'failed')")
 
         def select(connection: sqlite3.Connection) -> list[RunRecord]:
-            query = f"SELECT {_RECORD} FROM runs WHERE {' AND '.join(where)} ORDER BY created, number"
+            query = f"SELECT {_RECORD} FROM runs WHERE {' AND '.join(where)} ORDER BY number"
             return [RunRecord(*row) for row in connection.execute(query, values)]
 
         return await self._reading(select, [])
