@@ -61,6 +61,9 @@ class FakeHost:
         self.abandoned: list[RunContext[Any]] = []
         self.log: Any = None
         self.durable_seq: int | None = None
+        self.system: tuple[Message, ...] = ()
+        self.loop_name = "call_model"
+        self.task_id = "r"
 
     def state(self, branch: str | None) -> RunState:
         return self.main

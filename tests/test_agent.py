@@ -22,6 +22,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.messages import ToolCall
 from rxloop.testing import OfflineModel, ScriptedModel, call, frames, virtual_time
 
 
@@ -302,3 +303,12 @@ async def test_calls_that_stream_side_by_side_come_out_in_order_and_are_answered
         assert "Bergen" in result.output
         assert well_formed(result.messages)
         await agent.model.aclose()
+
+
+async def test_results_in_a_prompt_leave_in_the_order_of_their_calls() -> None:
+    calls = (ToolCall(id="a", name="f"), ToolCall(id="b", name="f"))
+    model = ScriptedModel("Done.")
+    prompt = ["Hi", Message.assistant("", tool_calls=calls), Message.tool("b", "2"), Message.tool("a", "1"), "And?"]
+    result = await Agent(model).run(prompt)
+    assert [message.tool_call_id for message in model.requests[0].messages] == [None, None, "a", "b", None]
+    assert [message.text for message in result.messages] == ["Hi", "", "1", "2", "And?", "Done."]

@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -156,3 +157,54 @@ def test_joining_encodes_what_is_new_and_nothing_else() -> None:
     assert longer.joined("key", encode) == b"a,b,c"
     assert encoded == ["a", "b", "c"]
     assert history.joined("key", encode) == b"a,b"
+
+
+class Watched(list[Message]):
+    """A store that notes which messages are looked at."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__(messages)
+        self.read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.read += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+def test_a_slice_reads_what_is_in_it_and_nothing_else() -> None:
+    history = History([message(str(number)) for number in range(1_000)])
+    history._items = store = Watched(history._items)
+
+    assert [each.text for each in history[-3:]] == ["997", "998", "999"]
+    assert store.read == 3
+
+
+@given(st.integers(0, 6), st.slices(8))
+def test_a_slice_is_that_of_a_list(length: int, part: slice) -> None:
+    messages = [message(str(number)) for number in range(length)]
+    history = History(messages)
+    history.append(message("later"))
+
+    assert history[part] == messages[part]
+
+
+def test_a_history_knows_what_no_request_goes_without() -> None:
+    one = History([message("a"), Message.assistant("b")])
+    two = one.append(Message.user("c", pinned=True), Message.assistant("d"))
+
+    assert (one.newest_user, one.pinned) == (0, ())
+    assert (two.newest_user, two.pinned) == (2, (2,))
+    assert History([Message.assistant("b")]).newest_user is None
+
+
+def test_a_later_version_is_told_from_another_history() -> None:
+    one = History([message("a")])
+    two = one.append(message("b"))
+    other = one.append(message("c"))
+
+    assert two.extends(one)
+    assert two.extends(two)
+    assert not one.extends(two)
+    assert not other.extends(two)
+    assert not two.extends([message("a")])

@@ -180,7 +180,7 @@ class Agent(Generic[D, O]):
         messages = as_messages(prompt)
         if not messages:
             raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
-        check_history(messages)
+        messages = check_history(messages)
         spec = self._spec(
             _new_id(),
             context_id if context_id is not None else _new_id(),
@@ -316,8 +316,7 @@ class Agent(Generic[D, O]):
         check_fork(at, results, tools)
         if self.log is None:
             raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
-        messages = as_messages(prompt) if prompt is not None else ()
-        check_history(messages)
+        messages = check_history(as_messages(prompt) if prompt is not None else ())
         fork = make_fork(task_id, at, messages, results or {})
         spec = self._spec(_new_id(), _new_id(), deps, cast("Options", options), fork=fork)
         return self._start(spec if tools is None else spec._replace(tools=self._toolset(tools)))

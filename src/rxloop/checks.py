@@ -142,12 +142,16 @@ def check_tools(tools: Any) -> None:
         raise _wrong("tools", tools, f"give a list, such as tools=[{name}]")
 
 
-def check_history(messages: Sequence[Message]) -> None:
+def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Refuse a prompt in which a tool call and its answer do not stand together; vendors do, less clearly.
+
+    Returns:
+        The messages, with the answers to the calls of a message in the order of these calls.
 
     Raises:
         ConfigurationError: A call has no answer right behind its message, or an answer has no call before it.
     """
+    ordered = list(messages)
     due: dict[int, tuple[str, str]] = {}
     asked = 0
     for place, message in enumerate(messages):
@@ -159,11 +163,13 @@ def check_history(messages: Sequence[Message]) -> None:
                     "right before it has an open call of that id: put it there, or leave the answer out"
                 )
             del due[answered]
+            ordered[asked + 1 + answered] = message
             continue
         _check_answered(due, asked)
         asked = place
         due = {key: (call.id, call.name) for key, call in enumerate(message.tool_calls)}
     _check_answered(due, asked)
+    return tuple(ordered)
 
 
 def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:

@@ -117,6 +117,10 @@ class Core:
     def thought_limit(self) -> int:
         return self.spec.thought_limit
 
+    @property
+    def loop_name(self) -> str:
+        return describe(self.spec.loop)
+
     def context(self) -> RunContext[Any]:
         """The context of the main line."""
         return RunContext(self.spec.deps, self)
@@ -188,7 +192,7 @@ class Core:
         if not isinstance(signal, Request):
             self.publish(signal)
         elif isinstance(signal, RunRequest):
-            self.finish(PipelineError(f"nothing answered the RunRequest: the loop is {describe(self.spec.loop)}"))
+            self.finish(PipelineError(f"nothing answered the RunRequest: the loop is {self.loop_name}"))
 
     def parsed(self, content: str) -> tuple[Any, str | None]:
         """An answer as the output type, or what is wrong with it."""

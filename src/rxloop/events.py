@@ -91,6 +91,8 @@ class LLMCallEvent(Event):
     message_count: int
     tool_count: int
     estimated_input_tokens: int
+    problems: list[str] = Field(default_factory=list[str], exclude_if=absent)
+    """What was wrong with the messages that operators had made, and was repaired."""
 
 
 class ContentDeltaEvent(Event):

@@ -18,7 +18,7 @@ V = TypeVar("V")
 class History(Sequence[Message]):
     """The messages of a conversation, as one version of them."""
 
-    __slots__ = ("_items", "_joined", "_length", "size")
+    __slots__ = ("_items", "_joined", "_length", "newest_user", "pinned", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._items = list(messages)
@@ -26,6 +26,11 @@ class History(Sequence[Message]):
         self._joined: tuple[object, int, bytes] | None = None
         self.size = sum(map(_size, self._items))
         """Characters of all messages, for estimates."""
+        self.newest_user: int | None = None
+        """The place of the newest message of the user."""
+        self.pinned: tuple[int, ...] = ()
+        """The places of the messages that stay in every request."""
+        self._note(self._items, 0)
 
     def append(self, *messages: Message) -> History:
         """The history with these messages behind it; this one stays as it is."""
@@ -38,7 +43,21 @@ class History(Sequence[Message]):
         longer._length = len(items)
         longer._joined = self._joined
         longer.size = self.size + sum(map(_size, messages))
+        longer.newest_user, longer.pinned = self.newest_user, self.pinned
+        longer._note(messages, self._length)
         return longer
+
+    def extends(self, other: object) -> bool:
+        """Whether this is `other`, or a later version of it: told without a look at the messages."""
+        return isinstance(other, History) and other._items is self._items and other._length <= self._length
+
+    def _note(self, messages: Sequence[Message], first: int) -> None:
+        """Note which of the messages that begin at `first` no request goes without."""
+        for place, message in enumerate(messages, first):
+            if message.role == "user":
+                self.newest_user = place
+            if message.pinned:
+                self.pinned = (*self.pinned, place)
 
     def joined(self, key: object, encode: Callable[[Message], bytes]) -> bytes:
         """The messages encoded, with commas between them; what a shorter version was joined of is not encoded again.
@@ -64,7 +83,8 @@ class History(Sequence[Message]):
     def __getitem__(self, index: slice) -> list[Message]: ...
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
-            return self._items[: self._length][index]
+            # Not a slice of a copy: each look at the newest messages would cost all of them.
+            return [self._items[place] for place in range(self._length)[index]]
         if not -self._length <= index < self._length:
             raise IndexError(f"message {index} of {self._length}")
         return self._items[index if index >= 0 else self._length + index]

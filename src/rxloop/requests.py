@@ -54,6 +54,16 @@ class Host(Protocol):
     @property
     def scope(self) -> Scope: ...
 
+    @property
+    def system(self) -> tuple[Message, ...]:
+        """The layers of the system prompt that the run itself has."""
+        ...
+
+    @property
+    def loop_name(self) -> str:
+        """The loop with the names of its operators."""
+        ...
+
     def state(self, branch: str | None) -> RunState:
         """The fold of everything published so far on that branch."""
         ...

@@ -288,3 +288,51 @@ async def test_an_empty_workspace_leaves_the_request_alone() -> None:
     model = ScriptedModel("Done.")
     await run_of(model, op.workspace(CompositeWorkspace(TextWorkspace(), Scratchpad())))
     assert [message.text for message in sent(model.requests[0])] == ["Find the crate."]
+
+
+class Making:
+    """A compressor of one's own, asked before each call."""
+
+    max_tokens = 1
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def compress(self, messages: Sequence[Message], budget: Budget) -> Any:
+        return self._make(messages)
+
+
+async def test_a_compressor_that_drops_results_leaves_no_call_without_one() -> None:
+    # T115
+    model = ScriptedModel(*looks(7), "Done.")
+    events = await run_of(model, op.compress(Making(lambda m: [each for each in m if each.role != "tool"])))
+    for request in model.requests:
+        assert problems_of(request.messages, open_tail=False) == []
+        assert len(request.messages) == 1 or request.messages[-1].role == "tool"
+    assert any("must stay" in problem for event in compressions(events) for problem in event.problems)
+
+
+async def test_the_question_of_the_newest_turn_outlives_any_compressor() -> None:
+    model = ScriptedModel("One.", *looks(3), "Two.")
+    loop = op.standard(before_model=[op.compress(Making(lambda messages: messages[:1]))])
+    agent = Agent(model, tools=[look], loop=loop, log=MemoryEventLog())
+    await agent.run("First?", context_id="c")
+    await agent.run("Second?", context_id="c")
+    for request in model.requests[1:]:
+        assert "Second?" in [message.text for message in request.messages]
+
+
+async def test_the_compressor_at_fault_is_named_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    model = ScriptedModel(*looks(5), "Done.")
+    await run_of(model, op.compress(Making(lambda messages: messages[2:])))
+    warnings = [each.getMessage() for each in caplog.records if "had to be repaired" in each.getMessage()]
+    assert len(warnings) == 1
+    assert "Making" in warnings[0]
+
+
+async def test_a_result_of_which_nothing_is_left_after_its_repair_is_told() -> None:
+    model = ScriptedModel("Done.")
+    events = await run_of(model, op.compress(Making(lambda messages: [])))
+    assert [event.reason for event in events if isinstance(event, ThinkingFailedEvent)] == [
+        "nothing of the result was left after its repair: message 0 of the history must stay"
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from rxloop.context.blocks import blocks_of, problems_of, repaired
+from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
 from rxloop.errors import ConfigurationError
 from rxloop.messages import Message
 from rxloop.protocols import Compressor, TokenCounter
@@ -249,11 +249,14 @@ class _Step:
             view = _view(made, self.history)
         except ValueError as error:
             return self.failure(str(error))
-        view, lost = _restored(view, self.history, self.budget.pinned)
+        blocks = blocks_of(self.history)
+        view, lost = _restored(view, self.history, blocks, self.budget.pinned)
         chosen = [self.history[item] if isinstance(item, int) else item for item in view]
-        problems = (*lost, *problems_of(chosen))
+        # A call may leave without its result only where the history itself waits for it.
+        at_work = bool(blocks) and blocks[-1].open
+        problems = (*lost, *problems_of(chosen, open_tail=at_work))
         if problems:
-            chosen = repaired(chosen)
+            chosen = repaired(chosen, open_tail=at_work)
             view = _view(chosen, self.history)
         after = self.budget.counter.count(chosen)
         if chosen == list(self.sent):
@@ -312,18 +315,22 @@ def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]
 
 
 def _restored(
-    view: tuple[int | Message, ...], history: Sequence[Message], pinned: frozenset[int]
+    view: tuple[int | Message, ...], history: Sequence[Message], blocks: Sequence[Block], pinned: frozenset[int]
 ) -> tuple[tuple[int | Message, ...], list[str]]:
-    """The view with what must not be missing: the task, pinned messages, system messages, calls at work."""
-    task = next((place for place, message in enumerate(history) if message.role == "user"), None)
-    must = {place for place in pinned if place < len(history)}
-    must |= {place for place, message in enumerate(history) if message.role == "system"}
-    must |= set() if task is None else {task}
-    blocks = blocks_of(history)
-    for block in blocks:
-        if not must.isdisjoint(block.places) or (block.open and block is blocks[-1]):
-            must |= set(block.places)
+    """The view with what must not be missing.
+
+    That is the task, the newest message of the user, pinned messages, system messages and calls at work; and of the
+    newest block, whose results the model has not seen yet, all of it where a part of it is there.
+    """
     kept = {item for item in view if isinstance(item, int)}
+    users = [place for place, message in enumerate(history) if message.role == "user"]
+    must = {place for place in pinned if place < len(history)} | {*users[:1], *users[-1:]}
+    must |= {place for place, message in enumerate(history) if message.role == "system"}
+    newest = next((block for block in reversed(blocks) if block.messages[0].role == "assistant"), None)
+    for block in blocks:
+        torn = block is newest and not kept.isdisjoint(block.places)
+        if torn or not must.isdisjoint(block.places) or (block.open and block is blocks[-1]):
+            must |= set(block.places)
     results = {item.tool_call_id for item in view if isinstance(item, Message) and item.role == "tool"}
     missing = [place for place in sorted(must - kept) if history[place].tool_call_id not in results - {None}]
     out = list(view)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from rxloop.context.counting import TokenEstimator
 from rxloop.context.folding import Compressed, Folded, fold_async, unless_full
-from rxloop.events import ContextCompressedEvent, ThinkingFailedEvent
+from rxloop.events import ContextCompressedEvent, Event, ThinkingFailedEvent
 from rxloop.messages import Message
 from rxloop.protocols import Compressor, TokenCounter
 from rxloop.requests import ModelRequest, Signal
+
+log = logging.getLogger("rxloop")
 
 _BELIEVED = 0.4
 """A report below this part of the estimate is not of the whole request."""
@@ -35,6 +38,8 @@ class Fitting:
         self._counter = counter if counter is not None else TokenEstimator()
         self._reserve = reserve
         self._sent: WeakKeyDictionary[Any, dict[str | None, tuple[str, float]]] = WeakKeyDictionary()
+        self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[Any, dict[str | None, tuple[Event, Folded]]] = WeakKeyDictionary()
 
     def counter(self, request: ModelRequest) -> TokenCounter:
         """The counter for the model of a request, with what the provider said of the last one."""
@@ -54,13 +59,24 @@ class Fitting:
             request.ctx.host.recorded(request.step) is not None or request.ctx.state.thinking_failures >= MOST_FAILURES
         )
 
+    def state(self, request: ModelRequest) -> Folded | None:
+        """What the last cut left: the same object until the next one, so that its messages are the same ones too."""
+        event = request.ctx.state.compressed
+        if event is None or not event.view:
+            return None
+        read = self._read.setdefault(request.ctx.host, {})
+        known = read.get(request.branch)
+        if known is None or known[0] is not event:
+            known = read[request.branch] = event, Folded.load(event.view)
+        return known[1]
+
     def unless_full(self, request: ModelRequest, counter: TokenCounter) -> Compressed | None:
         """What is sent of the history while it fits; None when it has to be cut."""
         return unless_full(
             self._compressor,
             request.messages,
             counter,
-            state=_state(request),
+            state=self.state(request),
             overhead=self._overhead(request, counter),
             pressure=request.pressure,
         )
@@ -71,10 +87,10 @@ class Fitting:
             self._compressor,
             request.messages,
             counter,
-            state=_state(request),
+            state=self.state(request),
             overhead=self._overhead(request, counter),
             pressure=request.pressure,
-            pinned=frozenset(place for place, message in enumerate(request.messages) if message.pinned),
+            pinned=_pinned(request),
         )
 
     def smaller(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
@@ -92,19 +108,38 @@ class Fitting:
         count = counter.request if isinstance(counter, TokenEstimator) else counter.count
         return count(layers, request.tools) + self._reserve
 
+    def told(self, request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
+        """What is to be said on the stream of a compression; nothing where nothing happened."""
+        failed = found.failed
+        if found.problems and not found.cut:
+            failed = f"nothing of the result was left after its repair: {'; '.join(found.problems)}"
+        if failed or found.problems:
+            self._warn(request, failed or "; ".join(found.problems))
+        if failed:
+            step, branch = request.step, request.branch
+            return [ThinkingFailedEvent(reason=failed, tokens_before=found.tokens_before, step=step, branch=branch)]
+        return _told(request, found, **fields)
 
-def told(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
-    """What is to be said on the stream of a compression; nothing where nothing happened."""
-    step, branch = request.step, request.branch
-    if found.failed:
-        return [ThinkingFailedEvent(reason=found.failed, tokens_before=found.tokens_before, step=step, branch=branch)]
+    def _warn(self, request: ModelRequest, what: str) -> None:
+        """Name the compressor, once a run."""
+        if request.ctx.host not in self._warned:
+            self._warned[request.ctx.host] = True
+            log.warning(
+                "run %s: the result of %r had to be repaired or thrown away: %s",
+                request.ctx.task_id,
+                self._compressor,
+                what,
+            )
+
+
+def _told(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
     known = request.ctx.state.compressed
     stuck = found.budget_unmet and not (known is not None and known.budget_unmet)
     if not (found.cut or stuck):
         return []
     event = ContextCompressedEvent(
-        step=step,
-        branch=branch,
+        step=request.step,
+        branch=request.branch,
         tokens_before=found.tokens_before,
         tokens_after=found.tokens_after,
         folded=list(found.state.folded),
@@ -120,6 +155,7 @@ def told(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal
     return [event.model_copy(update={"seconds": found.seconds, **fields})]
 
 
-def _state(request: ModelRequest) -> Folded | None:
-    compressed = request.ctx.state.compressed
-    return Folded.load(compressed.view) if compressed is not None and compressed.view else None
+def _pinned(request: ModelRequest) -> frozenset[int]:
+    """The places of the messages that must stay: those that are pinned, and what the run was asked."""
+    asked = next((message for message in reversed(request.ctx.state.asked) if message.role == "user"), None)
+    return frozenset(place for place, message in enumerate(request.messages) if message.pinned or (message is asked))

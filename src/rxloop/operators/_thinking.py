@@ -14,7 +14,7 @@ from rxloop.context.thinking import ASK, Summary, ThinkingResult, question, refl
 from rxloop.errors import RxloopError
 from rxloop.events import ContentCompleteEvent, Event, ThinkingFailedEvent, UsageEvent
 from rxloop.messages import Message, Usage
-from rxloop.operators._fitting import Fitting, told
+from rxloop.operators._fitting import Fitting
 from rxloop.protocols import Provider, TokenCounter
 from rxloop.requests import ModelRequest, RunContext, Signal
 from rxloop.settings import ModelSettings
@@ -56,7 +56,7 @@ class Phase:
                 made, fields, failure = await self._summarised(self._model, request, made, counter)
                 if failure is not None:
                     push(failure)
-            for event in told(request, made, **fields):
+            for event in self._fitting.told(request, made, **fields):
                 push(event)
             used = fields.get("thinking", Usage())
             push(self._thought(request, made, replace(result, thinking_tokens=used), counter))
@@ -94,8 +94,7 @@ class Phase:
     async def _ask(self, model: Provider, request: ModelRequest, made: Compressed) -> tuple[str, Usage]:
         """What the model says of the messages that leave the view, and the tokens that it used."""
         history = request.messages
-        known = request.ctx.state.compressed
-        before = Folded.load(known.view) if known is not None and known.view else Folded()
+        before = self._fitting.state(request) or Folded()
         gone = set(made.state.folded) - set(before.folded)
         task = next((message.text for message in history if message.role == "user"), "")
         asked = question(task, before.summary, [history[place] for place in sorted(gone)], _SHOWN)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reactivex import Observable, abc
 
@@ -14,6 +14,9 @@ from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.trusted import trusted
+
+if TYPE_CHECKING:
+    from rxloop.operators._leaving import Leaving
 
 CHARACTERS_PER_TOKEN = 4
 _UNSTAMPED: dict[str, Any] = {
@@ -42,13 +45,31 @@ def call_model() -> Operator:
     A request that is too long for the model becomes an internal `llm-failed` event, upon which `iterate` sends it once
     more under pressure. Every other failure of the provider is the error of this operator. A step that an earlier
     attempt of the run has an answer for is answered from the log.
+
+    What operators before it made of the messages is checked here, and nowhere else: each call has one result behind it,
+    in order; the newest message of the user, pinned messages and the system prompt are there. What is not so is put
+    right; `llm-call` says what it was, and a warning names the loop.
     """
+    leaving: Leaving | None = None
+
+    def checked(request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
+        nonlocal leaving
+        request = _up_to_date(request)
+        ctx = request.ctx
+        if request.messages is ctx.state.messages and request.system is ctx.host.system:
+            return request, ()
+        if leaving is None:
+            # Not before an operator has changed something: most programs do not need it.
+            from rxloop.operators._leaving import Leaving
+
+            leaving = Leaving()
+        return leaving.checked(request)
 
     def answer(request: ModelRequest) -> Observable[Signal]:
         recorded = request.ctx.host.recorded(request.step)
         if isinstance(recorded, ContentCompleteEvent):
             return emit(recorded, *_tool_requests(recorded, request))
-        return _call(_up_to_date(request))
+        return _call(*checked(request))
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = "call_model"
@@ -60,15 +81,18 @@ def _up_to_date(request: ModelRequest) -> ModelRequest:
     history = request.ctx.state.messages
     if request.history is None or len(history) == request.history:
         return request
+    messages: Any = request.messages
+    if history.extends(messages):
+        return request.replace(messages=history, history=len(history))
+    if not isinstance(messages, Sequence):
+        return request
     gained = history[request.history :]
-    messages = request.messages
-    longer = messages.append(*gained) if isinstance(messages, History) else [*messages, *gained]
-    return request.replace(messages=longer, history=len(history))
+    return request.replace(messages=[*messages, *gained], history=len(history))
 
 
-def _call(request: ModelRequest) -> Observable[Signal]:
+def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
     def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        return _Call(request, observer, scheduler)
+        return _Call(request, problems, observer, scheduler)
 
     return Observable(subscribe)
 
@@ -79,14 +103,18 @@ class _Call(abc.DisposableBase):
     __slots__ = ("_answer", "_branch", "_ended", "_observer", "_request", "_step")
 
     def __init__(
-        self, request: ModelRequest, observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None
+        self,
+        request: ModelRequest,
+        problems: Sequence[str],
+        observer: abc.ObserverBase[Signal],
+        scheduler: abc.SchedulerBase | None,
     ) -> None:
         self._request = request
         self._observer = observer
         self._step = request.step
         self._branch = request.branch
         self._ended = False
-        observer.on_next(_about(request))
+        observer.on_next(_about(request, problems))
         model = request.ctx.model
         self._answer = connect(model.call(request), self._on_next, self._on_error, self._on_completed, scheduler)
 
@@ -136,8 +164,9 @@ def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list
     ]
 
 
-def _about(request: ModelRequest) -> LLMCallEvent:
+def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
     layers = (*request.system, *request.tail)
+    repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
     # A count of the user's own may be no integer.
     make = _llm_call if request.estimate is None else LLMCallEvent
     return make(
@@ -148,6 +177,7 @@ def _about(request: ModelRequest) -> LLMCallEvent:
         message_count=len(layers) + len(request.messages),
         tool_count=len(request.tools),
         estimated_input_tokens=_estimate(request, layers) if request.estimate is None else request.estimate,
+        **repairs,
     )
 
 

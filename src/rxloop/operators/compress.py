@@ -31,7 +31,7 @@ def compress(compressor: Compressor, *, counter: TokenCounter | None = None) -> 
         counter: Counts tokens; by default an estimator that learns from what the providers report.
     """
     # Imported when something is to be compressed: most programs need neither it nor what it is made of.
-    from rxloop.operators._fitting import Fitting, told
+    from rxloop.operators._fitting import Fitting
 
     fitting = Fitting(compressor, counter)
 
@@ -45,7 +45,7 @@ def compress(compressor: Compressor, *, counter: TokenCounter | None = None) -> 
 
         async def cut(push: Push[Any]) -> None:
             made = await fitting.fold(request, known)
-            for event in told(request, made):
+            for event in fitting.told(request, made):
                 push(event)
             push(fitting.smaller(request, made.messages, known))
 
