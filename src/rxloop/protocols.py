@@ -185,6 +185,10 @@ class SessionStore(Protocol):
         """All sessions, or those of an owner, the least recently used first."""
         ...
 
+    async def find(self, session_id: str) -> Sequence[SessionRecord]:
+        """The records of that id, whoever they belong to."""
+        ...
+
     async def delete(self, sessions: Sequence[tuple[str, str]]) -> None:
         """Remove sessions, each named by its owner and its id; those that are gone already are passed over."""
         ...

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Generator
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -14,42 +13,11 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, SessionConflict, UnknownSession
-from rxloop.eventlog import SqliteSessionStore
 from rxloop.protocols import SessionStore
 from rxloop.records import SessionChange
-from rxloop.stream.clock import CLOCK
-from rxloop.thinking.sessions import MemorySessionStore, ThinkingSessions, ThoughtResult
+from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+from thinking.conftest import MINUTE, FakeClock
 from thinking.test_sequential_thoughts import codes, thought
-
-MINUTE = 60_000
-
-
-class FakeClock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.time = 1_700_000_000_000
-
-    def now(self) -> int:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time / 1_000
-
-
-@pytest.fixture
-def clock() -> Generator[FakeClock]:
-    clock = FakeClock()
-    token = CLOCK.set(clock)
-    yield clock
-    CLOCK.reset(token)
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SessionStore]:
-    store = MemorySessionStore() if request.param == "memory" else SqliteSessionStore(tmp_path / "sessions.db")
-    yield store
-    await store.aclose()
 
 
 def numbers(result: ThoughtResult) -> list[int]:
@@ -334,7 +302,7 @@ async def test_of_too_many_sessions_the_oldest_complete_one_goes(store: SessionS
     await sessions.think(thought(), session_id="other", owner="bob")
 
     async def left() -> list[str]:
-        return [each.session_id for each in await sessions.all_sessions()]
+        return [each.session_id for each in await sessions.all_sessions(owner="")]
 
     await sessions.think(thought(), session_id="4th")
     assert await left() == ["open", "done later", "4th"]

@@ -88,11 +88,25 @@ async def test_a_rejected_thought_is_no_event_and_the_model_reads_why() -> None:
 async def test_the_model_reads_a_bounded_text_and_programs_get_all() -> None:
     # T46
     story = [thought(n, 50, text="word " * 80) for n in range(1, 51)]
-    events = await events_of(sequential_thinking("p"), *calls(*story), limits=Limits(iterations=60))
+    tool = sequential_thinking("p")
+    events = await events_of(tool, *calls(*story), limits=Limits(iterations=60))
     answers: list[ToolCompleteEvent] = of_type(events, ToolCompleteEvent)
     assert max(len(each.content.encode()) for each in answers) < 400 * 4 + 200
-    assert len(answers[-1].result["thoughtHistory"]) == 50
+    assert len((await tool.session()).thoughts) == 50
     assert answers[-1].result["thoughtHistoryLength"] == 50
+    shown = answers[-1].result["thoughtHistory"]
+    assert [each["thoughtNumber"] for each in shown] == list(range(51 - len(shown), 51))
+    assert answers[-1].result["earlierThoughts"].startswith(str(50 - len(shown)))
+
+
+async def test_the_answers_to_twice_as_many_thoughts_take_twice_the_room() -> None:
+    # Each answer with the whole history took four times the room.
+    async def size(count: int) -> int:
+        story = [thought(n, count, text="w" * 500, branchFromThought=1, branchId=f"b{n}") for n in range(1, count + 1)]
+        events = await events_of(sequential_thinking("p"), *calls(*story), limits=Limits(iterations=count + 9))
+        return sum(len(each.to_json()) for each in of_type(events, ToolCompleteEvent))
+
+    assert await size(160) < 2.2 * await size(80)
 
 
 async def test_an_unbound_tool_keeps_the_sessions_of_conversations_apart() -> None:

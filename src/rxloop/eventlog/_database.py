@@ -78,6 +78,9 @@ SCHEMA = (
     CREATE INDEX runs_by_context ON runs (context_id, number);
     CREATE INDEX runs_unfinished ON runs (number) WHERE state NOT IN ('completed', 'failed');
     """,
+    """
+    CREATE INDEX tool_sessions_by_id ON tool_sessions (session_id, number);
+    """,
 )
 """The steps from each version of the schema to the next; the version is how many of them a file has had."""
 

@@ -124,6 +124,17 @@ class SqliteSessionStore:
         query = f"SELECT {_RECORD} FROM tool_sessions{where} ORDER BY used, number"
         return await self._do(lambda connection, _: [SessionRecord(*row) for row in connection.execute(query, values)])
 
+    async def find(self, session_id: str) -> Sequence[SessionRecord]:
+        """The records of that id, whoever they belong to.
+
+        Raises:
+            EventLogError: The file cannot be read.
+        """
+        query = f"SELECT {_RECORD} FROM tool_sessions WHERE session_id = ? ORDER BY number"
+        return await self._do(
+            lambda connection, _: [SessionRecord(*row) for row in connection.execute(query, (session_id,))]
+        )
+
     async def delete(self, sessions: Sequence[tuple[str, str]]) -> None:
         """Remove sessions, each named by its owner and its id.
 

@@ -16,6 +16,7 @@ from rxloop.messages import Wire
 from rxloop.protocols import SessionStore
 from rxloop.server._extra import missing
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult
+from rxloop.thinking.sessions.places import NEW
 from rxloop.thinking.sessions.teaching import PROPERTIES, SESSION_PROPERTIES
 from rxloop.thinking.sessions.thought import Name, OptionalCount, SessionId
 
@@ -202,8 +203,10 @@ class _Handlers:
         said = {**result.official(), "sessionId": result.session_id}
         if result.summary is not None:
             said["summary"] = result.summary
-        if result.warnings:
-            said["warnings"] = [warning.model_dump() for warning in result.warnings]
+        # The server has made the id of the session itself, for this connection: it begins with its first thought.
+        warnings = [each.model_dump() for each in result.warnings if each.code != NEW]
+        if warnings:
+            said["warnings"] = warnings
         return said
 
     def _tell(self, result: ThoughtResult) -> None:

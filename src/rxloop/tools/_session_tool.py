@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import orjson
@@ -20,6 +21,8 @@ from rxloop.errors import (
 from rxloop.events import CustomEvent, SessionLink, StageEvent, ThoughtStreamEvent
 from rxloop.requests import RunContext, ToolDefinition
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtResult, thought_id
+from rxloop.thinking.sessions.places import was_given_out
+from rxloop.thinking.sessions.thought import wrong_with_name
 from rxloop.tools._result import ToolResult
 
 Owner = str | Callable[[RunContext[Any]], str]
@@ -42,9 +45,11 @@ class SessionTool(ABC):
     ) -> None:
         if session_id is not None and not session_id.strip():
             raise ConfigurationError("session_id is blank: give it a name, or leave it out")
+        if session_id is not None and (wrong := wrong_with_name(session_id)) is not None:
+            raise ConfigurationError(f"session_id={session_id[:60]!r} {wrong}")
         if text_tokens < 1:
             raise ConfigurationError(f"text_tokens={text_tokens!r} must be at least 1")
-        self.sessions = sessions if sessions is not None else ThinkingSessions()
+        self.sessions = sessions if sessions is not None else _kept_by_default(session_id)
         self.definition = definition
         self._bound = session_id
         self._owner = owner
@@ -57,7 +62,7 @@ class SessionTool(ABC):
         """True."""
         return True
 
-    async def session(self, *, owner: str = "") -> Session:
+    async def session(self, *, owner: str | None = None) -> Session:
         """The session that the tool is bound to, or the one that followed it when it was cleared.
 
         Args:
@@ -88,20 +93,37 @@ class SessionTool(ABC):
             raise ToolError(_refusal(error)) from error
         if ctx.run is not None and result.thought_id not in ctx.state.thoughts:
             _tell(result, ctx)
-        return ToolResult(result.to_json(), self._text(result))
+        return ToolResult(result.to_published(self._text_tokens), self._text(result))
 
     @abstractmethod
-    async def _think(self, arguments: dict[str, Any], owner: str, call_id: str | None) -> ThoughtResult:
+    async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
         """Add the thought of a call to its session."""
 
     def _text(self, result: ThoughtResult) -> str:
         return result.to_text(self._text_tokens)
 
-    def _owner_of(self, ctx: RunContext[Any]) -> str:
+    def _owner_of(self, ctx: RunContext[Any]) -> str | None:
         if self._owner is not None:
             return self._owner if isinstance(self._owner, str) else self._owner(ctx)
-        # A session that the program has named is the program's; those of the model end with its conversation.
-        return "" if self._bound is not None or ctx.run is None else ctx.context_id
+        # A session that the program has named is the program's, or whose it was when its id was given out; those of
+        # the model end with its conversation.
+        if self._bound is not None:
+            return None
+        return "" if ctx.run is None else ctx.context_id
+
+
+def _kept_by_default(session_id: str | None) -> ThinkingSessions:
+    """Where a tool keeps its sessions that was not told where.
+
+    An id that was given out is the only one of its kind, and leads to its session from any tool of the process. A name
+    is what one tool calls its own: another one may have the same.
+    """
+    return _of_the_process() if session_id is None or was_given_out(session_id) else ThinkingSessions()
+
+
+@cache
+def _of_the_process() -> ThinkingSessions:
+    return ThinkingSessions()
 
 
 def _tell(result: ThoughtResult, ctx: RunContext[Any]) -> None:

@@ -29,7 +29,7 @@ class SequentialThinking(SessionTool):
         definition = ToolDefinition(name=NAME, description=DESCRIPTION, parameters=schema, hidden=hidden)
         super().__init__(definition, session_id, sessions, owner, text_tokens)
 
-    async def _think(self, arguments: dict[str, Any], owner: str, call_id: str | None) -> ThoughtResult:
+    async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
         given = ThoughtInput.of(arguments)
         return await self.sessions.think(given, owner=owner, session_id=self._bound, call_id=call_id)
 
@@ -50,11 +50,12 @@ def sequential_thinking(
     Args:
         session_id: Binds the tool to a session, which begins with the first thought; the model need not know its id.
             Without it a call that names no session begins one.
-        sessions: Where the sessions are kept, and by what rules; in memory by default, for this tool alone.
+        sessions: Where the sessions are kept, and by what rules. By default in memory: under an id that was given out
+            for all tools of the process, under a name for this tool alone.
         owner: Whose they are, or a function of the run's context that tells it. By default, a session that is bound
             belongs to the program, and one that is not to the conversation.
         text_tokens: What the answer to a thought may take in the conversation, in tokens: the newest thoughts that fit
-            and a word on how many came before. The result on the stream has all.
+            and a word on how many came before. So has the result on the stream; the session has all.
         hidden: Clients see the thoughts and not the calls.
 
     Example:

@@ -81,7 +81,7 @@ class StrategicThinking(SessionTool):
                     f"{each.steps_to_end(each.initial) + 1} thoughts"
                 )
 
-    async def _think(self, arguments: dict[str, Any], owner: str, call_id: str | None) -> ThoughtResult:
+    async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
         given = StagedInput.of(arguments)
         admitted: list[Flow] = []
 
@@ -96,7 +96,7 @@ class StrategicThinking(SessionTool):
         result = await self.sessions.think(given, owner=owner, session_id=self._bound, call_id=call_id, admit=admit)
         if admitted:
             session = result.session
-            self._flows[owner, session.session_id] = (session.created, len(session), admitted[-1])
+            self._flows[session.owner, session.session_id] = (session.created, len(session), admitted[-1])
             if len(self._flows) > _KEPT:
                 self._flows.popitem(last=False)
         return result

@@ -14,7 +14,7 @@ from rxloop.thinking.flow.branches import Branches
 from rxloop.thinking.flow.definition import StrategyDefinition
 from rxloop.thinking.flow.stages import LOOP_CAP, StageManager
 from rxloop.thinking.sessions import Placed, SequentialThought, Session, ThoughtInput
-from rxloop.thinking.sessions.thought import Name, OptionalCount
+from rxloop.thinking.sessions.thought import Label, Name, OptionalCount
 
 
 def _score(value: object) -> object:
@@ -35,8 +35,8 @@ class StagedInput(ThoughtInput):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
-    strategy: Name = None
-    stage: Name = None
+    strategy: Label = None
+    stage: Label = None
     evaluation_score: Annotated[float | None, BeforeValidator(_score)] = None
     keep: OptionalCount = None
     merge_branch: Name = None

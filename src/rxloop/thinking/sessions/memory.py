@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 from rxloop.errors import SessionConflict
 from rxloop.records import SessionChange, SessionRecord
@@ -19,12 +20,14 @@ class _Kept:
 
 
 class MemorySessionStore:
-    """Keeps thinking sessions in memory; nothing in it waits, so that any number of tasks and loops may share it."""
+    """Keeps thinking sessions in memory; nothing in it waits, so that any number of tasks and threads may share it."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         # In the order of use: who is used goes to the end.
         self._sessions: dict[str, dict[str, _Kept]] = {}
         self._calls: dict[Key, str] = {}
+        self._owners: dict[str, dict[str, None]] = {}
 
     def __repr__(self) -> str:
         return f"<MemorySessionStore of {sum(map(len, self._sessions.values()))} sessions>"
@@ -49,26 +52,35 @@ class MemorySessionStore:
         Raises:
             SessionConflict: A session has another version than the one before its change.
         """
-        for change in changes:
-            check_version(change.record, self._find(change.record.owner, change.record.session_id))
-        for change in changes:
-            self._make(change)
+        with self._lock:
+            for change in changes:
+                check_version(change.record, self._find(change.record.owner, change.record.session_id))
+            for change in changes:
+                self._make(change)
 
     async def records(self, owner: str | None = None) -> Sequence[SessionRecord]:
         """All sessions, or those of an owner, the least recently used first."""
-        owners = list(self._sessions) if owner is None else [owner]
-        found = [kept.record for each in owners for kept in self._sessions.get(each, {}).values()]
+        with self._lock:
+            owners = list(self._sessions) if owner is None else [owner]
+            found = [kept.record for each in owners for kept in self._sessions.get(each, {}).values()]
         return sorted(found, key=lambda record: record.used)
+
+    async def find(self, session_id: str) -> Sequence[SessionRecord]:
+        """The records of that id, whoever they belong to."""
+        with self._lock:
+            return [self._sessions[owner][session_id].record for owner in self._owners.get(session_id, ())]
 
     async def delete(self, sessions: Sequence[Key]) -> None:
         """Remove sessions, each named by its owner and its id."""
-        for owner, session_id in sessions:
-            of_owner = self._sessions.get(owner, {})
-            kept = of_owner.pop(session_id, None)
-            if kept is not None:
-                self._forget_calls(owner, kept)
-            if not of_owner:
-                self._sessions.pop(owner, None)
+        with self._lock:
+            for owner, session_id in sessions:
+                of_owner = self._sessions.get(owner, {})
+                kept = of_owner.pop(session_id, None)
+                if kept is not None:
+                    self._forget_calls(owner, kept)
+                    self._disown(owner, session_id)
+                if not of_owner:
+                    self._sessions.pop(owner, None)
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -79,6 +91,7 @@ class MemorySessionStore:
     def _make(self, change: SessionChange) -> None:
         record = change.record
         kept = self._sessions.setdefault(record.owner, {}).setdefault(record.session_id, _Kept(record))
+        self._owners.setdefault(record.session_id, {})[record.owner] = None
         kept.record = record
         kept.entries.extend(change.entries)
         if record.state in ("cleared", "expired"):
@@ -87,6 +100,12 @@ class MemorySessionStore:
         if change.call_id is not None:
             kept.calls.append(change.call_id)
             self._calls[record.owner, change.call_id] = record.session_id
+
+    def _disown(self, owner: str, session_id: str) -> None:
+        owners = self._owners[session_id]
+        del owners[owner]
+        if not owners:
+            del self._owners[session_id]
 
     def _forget_calls(self, owner: str, kept: _Kept) -> None:
         for call_id in kept.calls:

@@ -16,7 +16,7 @@ BYTES_PER_TOKEN = 4
 FLOW = ("strategy", "stage", "nextStages", "stepsToEnd", "missingFields", "kept", "pruned", "merged")
 """What is said of the flow that a thought belongs to."""
 _NAMES = 20
-"""Names of branches that a model is shown."""
+"""Names of branches that a model is shown, and that stand in a result on the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,21 @@ class ThoughtResult:
         history = [thought.echo for thought in self.history]
         return {**self._head(self.branches), "thoughtHistory": history, **self._remarks()}
 
+    def to_published(self, budget: int) -> dict[str, Any]:
+        """The same for the stream and its log, as JSON data: with the thoughts that the model is shown.
+
+        The whole history in each answer would make a log that grows with the square of the thoughts; it is in the
+        session.
+
+        Args:
+            budget: Tokens of the text for the model, as for `to_text`.
+        """
+        names, said = self._newest_branches()
+        shown = max(self._fitting(self._room(budget, {})), 1)
+        places = self.session.placed(self.placed.place - shown + 1, self.placed.place)
+        said |= {"thoughtHistory": [placed.thought.echo for placed in places]}
+        return {**self._head(names), **said, **self._earlier(shown), **self._remarks()}
+
     def to_text(self, budget: int, **more: Any) -> str:
         """The same for a model, as JSON: with the last thoughts that fit, and a word on how many came before.
 
@@ -100,29 +115,41 @@ class ThoughtResult:
                 where it must be, are there in any case.
             **more: What else to say.
         """
-        names = [_cut(name, 60) for name in self.branches[-_NAMES:]]
-        said: dict[str, Any] = {**self._head(names), **self._remarks(), **more}
-        if self.placed.branches > len(names):
-            said["branchCount"] = self.placed.branches
-        room = budget * BYTES_PER_TOKEN - len(orjson.dumps(said))
-        shown: list[dict[str, Any]] = []
-        place = self.placed.place
-        while place > 0:
-            echo = _short(self.session.at(place).thought)
-            size = len(orjson.dumps(echo)) + 1
-            if size > room:
-                break
-            room -= size
-            shown.append(echo)
-            place -= 1
+        room = self._room(budget, more)
+        shown = self._fitting(room)
+        places = self.session.placed(self.placed.place - max(shown, 1) + 1, self.placed.place)
+        history = [_short(placed.thought) for placed in places]
         if not shown:
-            newest = _short(self.thought)
-            shown.append({**newest, "thought": _cut(newest["thought"], max(room - 100, 40))})
-            place -= 1
-        said["thoughtHistory"] = shown[::-1]
-        if place:
-            said["earlierThoughts"] = f"{place} earlier thoughts are kept and not shown here."
+            history[0]["thought"] = _cut(history[0]["thought"], max(room - 100, 40))
+        said = {**self._brief(more), "thoughtHistory": history, **self._earlier(max(shown, 1))}
         return orjson.dumps(said).decode()
+
+    def _brief(self, more: dict[str, Any]) -> dict[str, Any]:
+        names, count = self._newest_branches()
+        return {**self._head([_cut(name, 60) for name in names]), **self._remarks(), **more, **count}
+
+    def _room(self, budget: int, more: dict[str, Any]) -> int:
+        """The bytes that are left for thoughts in a text of so many tokens."""
+        return budget * BYTES_PER_TOKEN - len(orjson.dumps(self._brief(more)))
+
+    def _fitting(self, room: int) -> int:
+        """How many of the last thoughts fit."""
+        count = 0
+        while count < self.placed.place:
+            room -= len(orjson.dumps(_short(self.session.at(self.placed.place - count).thought))) + 1
+            if room < 0:
+                break
+            count += 1
+        return count
+
+    def _earlier(self, shown: int) -> dict[str, str]:
+        earlier = self.placed.place - shown
+        return {"earlierThoughts": f"{earlier} earlier thoughts are kept and not shown here."} if earlier else {}
+
+    def _newest_branches(self) -> tuple[list[str], dict[str, int]]:
+        """The names of the branches that were opened last, and how many there are where those are not all."""
+        names = self.branches[-_NAMES:]
+        return names, {"branchCount": self.placed.branches} if self.placed.branches > len(names) else {}
 
     def _head(self, branches: list[str]) -> dict[str, Any]:
         return {

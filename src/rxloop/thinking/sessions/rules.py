@@ -25,6 +25,11 @@ class Rules:
     max_thoughts: int = 200
     """Thoughts of a session."""
 
+    @property
+    def max_name(self) -> int:
+        """Characters of the name of a branch: a hundredth of those of a thought, and 200 at least."""
+        return max(200, self.max_length // 100)
+
     def __post_init__(self) -> None:
         if self.max_length < 1 or self.max_thoughts < 1:
             raise ConfigurationError(
@@ -49,6 +54,9 @@ def accept(session: Session, given: ThoughtInput, rules: Rules, *, at: int, call
     if len(given.thought) > rules.max_length:
         reason = f"too long: {len(given.thought)} characters, and {rules.max_length} are allowed. Say it in less"
         raise InvalidThought(f"thought: {reason}", {"thought": reason}, code="thought_too_long")
+    if given.branch_id is not None and len(given.branch_id) > rules.max_name:
+        reason = f"too long: {len(given.branch_id)} characters, and {rules.max_name} are allowed. Take a short name"
+        raise InvalidThought(f"branchId: {reason}", {"branchId": reason})
     if len(session) >= rules.max_thoughts:
         raise SessionFull(
             f"This session has all of its {rules.max_thoughts} thoughts. Conclude now: give your answer from what you "

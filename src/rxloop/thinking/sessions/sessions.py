@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
@@ -13,11 +13,14 @@ from rxloop.errors import ConfigurationError, SessionConflict, UnknownSession
 from rxloop.protocols import SessionStore
 from rxloop.records import SessionChange, SessionRecord
 from rxloop.stream.clock import CLOCK
+from rxloop.thinking.sessions import places
 from rxloop.thinking.sessions.memory import MemorySessionStore
+from rxloop.thinking.sessions.places import Place, is_open, record_of, unknown
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.rules import Rules, accept
 from rxloop.thinking.sessions.session import Session
-from rxloop.thinking.sessions.thought import SequentialThought, ThoughtInput, ThoughtWarning
+from rxloop.thinking.sessions.sweeping import to_remove
+from rxloop.thinking.sessions.thought import SequentialThought, ThoughtInput, wrong_with_name
 
 T = TypeVar("T")
 Admit = Callable[[Session, ThoughtInput], dict[str, Any]]
@@ -26,25 +29,15 @@ _KEPT = 256
 """Sessions whose thoughts are kept at hand, so that a thought does not cost reading those before it."""
 _TRIES = 50
 """How often a thought is tried again when another writer was first."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a thought goes."""
-
-    session: Session
-    over: SessionRecord | None = None
-    """The session that ends by it."""
-    detour: SessionRecord | None = None
-    """The session that was asked for, where it was cleared and leads here by way of others."""
-    notices: tuple[ThoughtWarning, ...] = ()
+_REMEMBERED = 1_000
+"""Expired sessions that a sweep removed, and that a thought is still told of."""
 
 
 class ThinkingSessions:
     """Sequential thinking: sessions of thoughts, kept by a store.
 
-    Each session belongs to an owner, and another owner's does not exist. Its lifetime is looked at when it is touched:
-    there is no timer.
+    Each session belongs to an owner, and no model finds another owner's. There is no timer: a lifetime is looked at
+    when a session is touched, and now and then a thought frees what has expired, whoever it belongs to.
 
     Example:
         >>> sessions = ThinkingSessions()
@@ -61,6 +54,7 @@ class ThinkingSessions:
         ttl: float | None = 30 * 60,
         ttl_from: Literal["used", "created"] = "used",
         max_sessions: int = 1_000,
+        max_total: int = 10_000,
         strict: bool = False,
         max_thoughts: int = 200,
         max_length: int = 20_000,
@@ -72,6 +66,7 @@ class ThinkingSessions:
             ttl: Seconds that a session lives; None is for ever.
             ttl_from: Whether they count from the last thought, or from the beginning of the session.
             max_sessions: Sessions of an owner. Of more, the least recently used goes: a complete one if there is one.
+            max_total: Sessions of all owners, and what is left of cleared ones. Of more, a tenth goes, in that order.
             strict: Refuse a thought that revises, or branches from, one that does not exist.
             max_thoughts: Thoughts of a session.
             max_length: Characters of a thought.
@@ -79,8 +74,10 @@ class ThinkingSessions:
         Raises:
             ConfigurationError: A number is too small, or `ttl_from` is neither of both.
         """
-        if (ttl is not None and not ttl > 0) or max_sessions < 1:
-            raise ConfigurationError(f"ttl={ttl!r} must be more than 0 seconds, and max_sessions={max_sessions!r} 1")
+        if (ttl is not None and not ttl > 0) or max_sessions < 1 or max_total < 1:
+            raise ConfigurationError(
+                f"ttl={ttl!r} must be more than 0 seconds, max_sessions={max_sessions!r} and max_total={max_total!r} 1"
+            )
         if ttl_from not in ("used", "created"):
             raise ConfigurationError(f"ttl_from is 'used' or 'created', not {ttl_from!r}")
         self.store: SessionStore = store if store is not None else MemorySessionStore()
@@ -88,6 +85,10 @@ class ThinkingSessions:
         self._ttl = ttl
         self._ttl_from = ttl_from
         self._max_sessions = max_sessions
+        self._max_total = max_total
+        self._swept: int | None = None  # When, in milliseconds since 1970.
+        self._records = 0  # After the last sweep, and with what has begun since.
+        self._expired_ids: OrderedDict[tuple[str, str], SessionRecord] = OrderedDict()
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
         self._locks: WeakValueDictionary[tuple[int, str, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -95,7 +96,7 @@ class ThinkingSessions:
         self,
         thought: ThoughtInput | Mapping[str, Any],
         *,
-        owner: str = "",
+        owner: str | None = None,
         session_id: str | None = None,
         call_id: str | None = None,
         admit: Admit | None = None,
@@ -105,81 +106,130 @@ class ThinkingSessions:
         Args:
             thought: The thought, with the names of the wire. Its `sessionId` must be one that was given out before;
                 without any it begins a session.
-            owner: Whose sessions these are.
-            session_id: The session, whatever the thought says of it; one that does not exist begins with it.
+            owner: Whose sessions these are. By default the program's; and a `session_id` that is another owner's alone
+                is meant as it stands.
+            session_id: The session, whatever the thought says of it; one that does not exist begins with it. One that
+                begins though its id looks like one that was given out has the warning `session_new`.
             call_id: Names the call: the same one again makes no other thought, and gives the first answer again.
             admit: What else decides on the thought: called with the session and the thought, before anything is stored,
                 it gives what is kept as `flow`, or raises. It is called again when another writer was first.
 
         Raises:
             InvalidThought: The thought does not fit.
-            UnknownSession: The owner has no session of the id that the thought names.
+            UnknownSession: The owner has no session of the id that the thought names, or `session_id` is another
+                owner's and cannot be meant.
             SessionFull: The session has all the thoughts that it may have.
             SessionConflict: Other writers were first every time.
         """
+        if session_id is not None and (wrong := wrong_with_name(session_id)) is not None:
+            raise ConfigurationError(f"session_id={session_id[:60]!r} {wrong}")
         given = ThoughtInput.of(thought)
         wanted = session_id if session_id is not None else given.session_id
+        await self._tidy()
+        # What the model names has to be the owner's; only a program's word leads to somebody else's session.
+        owner = (owner or "") if session_id is None else await self._whose(session_id, owner)
         async with self._lock(owner, wanted or ""):
             return await self._retried(
                 owner, lambda: self._think(given, owner, wanted, call_id, admit, adopt=session_id is not None)
             )
 
-    async def get_session(self, session_id: str, *, owner: str = "") -> Session:
+    async def get_session(self, session_id: str, *, owner: str | None = None) -> Session:
         """A session as it is now, or the one that followed it; a value that never changes.
+
+        Args:
+            session_id: Its id.
+            owner: Whose it is; needed only where several owners, and not the program, have a session of that id.
 
         Raises:
             UnknownSession: The owner has no such session, or it has expired.
         """
+        owner = await self._whose(session_id, owner)
         _, record = await self._follow(owner, session_id)
         if record is None or self._expired(record):
             raise unknown(session_id)
         return await self._read(record)
 
-    async def all_sessions(self, *, owner: str = "") -> list[Session]:
-        """The sessions of an owner that have not expired, the least recently used first."""
+    async def all_sessions(self, *, owner: str | None = None) -> list[Session]:
+        """The sessions that have not expired, of one owner or of all, the least recently used first."""
         records = await self.store.records(owner)
-        return [await self._read(record) for record in records if _is_open(record) and not self._expired(record)]
+        return [await self._read(record) for record in records if is_open(record) and not self._expired(record)]
 
-    async def clear_session(self, session_id: str, *, owner: str = "") -> Session:
+    async def clear_session(self, session_id: str, *, owner: str | None = None) -> Session:
         """Forget the thoughts of a session. The id that it had leads to the new, empty one.
+
+        Args:
+            session_id: Its id.
+            owner: Whose it is, as for `get_session`.
 
         Raises:
             UnknownSession: The owner has no such session.
         """
+        owner = await self._whose(session_id, owner)
         async with self._lock(owner, session_id):
             return await self._retried(owner, lambda: self._clear(owner, session_id))
 
     async def clear_all_sessions(self, *, owner: str = "") -> int:
-        """Remove all sessions of an owner; how many there were."""
+        """Remove all sessions of an owner, by default of the program; how many there were."""
         records = await self.store.records(owner)
         await self.store.delete([(owner, record.session_id) for record in records])
         self._forget(owner)
-        return sum(map(_is_open, records))
+        return sum(map(is_open, records))
 
     async def sweep(self) -> int:
         """Remove what has expired, of all owners, and what led there; how many records that were.
 
-        Nothing needs it but the memory, or the file, of the store.
+        A thought does the same when a lifetime has passed since the last sweep, or when `max_total` is exceeded.
         """
-        records = {(record.owner, record.session_id): record for record in await self.store.records()}
-        alive = {key for key, record in records.items() if _is_open(record) and not self._expired(record)}
-
-        def leads_on(key: tuple[str, str]) -> bool:
-            seen: set[tuple[str, str]] = set()
-            while key in records and key not in alive and key not in seen:
-                seen.add(key)
-                key = (key[0], records[key].successor or "")
-            return key in alive
-
-        gone = [key for key in records if not leads_on(key)]
-        await self.store.delete(gone)
-        for key in gone:
+        self._swept = CLOCK.get().now()
+        records = await self.store.records()
+        gone = to_remove(records, self._expired, self._max_total)
+        self._records = len(records) - len(gone)
+        if gone:
+            await self.store.delete([(record.owner, record.session_id) for record in gone])
+        for record in gone:
+            key = record.owner, record.session_id
             self._sessions.pop(key, None)
+            if is_open(record) and self._expired(record):
+                self._expired_ids[key] = replace(record, version=0, length=0)
+        while len(self._expired_ids) > _REMEMBERED:
+            self._expired_ids.popitem(last=False)
         return len(gone)
 
     async def aclose(self) -> None:
         """Close the store."""
         await self.store.aclose()
+
+    async def _tidy(self) -> None:
+        """Sweep where it is time to: each session pays for a few records, however many there are."""
+        now = CLOCK.get().now()
+        if self._swept is None:
+            self._swept = now
+        late = self._ttl is not None and now - self._swept > self._ttl * 1_000
+        if late or self._records > self._max_total:
+            await self.sweep()
+
+    async def _whose(self, session_id: str, owner: str | None) -> str:
+        """The owner of a session that a program names, who may be another one if the program names none.
+
+        Raises:
+            UnknownSession: It is another owner's, and could be several ones', or was given out to somebody else.
+        """
+        named = owner or ""
+        if (named, session_id) in self._sessions or (owner is not None and not places.was_given_out(session_id)):
+            return named
+        if await self._load(named, session_id) is not None:
+            return named
+        others = [record.owner for record in await self.store.find(session_id)]
+        if not others or (owner is None and len(others) == 1):
+            return others[0] if others else named
+        if owner is None:
+            raise UnknownSession(f"{len(others)} owners have a session {session_id!r}: say whose it is by owner=")
+        raise unknown(session_id)
+
+    async def _load(self, owner: str, session_id: str) -> SessionRecord | None:
+        """The record of a session: of one that a sweep has removed, that it has expired."""
+        record = await self.store.load(owner, session_id)
+        return record if record is not None else self._expired_ids.get((owner, session_id))
 
     async def _think(
         self,
@@ -194,21 +244,22 @@ class ThinkingSessions:
         if call_id is not None and (made := await self._made_before(owner, call_id)) is not None:
             return made
         now = CLOCK.get().now()
-        place = await self._place(owner, wanted, now, adopt=adopt)
+        place = await self._place(owner, wanted, now, adopt=adopt, named=given.session_id)
         if given.clear_session:
-            place = _cleared(place, now)
+            place = place.cleared(now)
         kept = accept(place.session, given, self.rules, at=now, call_id=call_id)
         if admit is not None:
             kept = kept.model_copy(update={"flow": admit(place.session, given)})
         session = place.session.add(kept)
-        changes = [SessionChange(_record(session), (_entry(kept),), call_id)]
+        changes = [SessionChange(record_of(session), (places.entry(kept),), call_id)]
         if place.over is not None:
             state = "expired" if self._expired(place.over) else "cleared"
-            changes.insert(0, _over(place.over, state, session))
+            changes.insert(0, places.ended(place.over, state, session))
         if place.detour is not None:
-            changes.append(_shortcut(place.detour, session))
+            changes.append(places.shortcut(place.detour, session))
         if session.version == 1:
             await self._make_room(owner, place.over)
+            self._records += 1
         await self.store.commit(changes)
         self._keep(session)
         return ThoughtResult(session, session.at(len(session)), place.notices)
@@ -217,8 +268,9 @@ class ThinkingSessions:
         _, record = await self._follow(owner, session_id)
         if record is None or self._expired(record):
             raise unknown(session_id)
-        session = _fresh(owner, CLOCK.get().now()).changed(version=1)
-        await self.store.commit([_over(record, "cleared", session), SessionChange(_record(session))])
+        session = places.fresh(owner, CLOCK.get().now()).changed(version=1)
+        await self.store.commit([places.ended(record, "cleared", session), SessionChange(record_of(session))])
+        self._records += 1
         self._sessions.pop((owner, record.session_id), None)
         return session
 
@@ -241,41 +293,36 @@ class ThinkingSessions:
         placed = session.of_call(call_id)
         return None if placed is None else ThoughtResult(session, placed)
 
-    async def _place(self, owner: str, wanted: str | None, now: int, *, adopt: bool) -> _Place:
+    async def _place(self, owner: str, wanted: str | None, now: int, *, adopt: bool, named: str | None) -> Place:
         """The session that a thought goes to, which may be a new one."""
         if wanted is None:
-            return _Place(_fresh(owner, now))
+            return Place(places.fresh(owner, now))
         session = self._sessions.get((owner, wanted))
         if session is not None and not self._expired(session):
-            return _Place(session)
+            return Place(session)
         first, record = await self._follow(owner, wanted)
         if record is None:
             if adopt:
-                return _Place(_fresh(owner, now, wanted))
+                return places.begun(owner, now, wanted)
             raise unknown(wanted)
         # A tombstone that leads to another one is turned towards the end, or every clearing would make the way longer.
         detour = first if first is not None and first.successor not in (None, record.session_id) else None
         if self._expired(record):
-            notice = ThoughtWarning(
-                code="session_expired",
-                message=f"Session {record.session_id} has expired; this thought begins a new one.",
-            )
-            return _Place(_fresh(owner, now), record, detour, (notice,))
+            return Place(places.fresh(owner, now), record, detour, (places.expired(record.session_id),))
         session = await self._read(record)
-        if record.session_id == wanted or adopt:
-            return _Place(session, detour=detour)
-        message = f"Session {wanted} was cleared; this thought is in {record.session_id}, which follows it."
-        notice = ThoughtWarning(code="session_cleared", message=message)
-        return _Place(session, detour=detour, notices=(notice,))
+        # Who is bound to an id that was cleared need not hear of it; who has named it must.
+        if record.session_id == wanted or named != wanted:
+            return Place(session, detour=detour)
+        return Place(session, detour=detour, notices=(places.cleared(wanted, record.session_id),))
 
     async def _follow(self, owner: str, session_id: str) -> tuple[SessionRecord | None, SessionRecord | None]:
         """The record of that id, and the last one that followed it: the same, if it is open."""
         seen: set[str] = set()
-        first = record = await self.store.load(owner, session_id)
-        while record is not None and not _is_open(record) and record.session_id not in seen:
+        first = record = await self._load(owner, session_id)
+        while record is not None and not is_open(record) and record.session_id not in seen:
             seen.add(record.session_id)
-            record = await self.store.load(owner, record.successor or "")
-        return first, record if record is not None and _is_open(record) else None
+            record = await self._load(owner, record.successor or "")
+        return first, record if record is not None and is_open(record) else None
 
     async def _read(self, record: SessionRecord) -> Session:
         """The session of a record: the thoughts that are at hand, and those that came since."""
@@ -295,7 +342,7 @@ class ThinkingSessions:
 
     async def _make_room(self, owner: str, over: SessionRecord | None) -> None:
         """Remove an owner's sessions beyond the limit: expired ones, then complete ones, then the others."""
-        records = [record for record in await self.store.records(owner) if _is_open(record) and record != over]
+        records = [record for record in await self.store.records(owner) if is_open(record) and record != over]
         excess = len(records) - self._max_sessions + 1
         if excess > 0:
             records.sort(key=lambda record: (not self._expired(record), record.state != "complete"))
@@ -329,64 +376,5 @@ class ThinkingSessions:
 
     def _forget(self, owner: str) -> None:
         """Read an owner's sessions again: what is at hand is not what the store has."""
-        for key in [key for key in self._sessions if key[0] == owner]:
-            del self._sessions[key]
-
-
-def new_id() -> str:
-    """The id of a new session: a UUID of version 7, so that ids sort by time."""
-    # Imported here: uuid6 brings importlib.metadata, a good part of the time that importing rxloop takes.
-    import uuid6
-
-    return str(uuid6.uuid7())
-
-
-def unknown(session_id: str) -> UnknownSession:
-    """The error for an id that leads to no session."""
-    return UnknownSession(
-        f"there is no session {session_id!r}: leave sessionId out to begin one, and go on with the id of its answer"
-    )
-
-
-def _fresh(owner: str, now: int, session_id: str | None = None) -> Session:
-    return Session(session_id if session_id is not None else new_id(), owner, created=now, used=now)
-
-
-def _cleared(place: _Place, now: int) -> _Place:
-    """A new session in the place of one that is not empty."""
-    session = place.session
-    if not session.version:
-        return place
-    return replace(place, session=_fresh(session.owner, now), over=_record(session))
-
-
-def _record(session: Session) -> SessionRecord:
-    return SessionRecord(
-        owner=session.owner,
-        session_id=session.session_id,
-        version=session.version,
-        length=len(session),
-        created=session.created,
-        used=session.used,
-        state=session.status,
-    )
-
-
-def _over(record: SessionRecord, state: Literal["cleared", "expired"], successor: Session) -> SessionChange:
-    """The end of a session: from now on its id leads to another one."""
-    return SessionChange(
-        replace(record, version=record.version + 1, length=0, state=state, successor=successor.session_id)
-    )
-
-
-def _shortcut(record: SessionRecord, successor: Session) -> SessionChange:
-    """What leads to a session by way of others leads to it at once."""
-    return SessionChange(replace(record, version=record.version + 1, successor=successor.session_id))
-
-
-def _is_open(record: SessionRecord) -> bool:
-    return record.state in ("active", "complete")
-
-
-def _entry(thought: SequentialThought) -> bytes:
-    return thought.model_dump_json(exclude_none=True, exclude_defaults=True).encode()
+        for key in [key for key in list(self._sessions) if key[0] == owner]:
+            self._sessions.pop(key, None)

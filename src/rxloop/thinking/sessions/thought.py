@@ -18,6 +18,9 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _OTHER_BASE = re.compile(r"0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
 _MOST = 2**53 - 1
 """The largest whole number that every reader of JSON keeps as it is."""
+_LONGEST = 200
+"""Characters of an id, or of the name of a stage."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def _whole(value: object) -> object:
@@ -50,13 +53,27 @@ def _truth(value: object) -> object:
     raise PydanticCustomError("truth", "must be true or false")
 
 
+def wrong_with_name(name: str) -> str | None:
+    """Why a text is no name; None if it is one."""
+    if len(name) > _LONGEST:
+        return f"is {len(name)} characters long, and {_LONGEST} are allowed"
+    return "has a line end or another control character in it" if _CONTROL.search(name) else None
+
+
 def _name(value: object) -> object:
     """A name; a number is taken for one, and an empty text is none."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST:
         return str(value)
     if isinstance(value, str):
         return readable(value) or None
     return value
+
+
+def _label(value: object) -> object:
+    """A name that goes to people and programs as it is, such as that of a stage."""
+    if isinstance(value, str) and (wrong := wrong_with_name(value)) is not None:
+        raise PydanticCustomError("label", "{wrong}", {"wrong": wrong})
+    return _name(value)
 
 
 def _id(value: object) -> object:
@@ -77,6 +94,7 @@ OptionalCount = Annotated[int | None, _or_absent(_whole)]
 Truth = Annotated[bool, BeforeValidator(_truth)]
 OptionalTruth = Annotated[bool | None, _or_absent(_truth)]
 Name = Annotated[str | None, _or_absent(_name)]
+Label = Annotated[str | None, _or_absent(_label)]
 SessionId = Annotated[str | None, _or_absent(_id)]
 
 
