@@ -37,6 +37,8 @@ from rxloop.trusted import trusted
 _message = trusted(Message)
 
 THINK_ALOUD = "think_aloud"
+_EARLIER = 1_000
+"""Ids of earlier runs that are known in any case; twice as many are kept at most."""
 CANCELED_CALL = "The call was cancelled before it had a result."
 Slot = tuple[str, int]
 
@@ -124,6 +126,9 @@ class RunState:
     """The answers to questions, by id."""
     thoughts: Ledger[str, ThoughtStreamEvent] = field(default_factory=Ledger[str, ThoughtStreamEvent])
     thought_count: int = 0
+    earlier: Ledger[str, None] = field(default_factory=Ledger[str, None])
+    """The ids of the thoughts and tool calls of earlier runs of the conversation: of the newest ones, where there are
+    very many."""
     calls: Ledger[str, ToolCall] = field(default_factory=Ledger[str, ToolCall])
     """Every tool call so far, by id; of calls with the same id, the first."""
     failures: int = 0
@@ -284,8 +289,22 @@ def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
         asked=tuple(event.messages),
         compressed=state.compressed,
         measured=state.measured,
+        earlier=_earlier(state),
     )
     return vars(fresh)
+
+
+def _earlier(state: RunState) -> Ledger[str, None]:
+    """What a thought of the next run may refer to."""
+    earlier = state.earlier
+    for name in (*state.thoughts, *state.calls):
+        earlier = earlier.add(name, None)
+    if len(earlier) <= 2 * _EARLIER:
+        return earlier
+    newest = Ledger[str, None]()
+    for name in list(earlier)[-_EARLIER:]:
+        newest = newest.add(name, None)
+    return newest
 
 
 def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:

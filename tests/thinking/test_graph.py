@@ -71,7 +71,7 @@ def test_the_tree_shows_thoughts_below_what_they_follow_from_and_calls_below_tho
         "│  └─ observation see: about see (0.9)",
         f"│     └─ decision so: {'x' * 79}…",
         '└─ weather bergen: {"city":"bergen"}',
-        "thinking lost: about lost [refers to gone, which is unknown]",
+        "thinking lost: about lost [refers to gone, which is not here]",
     ])  # fmt: skip
     assert "x…" in ThoughtGraph.of(events).tree(width=9)
 
@@ -290,3 +290,28 @@ def test_versions_do_not_see_what_was_added_to_others(first: list[Event], more: 
     assert (before.to_json(), before.tree()) == drawn
     assert after.to_json() == ThoughtGraph.of([*first, *more]).to_json()
     assert again.to_json() == ThoughtGraph.of([*first, *reversed(more)]).to_json()
+
+
+def turn_of(run: str, *events: Event, context: str = "c") -> list[Event]:
+    return [event.model_copy(update={"task_id": run, "context_id": context}) for event in events]
+
+
+def test_a_thought_may_follow_from_one_of_an_earlier_run_of_its_conversation() -> None:
+    # The thought of the same id that comes later in its own run is not meant.
+    first = turn_of("1", thought("plan"), message("look"))
+    second = turn_of("2", thought("step", "plan"), thought("seen", "look"), thought("plan"), thought("end", "plan"))
+    graph = ThoughtGraph.of([*first, *second])
+    assert [(edge.source, edge.target) for edge in graph.edges] == [("plan", "step"), ("look", "seen"), ("plan", "end")]
+    assert graph.ancestors("step") == [first[0]]
+    assert graph.ancestors("end") == [second[2]]
+    assert ThoughtGraph.of(first).grown(ThoughtGraph())[1] == []
+    assert len(graph.grown(ThoughtGraph.of(first))[1]) == 3
+    alone = ThoughtGraph.of(turn_of("2", thought("step", "plan")))
+    assert alone.tree() == "thinking step: about step [refers to plan, which is not here]"
+
+
+def test_another_conversation_and_a_nested_agent_are_not_meant() -> None:
+    first = turn_of("1", thought("plan"))
+    elsewhere = turn_of("2", thought("step", "plan"), context="d")
+    nested = [event.model_copy(update={"parent_task_id": "3"}) for event in turn_of("4", thought("sub", "plan"))]
+    assert ThoughtGraph.of([*first, *elsewhere, *nested]).edges == ()

@@ -23,10 +23,14 @@ class Edge(NamedTuple):
     """What the source is, or to begin with what the target does: `branch` off, be a `revision`, or `merge` it."""
 
 
+Conversation = tuple[str, str | None]
+"""A context, and the run that a nested agent is part of: what it thinks is no part of what the others say."""
+
+
 class _Store:
     """What all versions of a graph share. It only grows: a version is the beginning of it, up to some length."""
 
-    __slots__ = ("messages", "nodes", "places", "thoughts")
+    __slots__ = ("conversations", "messages", "named", "nodes", "places", "thoughts")
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -35,16 +39,21 @@ class _Store:
         """Beside each node: the run and the step, which are those of its message."""
         self.thoughts: list[int] = []
         """The places of the thoughts."""
+        self.conversations: list[Conversation] = []
+        """Beside each node, too: the conversation of its run."""
         self.places: dict[tuple[str, str], list[int]] = {}
         """Where a reference to an id, in a run, may lead."""
+        self.named: dict[tuple[Conversation, str], list[int]] = {}
+        """Where one to an earlier run of a conversation may lead."""
 
 
 class ThoughtGraph:
     """The thoughts of a run, the tool calls, and which thought follows from which of them.
 
-    A thought follows from what its `related_to` names: the thought or call of that id that came last before it, or else
-    the first one after it. The id of a call that made a thought stands for the thought. A reference to nothing, or to
-    the thought itself, is no edge; references may go in circles.
+    A thought follows from what its `related_to` names: the thought or call of that id that came last before it in its
+    run, or else in an earlier run of its conversation, or else the first one after it. The id of a call that made a
+    thought stands for the thought. A reference to nothing, or to the thought itself, is no edge; references may go in
+    circles.
 
     A graph never changes: `add` gives another one. Iterating gives the thoughts in order; `graph["plan"]` is the newest
     thought of that id, `graph[0]` the first thought.
@@ -96,10 +105,10 @@ class ThoughtGraph:
         store = self._store
         if len(store.nodes) != self._length:
             store = _Store()
-            for node, message in zip(self._store.nodes[: self._length], self._store.messages, strict=False):
-                _append(store, node, message)
+            for place, node in enumerate(self._store.nodes[: self._length]):
+                _append(store, node, self._store.messages[place], self._store.conversations[place])
         for node in nodes:
-            _append(store, node, (event.task_id, event.step))
+            _append(store, node, (event.task_id, event.step), (event.context_id, event.parent_task_id))
         graph = ThoughtGraph.__new__(ThoughtGraph)
         graph._store = store
         graph._length = len(store.nodes)
@@ -280,10 +289,13 @@ class ThoughtGraph:
             ("merge", thought.session.merges_id),
         ]
         for kind, source in named:
-            before = self._store.places.get((thought.task_id, source), []) if source is not None else []
+            if source is None:
+                continue
+            before = self._store.places.get((thought.task_id, source), [])
             at = bisect_left(before, place)
-            if at > 0:
-                yield Link(before[at - 1], place, kind)
+            found = before[at - 1] if at > 0 else self._in_earlier_run(source, place)
+            if found is not None:
+                yield Link(found, place, kind)
 
     def _parents(self) -> dict[int, int]:
         """The place that each thought follows from, in the order of the thoughts."""
@@ -304,7 +316,18 @@ class ThoughtGraph:
             at -= store.messages[named[at - 1]] == store.messages[place]
         if at > 0:
             return named[at - 1]
+        earlier = self._in_earlier_run(thought.related_to, place)
+        if earlier is not None:
+            return earlier
         return next((other for other in named if place < other < self._length), None)
+
+    def _in_earlier_run(self, name: str, place: int) -> int | None:
+        """The newest of that id before a place, in another run of the same conversation."""
+        store = self._store
+        named = store.named.get((store.conversations[place], name), [])
+        run = store.messages[place][0]
+        before = (named[at] for at in range(bisect_left(named, place) - 1, -1, -1))
+        return next((other for other in before if store.messages[other][0] != run), None)
 
     def _place_calls(self, parents: dict[int, int]) -> None:
         """Hang each call under the last thought of its message."""
@@ -323,10 +346,11 @@ class ThoughtGraph:
                 parents[place] = last[message]
 
 
-def _append(store: _Store, node: Node, message: tuple[str, str | None]) -> None:
+def _append(store: _Store, node: Node, message: tuple[str, str | None], conversation: Conversation) -> None:
     place = len(store.nodes)
     store.nodes.append(node)
     store.messages.append(message)
+    store.conversations.append(conversation)
     names = {_id(node)}
     if isinstance(node, ThoughtStreamEvent):
         store.thoughts.append(place)
@@ -334,6 +358,8 @@ def _append(store: _Store, node: Node, message: tuple[str, str | None]) -> None:
             names.add(node.tool_call_id)
     for name in names:
         store.places.setdefault((message[0], name), []).append(place)
+        if conversation[0]:
+            store.named.setdefault((conversation, name), []).append(place)
 
 
 def _without_circles(parents: dict[int, int]) -> dict[int, int]:
@@ -368,4 +394,4 @@ def _dangling(thought: ThoughtStreamEvent) -> str:
     """What is said of a reference to nothing."""
     related_to = thought.related_to or ""
     itself = related_to in (thought.thought_id, thought.tool_call_id)
-    return " [refers to itself]" if itself else f" [refers to {drawing.one_line(related_to)}, which is unknown]"
+    return " [refers to itself]" if itself else f" [refers to {drawing.one_line(related_to)}, which is not here]"

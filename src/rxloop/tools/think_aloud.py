@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from rxloop.state import RunState
 
 NAME = "think_aloud"
+_COMPARED = 100
+"""Ids that one which is not known is compared with: the newest."""
+_SHOWN = 100
+"""Characters of it that the model is shown."""
+_ALTERNATIVES = 50
 
 _DESCRIPTION = """\
 Think aloud: say what you plan, observe, conclude or doubt while you work. Others can follow your thoughts as they come.
@@ -77,7 +82,9 @@ class _Arguments(BaseModel):
     confidence: Annotated[
         float | None, Field(ge=0, le=1, allow_inf_nan=False, description="How sure you are, from 0 to 1.")
     ] = None
-    alternatives: Annotated[list[str] | None, Field(description="What else you considered.")] = None
+    alternatives: Annotated[
+        list[str] | None, Field(max_length=_ALTERNATIVES, description="What else you considered.")
+    ] = None
     verbosity: Verbosity | None = None
     metadata: Annotated[dict[str, Any] | None, Field(description="Anything else, as an object.")] = None
 
@@ -176,7 +183,7 @@ def _stripped(text: str | None) -> str | None:
 
 
 def _known(id: str, state: RunState) -> bool:
-    return id in state.thoughts or id in state.calls
+    return id in state.thoughts or id in state.calls or id in state.earlier
 
 
 def _first_free(ids: Iterable[str], state: RunState) -> str:
@@ -189,10 +196,15 @@ def _unknown(related_to: str | None, state: RunState) -> str | None:
         return None
     from difflib import get_close_matches
 
-    known = list(dict.fromkeys([*state.thoughts, *state.calls]))
-    near = get_close_matches(related_to, known, n=3, cutoff=0.4) or known[-3:]
+    known = list(dict.fromkeys([*state.earlier, *state.thoughts, *state.calls]))[-_COMPARED:]
+    near = get_close_matches(related_to[:_SHOWN], known, n=3, cutoff=0.4) or known[-3:]
     hint = f"the nearest ids are {', '.join(near)}" if near else "there is no earlier thought or tool call"
-    return f"related_to: no thought or tool call has the id {related_to!r}; {hint}. The thought was kept as it is."
+    said = f"no thought or tool call has the id {_shown(related_to)}; {hint}"
+    return f"related_to: {said}. The thought was kept as it is."
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
 def _answer(thought_id: str, given: _Arguments, warning: str | None) -> dict[str, Any]:
