@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reactivex import Observable
+from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
 from run_checks import (
@@ -79,10 +79,19 @@ async def test_a_provider_that_cannot_be_disposed_is_told_and_the_run_ends(caplo
         name = "stuck"
 
         def call(self, request: ModelRequest) -> Observable[Event]:
-            def dispose() -> None:
-                raise RuntimeError("the socket is gone")
+            def subscribe(
+                observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+            ) -> abc.DisposableBase:
+                # Something that is still to come: a run that waits for nothing at all ends by itself.
+                timer = asyncio.get_running_loop().call_later(60, observer.on_completed)
 
-            return Observable(lambda observer, scheduler=None: Disposable(dispose))
+                def dispose() -> None:
+                    timer.cancel()
+                    raise RuntimeError("the socket is gone")
+
+                return Disposable(dispose)
+
+            return Observable(subscribe)
 
         async def aclose(self) -> None: ...
 

@@ -6,20 +6,24 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from reactivex.disposable import SerialDisposable
 
 from rxloop.envelope import ROOT
-from rxloop.errors import PipelineError
+from rxloop.errors import InvalidEvent, PipelineError
 from rxloop.events import (
     ContentCompleteEvent,
     Event,
+    StatusUpdateEvent,
+    TaskEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
 )
 from rxloop.messages import Message
+from rxloop.operators._faults import from_thread, no_signal, stuck
 from rxloop.operators.compose import describe
 from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import ask
@@ -38,9 +42,11 @@ from rxloop.spec import Canceled, End, RunSpec
 from rxloop.state import CANCELED_CALL, Batch, RunState, Slot, fold, fold_beside
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK
+from rxloop.stream.guard import as_error, leave_to_loop
 from rxloop.stream.hub import Hub
 from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import Scope
+from rxloop.stream.watchdog import Watchdog
 from rxloop.stream.writer import LogWriter
 from rxloop.thinking.graph import ThoughtGraph
 
@@ -54,7 +60,7 @@ class Core:
         self.spec = spec
         self.hub = Hub()
         self.clock: Clock = CLOCK.get()
-        self.scope = Scope()
+        self.scope = Scope(self.fail)
         self.context_id = spec.context_id
         self.metadata = spec.metadata
         self.used = False
@@ -86,6 +92,9 @@ class Core:
         self.ended = False
         """Whether the attempt has to come to its end."""
         self._end_awaited: asyncio.Future[None] | None = None
+        self.begun = False
+        """Whether the first events of the attempt are published: no others of their kind may follow."""
+        self._thread = threading.get_ident()
         self._seq = 0
         self._sub = 0
         self._questions: dict[str, int] = {}
@@ -144,6 +153,7 @@ class Core:
         """Tie the run to the event loop that it runs in."""
         self.loop = loop
         self.scheduler = RunScheduler(loop)
+        self._thread = self.scheduler.thread
 
     def resume_at(self, seq: int) -> None:
         """Number the next durable event behind `seq`."""
@@ -156,7 +166,14 @@ class Core:
         self.hub.publish(event)
 
     def publish(self, event: Event) -> None:
-        """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once."""
+        """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once.
+
+        Raises:
+            InvalidEvent: It is none that may come now.
+        """
+        if threading.get_ident() != self._thread:
+            self.finish_from_thread()
+            return
         if self.attempt > 1 and self._known(event):
             self._replay(event)
             return
@@ -164,12 +181,29 @@ class Core:
             log.debug("%r came when the run was over", event)
             return
         if event.durable:
+            self.check(event)
             event = self.record(event)
         else:
             event = self._stamp(event)
             if self.writer is not None:
                 self.writer.add(event)
         self.hub.publish(event)
+
+    def check(self, event: Event) -> None:
+        """Refuse what only the run itself may say: where it begins and ends. What a run inside it says, passes.
+
+        Raises:
+            InvalidEvent: It is that.
+        """
+        if not self.begun or event.task_id not in ("", self.task_id):
+            return
+        if isinstance(event, TaskEvent):
+            raise InvalidEvent("a `task` event begins a run, and this one has begun: emit an event of another kind")
+        if isinstance(event, StatusUpdateEvent) and event.final:
+            raise InvalidEvent(
+                "a final `status-update` is the end of a run, which only the run itself can tell: return or raise to "
+                "end your part, or cancel the run by its handle"
+            )
 
     def _known(self, event: Event) -> bool:
         """Whether the log has it from an earlier attempt: answered from there, or made once more by a strategy."""
@@ -189,10 +223,12 @@ class Core:
 
     def publish_signal(self, signal: Signal) -> None:
         """Take what comes out of the loop: events alone."""
-        if not isinstance(signal, Request):
+        if isinstance(signal, Event):
             self.publish(signal)
         elif isinstance(signal, RunRequest):
             self.finish(PipelineError(f"nothing answered the RunRequest: the loop is {self.loop_name}"))
+        elif not isinstance(signal, Request):  # pyright: ignore[reportUnnecessaryIsInstance]
+            self.finish(no_signal(signal, self.spec.loop))
 
     def parsed(self, content: str) -> tuple[Any, str | None]:
         """An answer as the output type, or what is wrong with it."""
@@ -253,15 +289,33 @@ class Core:
         return event
 
     def emit(self, event: Event, out: Callable[[Event], None] | None) -> None:
-        """Give an event to `out`, or else to `publish`; from any thread."""
+        """Give an event to `out`, or else to `publish`; from any thread.
+
+        Raises:
+            InvalidEvent: It is none that may come now.
+        """
+        # Here as well, where it is still told to who emits it in a thread of its own.
+        self.check(event)
         self.in_loop(out or self.publish, event)
 
     def in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function in the thread of the event loop."""
         if self.loop is None or self.scheduler is None or threading.get_ident() == self.scheduler.thread:
             function(*arguments)
-        elif not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(function, *arguments)
+        else:
+            with suppress(RuntimeError):  # the loop is closed, or is closed this very moment
+                self.loop.call_soon_threadsafe(self._guarded, function, *arguments)
+
+    def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            self.fail(as_error(error))
+            leave_to_loop(error)
+
+    def finish_from_thread(self, cause: Exception | None = None) -> None:
+        """End the attempt because its pipeline delivers from a thread where nothing of a run may be touched."""
+        self.in_loop(self.finish, from_thread(self.spec.loop, cause))
 
     def durable_now(self) -> int | None:
         """The last `seq` in the log, if everything that is published is there or can be written without waiting."""
@@ -275,13 +329,26 @@ class Core:
 
     def finish(self, end: End) -> None:
         """Bring the attempt to its end; the first call says how."""
-        if not self.ended:
+        if threading.get_ident() != self._thread and self.loop is not None:
+            self.finish_from_thread(end if isinstance(end, Exception) else None)
+        elif not self.ended:
             self.end = Canceled(str(end)) if isinstance(end, TaskCancelled) else end
             self.ended = True
             if self._end_awaited is not None and not self._end_awaited.done():
                 self._end_awaited.set_result(None)
             if self.preparing is not None:
                 self.preparing.cancel()
+
+    def watch(self) -> None:
+        """From now on, end the attempt when nothing is left that could do so."""
+        Watchdog(self.scope, lambda: not self.ended, lambda: self.finish(stuck(self.state(), self.spec.loop)))
+
+    def fail(self, error: Exception) -> None:
+        """End the attempt with an error that could not go through the pipeline."""
+        if self.ended:
+            log.error("something failed behind the end of the run %s", self.task_id, exc_info=error)
+        else:
+            self.finish(error)
 
     async def until_end(self) -> None:
         """Wait until the attempt has to come to its end; for one waiter."""

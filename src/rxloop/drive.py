@@ -37,6 +37,8 @@ from rxloop.spec import Canceled, End
 from rxloop.state import LimitHit, RunState, fold_all
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
+from rxloop.stream.guard import as_error, leave_to_loop, raiser
+from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.writer import LogWriter
 
 if TYPE_CHECKING:
@@ -255,6 +257,7 @@ async def _begin(core: Core) -> None:
         )
         core.publish(task)
     core.publish(StatusUpdateEvent(state="working", resumed=resumed, after_seq=after))
+    core.begun = True
     for input_id, value in (spec.inputs or {}).items():
         core.publish(InputReceivedEvent(input_id=input_id, value=value))
     if spec.fork is not None:
@@ -265,15 +268,28 @@ async def _begin(core: Core) -> None:
             core.set_tools(await _until_end(core, spec.tools.resolve(core.context())) or {})
         if core.ended:
             return
-        pipeline = spec.loop(emit(RunRequest(core.context())))
+        core.scope.run(_connect, core)
     except Paused:
         # The instructions asked a question, or a family of tools did.
         core.finish(None)
-        return
     except Exception as error:
         core.finish(error)
-        return
-    core.subscription.disposable = connect(pipeline, core.publish_signal, core.finish, core.completed, core.scheduler)
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            core.finish(CLOSING)
+            return
+        core.fail(as_error(error))
+        leave_to_loop(error)
+
+
+def _connect(core: Core) -> None:
+    """Feed the run to its pipeline."""
+    pipeline = core.spec.loop(emit(RunRequest(core.context())))
+    scheduler = RunScheduler(asyncio.get_running_loop(), core.scope)
+    core.watch()
+    core.subscription.disposable = connect(pipeline, core.publish_signal, core.finish, core.completed, scheduler)
+    core.scope.settle()
 
 
 def _part(core: Core, fork: Fork) -> None:
@@ -326,9 +342,11 @@ async def _through(step: Callable[[], Awaitable[T]]) -> T:
 async def _finish(core: Core) -> None:
     try:
         core.subscription.dispose()
-    except Exception:
+    except BaseException as error:
         # What somebody's Disposable does must not keep the run from its end.
-        log.exception("the pipeline of the run %s could not be disposed", core.task_id)
+        log.exception("the pipeline of the run %s could not be disposed by %s", core.task_id, raiser(error))
+        leave_to_loop(error)
+        core.scope.stop()
     stuck = await _through(lambda: core.scope.join(GRACE))
     if stuck:
         log.error("after %s s the run %s leaves behind: %s", GRACE, core.task_id, ", ".join(stuck))

@@ -2,7 +2,8 @@
 
 RxloopError
  ├── ConfigurationError      a setting, an argument or an environment variable is wrong or missing
- ├── PipelineError           the operators of a loop do not add up to a loop
+ ├── PipelineError           the operators of a loop do not add up to a loop, or one of them is broken
+ ├── InvalidEvent            something was published that the run cannot take; nothing happened
  ├── ToolError               raised by tools: its text is the result that the model reads
  ├── InvalidOutput           the model's answer does not fit the output type, however often it was asked
  ├── InvalidInput            an answer to `ctx.ask` that does not fit what was asked
@@ -62,7 +63,15 @@ class ConfigurationError(RxloopError, ValueError):
 
 
 class PipelineError(RxloopError):
-    """The operators of a loop do not add up to a loop: nothing answers a request that was sent."""
+    """The operators of a loop do not add up to a loop, or one of them is broken.
+
+    Nothing answers a request that was sent; or an operator raised, delivered from another thread, or left a run with
+    nothing that could ever bring it to its end.
+    """
+
+
+class InvalidEvent(RxloopError, ValueError):
+    """Something was published that the run cannot take; whoever published it gets this, and nothing else happened."""
 
 
 class ToolError(RxloopError):

@@ -8,7 +8,7 @@ from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
 from rxloop.requests import Operator, Request, Signal
-from rxloop.stream.connect import Connections, connect
+from rxloop.stream.connect import Connections, connect, dispose_after
 
 R = TypeVar("R", bound=Request)
 
@@ -130,7 +130,7 @@ class _Answering(Generic[R]):
 
     def _on_error(self, error: Exception) -> None:
         self._waiting = None
-        self._connections.dispose()
+        dispose_after(error, self._connections)
         self._observer.on_error(error)
 
     def _on_completed(self) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from reactivex import Observable, abc
 
-from rxloop.errors import ContextLengthExceeded
+from rxloop.errors import ContextLengthExceeded, PipelineError
 from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent
 from rxloop.history import History
 from rxloop.messages import ErrorInfo, Message
@@ -119,14 +119,23 @@ class _Call(abc.DisposableBase):
         self._answer = connect(model.call(request), self._on_next, self._on_error, self._on_completed, scheduler)
 
     def dispose(self) -> None:
-        self._answer.dispose()
-        if not self._ended:
-            self._ended = True
-            self._request.ctx.host.abandon(self._request.ctx)
+        try:
+            self._answer.dispose()
+        finally:
+            if not self._ended:
+                self._ended = True
+                self._request.ctx.host.abandon(self._request.ctx)
 
     def _on_next(self, event: Event) -> None:
-        fields = vars(event)
-        if fields["attempt"]:
+        try:
+            fields = vars(event)
+            published = fields["attempt"]
+        except (TypeError, KeyError):
+            raise PipelineError(
+                f"the provider {self._request.ctx.model.name} sent {event!r}, of the type {type(event).__qualname__}: "
+                "it may send events"
+            ) from None
+        if published:
             # Published before: the provider gives one object for several requests.
             event = event.model_copy(update=_UNSTAMPED)
             fields = vars(event)

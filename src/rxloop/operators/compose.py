@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from types import FunctionType
+
 from reactivex import Observable
 
+from rxloop.errors import PipelineError, RxloopError
 from rxloop.requests import Operator, Signal
+from rxloop.stream.guard import as_error
 
 
 def compose(*operators: Operator) -> Operator:
@@ -25,15 +29,36 @@ def compose(*operators: Operator) -> Operator:
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         for each in operators:
-            source = each(source)
+            source = _applied(each, source)
         return source
 
     operator.__qualname__ = ", ".join(map(describe, operators)) or "nothing"
     return operator
 
 
+def _applied(operator: Operator, source: Observable[Signal]) -> Observable[Signal]:
+    try:
+        made = operator(source)
+    except RxloopError:
+        raise
+    except BaseException as error:
+        raise as_error(error, f"the operator {describe(operator)}") from error
+    if not isinstance(made, Observable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PipelineError(
+            f"the operator {describe(operator)} gave {made!r}: it has to give an Observable, made of its source"
+        )
+    return made
+
+
 def describe(operator: Operator) -> str:
     """The name of an operator for a message: its own, or that of the function that made it."""
     name: str = getattr(operator, "__qualname__", None) or type(operator).__qualname__
     *makers, own = name.split(".<locals>.")
+    if own == "_wrap_curried":
+        # What reactivex makes its operators of: the function that knows their name is among what it holds.
+        held = [cell.cell_contents for cell in getattr(operator, "__closure__", None) or ()]
+        names = [each.__name__ for each in held if isinstance(each, FunctionType)]
+        return f"rx.{names[-1].strip('_')}" if names else own
+    if getattr(operator, "__module__", "").startswith("reactivex."):
+        return f"rx.{own}"
     return makers[-1] if makers and own == "operator" else own

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from reactivex import Observable, abc
@@ -13,6 +14,7 @@ from rxloop.requests import IterationEnd, ModelRequest, Operator, Request, RunCo
 from rxloop.state import Batch, RunState, check_limits
 from rxloop.stream.bridges import emit, from_awaitable
 from rxloop.stream.connect import connect
+from rxloop.stream.guard import as_error, leave_to_loop
 
 MOST_PRESSURE = 3
 _ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolRequest: "op.run_tools()"}
@@ -75,6 +77,7 @@ class _Iterations:
         self._due = False
         self._running = False
         self._stopped = False
+        self._thread = threading.get_ident()
 
     def stop(self) -> None:
         """End the iteration that is under way, and begin no other."""
@@ -83,26 +86,36 @@ class _Iterations:
 
     def advance(self) -> None:
         """Begin the next iteration: now, or when the one that calls this has unwound."""
+        if threading.get_ident() != self._thread:
+            # The run, which knows its thread as well, tells what is wrong with that.
+            self._fail(PipelineError("an iteration ended in another thread"))
+            return
         self._due = True
         if self._running:
             return
         self._running = True
-        while self._due and not self._stopped:
-            self._due = False
-            try:
-                source = self._next()
-            except Exception as error:
-                self._fail(error)
-                break
-            if source is None:
-                self._stopped = True
-                self._observer.on_completed()
-                break
-            # A new disposable for each iteration, so that those that are over are not kept.
-            self._current.disposable = connect(
-                self._pipeline(source), self._pass, self._fail, self.advance, self._scheduler
-            )
-        self._running = False
+        try:
+            while self._due and not self._stopped:
+                self._due = False
+                self._begin()
+        except BaseException as error:
+            if self._stopped:
+                # Told already: this one came when what was left had to go.
+                raise
+            self._fail(error if isinstance(error, Exception) else as_error(error))
+            leave_to_loop(error)
+        finally:
+            self._running = False
+
+    def _begin(self) -> None:
+        source = self._next()
+        if source is None:
+            self._stopped = True
+            self._observer.on_completed()
+            return
+        connection = connect(self._pipeline(source), self._pass, self._fail, self.advance, self._scheduler)
+        # A new disposable for each iteration, so that those that are over are not kept.
+        self._current.disposable = connection
 
     def _pass(self, signal: Signal) -> None:
         if not isinstance(signal, Request):

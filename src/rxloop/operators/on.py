@@ -7,7 +7,8 @@ from typing import Any, TypeVar, cast
 from reactivex import Observable
 from reactivex import operators as ops
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, PipelineError
+from rxloop.events import Event
 from rxloop.operators.answering import answering
 from rxloop.operators.at_end import at_end
 from rxloop.requests import IterationEnd, Operator, Request, RunContext, Signal
@@ -16,9 +17,16 @@ from rxloop.stream.bridges import from_async_iter
 R = TypeVar("R", bound=Any)
 
 
-def _own(signal: Signal) -> Signal:
+def _own(signal: Any, handler: str) -> Signal:
+    if isinstance(signal, Request):
+        return signal
+    if not isinstance(signal, Event):
+        raise PipelineError(
+            f"the handler {handler} yielded {signal!r}, of the type {type(signal).__qualname__}: "
+            "it may yield requests and events"
+        )
     # A copy of an event, since the run stamps what it publishes: the handler may keep its own as a constant.
-    return signal if isinstance(signal, Request) else signal.model_copy()
+    return signal.model_copy()
 
 
 def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncIterator[Signal]]], Operator]:
@@ -66,8 +74,8 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
 
         def answer(request: R) -> Observable[Signal]:
             ctx = request.ctx.bind(asker=name)
-            signals = from_async_iter(lambda: handler(request, ctx), ctx, name=f"rxloop-{name}")
-            return signals.pipe(ops.map(_own))
+            signals = from_async_iter(lambda: handler(request, ctx), ctx, name=f"rxloop-handler-{name}")
+            return signals.pipe(ops.map(lambda signal: _own(signal, name)))
 
         name = getattr(handler, "__name__", "handler")
         answers: Any = answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, cast, overload
@@ -84,6 +85,7 @@ def _reasoning(
         run = Reasoning(name, ctx, sender, stages)
 
         async def work(push: Push[Signal]) -> None:
+            sender.owner = asyncio.current_task()
             answer = cast("object", await function(run))
             if not isinstance(answer, str):
                 raise StrategyError(f"the strategy {name} returned {answer!r}: it has to return the answer, a text")

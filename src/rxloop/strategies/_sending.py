@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import Paused
 from rxloop.events import Event
+from rxloop.operators._faults import from_thread, no_signal
 from rxloop.operators.answering import answering
 from rxloop.operators.compose import compose
 from rxloop.operators.iterate import iterate
-from rxloop.requests import ModelRequest, Operator, RunContext, RunRequest, Signal
+from rxloop.requests import ModelRequest, Operator, Request, RunContext, RunRequest, Signal
 from rxloop.state import check_limits
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
@@ -35,6 +37,8 @@ class Sender:
         self.pipeline = pipeline
         self.open = CompositeDisposable()
         """What is under way; disposing it closes all of that at once."""
+        self.owner: asyncio.Task[Any] | None = None
+        """The task of the strategy."""
         self._ctx = ctx
         self._observer = observer
         self._scheduler = scheduler
@@ -82,16 +86,22 @@ class Sender:
         self, operator: Operator, source: Observable[Signal], ctx: RunContext[Any], seen: Seen | None = None
     ) -> None:
         """Wait until an operator has answered the requests of a source."""
-        ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Exception | None] = loop.create_future()
+        thread = threading.get_ident()
 
         def on_next(signal: Signal) -> None:
             if isinstance(signal, Event):
                 self.publish(signal)
                 if seen is not None:
                     seen(signal)
+            elif not isinstance(signal, Request):  # pyright: ignore[reportUnnecessaryIsInstance]
+                end(no_signal(signal, operator))
 
         def end(error: Exception | None = None) -> None:
-            if not ended.done():
+            if threading.get_ident() != thread:
+                loop.call_soon_threadsafe(end, from_thread(operator, error))
+            elif not ended.done():
                 ended.set_result(error)
 
         def leave() -> None:
@@ -102,7 +112,9 @@ class Sender:
         under_way = CompositeDisposable(subscription, Disposable(leave))
         self.open.add(under_way)
         try:
-            error = await ended
+            # The strategy cannot bring its own requests on, and neither can the task that waits here.
+            with self._ctx.scope.waiting(self.owner, asyncio.current_task()):
+                error = await ended
         finally:
             self.open.remove(under_way)
         if error is not None:

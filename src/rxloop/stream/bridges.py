@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
-from rxloop.errors import Paused, RxloopError
+from rxloop.errors import InvalidEvent, Paused, RxloopError
+from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.scheduler import RunScheduler
+from rxloop.stream.scope import report
 
 if TYPE_CHECKING:
     from anyio import CancelScope
@@ -52,11 +55,14 @@ def from_task(
     """
 
     def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        leaf = _Leaf(work, observer, shielded, abandoned)
+        loop = asyncio.get_running_loop()
+        owner = ctx.scope if ctx is not None and ctx.run is not None else None
+        run = owner or (scheduler.scope if isinstance(scheduler, RunScheduler) else None)
+        leaf = _Leaf(work, observer, name, report if run is None else run.failed, shielded, abandoned)
         leaf.task = (
-            ctx.scope.spawn(leaf.run(), name)
-            if ctx is not None and ctx.run is not None
-            else asyncio.get_running_loop().create_task(leaf.run(), name=name)
+            owner.spawn(leaf.run(), name, leaf.dispose)
+            if owner is not None
+            else loop.create_task(leaf.run(), name=name)
         )
         return Disposable(leaf.dispose)
 
@@ -77,18 +83,24 @@ class _Leaf:
         self,
         work: Callable[[Push[Any]], Awaitable[None]],
         observer: abc.ObserverBase[Any],
+        name: str,
+        failed: Callable[[Exception], None],
         shielded: bool,
         abandoned: Callable[[], None] | None,
     ) -> None:
         self.task: asyncio.Task[None] | None = None
         self._work = work
         self._observer = observer
+        self._name = name
+        self._failed = failed
         self._shielded = shielded
         self._abandoned = abandoned
         self._cancel: CancelScope | None = None
         self._started = False
         self._ended = False
         self._disposed = False
+        self._over = False
+        """Whether nothing more is delivered."""
 
     async def run(self) -> None:
         """Run the work, and deliver its end unless nobody listens any more."""
@@ -108,39 +120,61 @@ class _Leaf:
             if self._disposed:
                 return
             if self.task is not None and self.task.cancelling():
-                self._fail(TaskCancelled(f"the task {self.task.get_name()} was cancelled"))
+                self._end(TaskCancelled(f"the task {self.task.get_name()} was cancelled"))
                 return
             # A task that the work awaited was cancelled. Let through, it would end this task and tell nobody.
-            self._fail(RxloopError("something that this task waited for was cancelled"))
+            self._end(RxloopError("something that this task waited for was cancelled"))
         except Paused:
-            self._complete()
+            self._end()
         except Exception as error:
-            self._fail(error)
+            self._end(error)
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and not _loop_runs():
+                # The task itself is thrown away, long after its loop was closed.
+                raise
+            # Let through, it would end this task, and tell nobody either.
+            self._end(as_error(error, f"the {self._name.removeprefix('rxloop-').replace('-', ' ', 1)}"))
+            leave_to_loop(error)
         else:
-            self._complete()
+            self._end()
 
     def _push(self, value: Any) -> None:
-        if not self._disposed:
-            self._observer.on_next(value)
+        if not self._over:
+            try:
+                self._observer.on_next(value)
+            except (InvalidEvent, Paused):
+                raise
+            except BaseException as error:
+                # Told at once, and not through the work, which may take it for a failure of its own.
+                self._tell(error if isinstance(error, Exception) else as_error(error))
+                leave_to_loop(error)
+                raise
 
-    def _complete(self) -> None:
+    def _end(self, error: Exception | None = None) -> None:
         # Ended before the delivery: the observer disposes on completion, which must not cancel the task delivering it.
         self._ended = True
-        if not self._disposed:
-            self._observer.on_completed()
+        if not self._over:
+            self._tell(error)
+        elif error is not None:
+            log.debug("%s failed after it was over", self.task, exc_info=error)
 
-    def _fail(self, error: Exception) -> None:
-        self._ended = True
-        if self._disposed:
-            log.debug("%s failed after it was disposed", self.task, exc_info=error)
-        else:
-            self._observer.on_error(error)
+    def _tell(self, error: Exception | None) -> None:
+        """Deliver the end, to the run itself if those who listen cannot take it."""
+        self._over = True
+        try:
+            if error is None:
+                self._observer.on_completed()
+            else:
+                self._observer.on_error(error)
+        except BaseException as raised:
+            self._failed(as_error(raised))
+            leave_to_loop(raised)
 
     def dispose(self) -> None:
         """Stop the work; the scope's `join` tells when it has stopped."""
         if self._ended or self._disposed:
             return
-        self._disposed = True
+        self._disposed = self._over = True
         if self._started and self.task is not None:
             if self._cancel is not None:
                 self._cancel.cancel()
@@ -148,6 +182,14 @@ class _Leaf:
                 self.task.cancel()
         if self._abandoned is not None:
             self._abandoned()
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def from_async_iter(

@@ -83,7 +83,9 @@ class ReadBuffer:
             self._wake()
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing follows."""
+        """Nothing follows; what ended it first stands."""
+        if self._ended:
+            return
         self._ended = True
         self._error = error
         self._release()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from reactivex import Observable, abc
 
+from rxloop.stream.guard import leave_to_loop
+
 T = TypeVar("T")
+log = logging.getLogger("rxloop")
 
 
 def connect(
@@ -83,14 +87,24 @@ class Connections(abc.DisposableBase):
         If one of them raises, the others are disposed all the same, and the first error is raised then.
         """
         open_, self._open = self._open, None
-        failure: Exception | None = None
+        failure: BaseException | None = None
         for connection in tuple(open_ or ()):
             try:
                 connection.dispose()
-            except Exception as error:
+            except BaseException as error:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+
+def dispose_after(error: Exception, connection: abc.DisposableBase) -> None:
+    """Dispose what an error has made useless; should that raise as well, the error is told, with a note of it."""
+    try:
+        connection.dispose()
+    except BaseException as second:
+        error.add_note(f"and to dispose what was still under way raised {second!r}")
+        log.warning("what was under way when %r came could not be disposed", error, exc_info=second)
+        leave_to_loop(second)
 
 
 class _Link(abc.ObserverBase[Any], abc.DisposableBase):

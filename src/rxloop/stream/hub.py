@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from rxloop.events import (
     ends_attempt,
 )
 from rxloop.stream.deltas import MergedDeltas, PackedDeltas, delta_text, packed
+from rxloop.stream.guard import leave_to_loop
 
 log = logging.getLogger("rxloop")
 Key = tuple[str, str | None]
@@ -157,7 +157,7 @@ class Hub:
         for observer in self._observers:
             try:
                 observer.on_next(event)
-            except (Exception, asyncio.CancelledError) as error:
+            except BaseException as error:
                 log.exception("a subscriber raised at %r and was detached", event)
                 self._fail(observer, error)
 
@@ -219,15 +219,17 @@ class Hub:
                 observer.on_completed()
             else:
                 observer.on_error(self._error)
-        except Exception:
+        except BaseException as error:
             log.exception("a subscriber raised at the end of the stream")
+            leave_to_loop(error)
 
     def _fail(self, observer: abc.ObserverBase[Event], error: BaseException) -> None:
         """Detach a subscriber that raised. The end of its own stream is how its readers and its share learn of it."""
         self._detach(observer)
         # Without an on_error of its own it raises the error again, which is in the logs already.
-        with suppress(Exception):
+        with suppress(BaseException):
             observer.on_error(error if isinstance(error, Exception) else RxloopError(f"a subscriber raised {error!r}"))
+        leave_to_loop(error)
 
     def _detach(self, observer: abc.ObserverBase[Event]) -> None:
         self._observers = tuple(other for other in self._observers if other is not observer)
@@ -248,7 +250,7 @@ class Hub:
     def _begin(self, observer: abc.ObserverBase[Event]) -> None:
         try:
             self._tell_past(observer)
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
             log.exception("a subscriber raised while it was told what had been, and was detached")
             self._fail(observer, error)
             return

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from reactivex import abc
+from reactivex import abc, typing
+from reactivex.disposable import Disposable
 from reactivex.scheduler import CurrentThreadScheduler, HistoricalScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
+
+from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.scope import Scope, outside
 
 S = TypeVar("S")
 
@@ -22,8 +26,16 @@ class RunScheduler(AsyncIOScheduler):
     scheduler the time operators fire on threads of their own.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, scope: Scope | None = None) -> None:
+        """Make a scheduler.
+
+        Args:
+            loop: Where it schedules.
+            scope: That of the run whose pipeline it is for: what a timer raises ends the run, and a run that waits for
+                a timer is not stuck. Without one it is for subscribers, whose timers are none of the run's business.
+        """
         super().__init__(loop)
+        self.scope = scope
         self.thread = threading.get_ident()
         """That of the event loop."""
         self._began = super().now - timedelta(seconds=loop.time())
@@ -40,6 +52,43 @@ class RunScheduler(AsyncIOScheduler):
     def schedule(self, action: abc.ScheduledAction[S], state: S | None = None) -> abc.DisposableBase:
         """Run the action now, or behind what is running now."""
         return CurrentThreadScheduler.singleton().schedule(action, state)
+
+    def schedule_relative(
+        self, duetime: typing.RelativeTime, action: abc.ScheduledAction[S], state: S | None = None
+    ) -> abc.DisposableBase:
+        """Run the action after a time."""
+        if self.to_seconds(duetime) <= 0:
+            return self.schedule(action, state)
+        if self.scope is None:
+            return outside(super().schedule_relative, duetime, action, state)
+        return self._watched(self.scope, duetime, action, state)
+
+    def _watched(
+        self, scope: Scope, duetime: typing.RelativeTime, action: abc.ScheduledAction[S], state: S | None
+    ) -> abc.DisposableBase:
+        token = object()
+
+        def due(scheduler: abc.SchedulerBase, state: S | None = None) -> abc.DisposableBase | None:
+            try:
+                return action(scheduler, state)
+            except BaseException as error:
+                scope.failed(as_error(error))
+                leave_to_loop(error)
+                return None
+            finally:
+                over()
+
+        def over() -> None:
+            scope.timers.discard(token)
+            scope.settle()
+
+        def dispose() -> None:
+            timer.dispose()
+            over()
+
+        scope.timers.add(token)
+        timer = super().schedule_relative(duetime, due, state)
+        return Disposable(dispose)
 
 
 def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from contextvars import ContextVar, copy_context
-from typing import Any
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger("rxloop")
 
 
 class Gate:
@@ -49,28 +54,88 @@ _AROUND: ContextVar[tuple[object, ...]] = ContextVar("rxloop_around", default=()
 class Scope:
     """Owns the leaves of one run: their tasks, the context variables they see, and the gate that holds them back."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[Exception], None] | None = None) -> None:
+        """Make a scope.
+
+        Args:
+            failed: Ends the run with an error that cannot go through the pipeline, because the pipeline is broken.
+        """
         self.gate = Gate()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.failed = failed or report
+        self.timers: set[object] = set()
+        """The timers of the pipeline that are not due yet."""
+        self.idle: Callable[[], None] | None = None
+        """Called when the last task or timer is over."""
+        self._tasks: dict[asyncio.Task[None], Callable[[], None] | None] = {}
+        self._waiting: dict[asyncio.Task[Any], int] = {}
         self._context = copy_context()
         # A mark and not the scope: a context lives on in what others made in it, such as a timer or a connection.
         self._mark = object()
         self._context.run(_AROUND.set, (*_AROUND.get(), self._mark))
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start a task that belongs to the run."""
+    def spawn(
+        self, work: Coroutine[Any, Any, None], name: str, stop: Callable[[], None] | None = None
+    ) -> asyncio.Task[None]:
+        """Start a task that belongs to the run; `stop` is how it is told to end."""
         task = asyncio.get_running_loop().create_task(work, name=name, context=self._context.copy())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = stop
+        task.add_done_callback(self._ended)
         return task
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function with the context variables of the run, by which what it starts is known as the run's."""
+        return self._context.run(function, *arguments)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell, if the last task or timer is over."""
+        if self.idle is not None and not self.busy:
+            self.idle()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task or a timer is there that may bring the pipeline on."""
+        return bool(self.timers) or any(task not in self._waiting for task in self._tasks)
+
+    @contextmanager
+    def waiting(self, *tasks: asyncio.Task[Any] | None) -> Generator[None]:
+        """Say that these tasks wait for the pipeline, and so cannot bring it on themselves."""
+        for task in tasks:
+            if task is not None:
+                self._waiting[task] = self._waiting.get(task, 0) + 1
+        self.settle()
+        try:
+            yield
+        finally:
+            for task in tasks:
+                if task is not None:
+                    self._waiting[task] -= 1
+                    if not self._waiting[task]:
+                        del self._waiting[task]
+
+    def waits(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a task waits for the pipeline."""
+        return task in self._waiting
 
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a task is one of the run's."""
         return task in self._tasks
 
-    def surrounds(self) -> bool:
-        """Whether the caller is one of the run's tasks, or was started by one."""
-        return self._mark in _AROUND.get()
+    def surrounds(self, context: Context | None = None) -> bool:
+        """Whether a context, by default the caller's, is that of one of the run's tasks, or made in one."""
+        return self._mark in (_AROUND.get() if context is None else context.get(_AROUND, ()))
+
+    def stop(self) -> None:
+        """Stop the tasks that a pipeline which could not be disposed has left."""
+        for task, stop in tuple(self._tasks.items()):
+            try:
+                if stop is not None:
+                    stop()
+            except BaseException:
+                log.exception("the task %s could not be stopped", task.get_name())
 
     async def join(self, grace: float) -> list[str]:
         """Wait until the tasks have ended.
@@ -81,8 +146,22 @@ class Scope:
         Returns:
             The names of the tasks that have not ended by then. A task that calls this does not wait for itself.
         """
-        others = self._tasks - {asyncio.current_task()}
+        others = self._tasks.keys() - {asyncio.current_task()}
         if not others:
             return []
         _, pending = await asyncio.wait(others, timeout=grace)
         return sorted(task.get_name() for task in pending)
+
+
+def outside(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function outside of all runs: what it starts is known as nobody's."""
+    token = _AROUND.set(())
+    try:
+        return function(*arguments)
+    finally:
+        _AROUND.reset(token)
+
+
+def report(error: Exception) -> None:
+    """What is done with a failure for which there is no run."""
+    log.error("a task failed, and nobody could be told", exc_info=error)

@@ -1,0 +1,89 @@
+"""What becomes of whatever foreign code raises: an error of the run, with the name of who raised it.
+
+Foreign code is called at few places: in the leaves, by the timers of a run, at the ends of its pipeline, and in the
+hub. Each of them catches everything, a `BaseException` too, since what escapes there is told to nobody, and the run
+waits for an end that never comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import reactivex
+
+from rxloop.errors import PipelineError, RxloopError
+
+_ROOTS = (Path(__file__).parents[1], Path(reactivex.__file__).parent, Path(asyncio.__file__).parent)
+_OWN = tuple(f"{root}{os.sep}" for root in _ROOTS)
+"""Where code lies that carries out what others wrote, and is not to blame."""
+_PLUMBING = frozenset(
+    ("operator", "subscribe", "on_next", "on_error", "on_completed", "dispose", "action", "<lambda>", "__call__")
+)
+
+
+def as_error(raised: BaseException, who: str | None = None) -> Exception:
+    """What was raised, as the error of a run.
+
+    Args:
+        raised: An error of rxloop's own stays as it is: it says what happened already.
+        who: Who raised it; by default that is read from the traceback.
+    """
+    if isinstance(raised, RxloopError):
+        return raised
+    error = PipelineError(f"{who or raiser(raised)} raised {raised!r}{_remark(raised)}")
+    error.__cause__ = raised
+    return error
+
+
+def _remark(raised: BaseException) -> str:
+    return "" if isinstance(raised, Exception) else ", which is not an Exception"
+
+
+def raiser(raised: BaseException) -> str:
+    """Who raised it: the innermost function that belongs neither to rxloop nor to reactivex, and where it stands."""
+    found = None
+    for frame, line in traceback.walk_tb(raised.__traceback__):
+        code = frame.f_code
+        if found is None or not code.co_filename.startswith(_OWN):
+            found = f"{plain_name(code.co_qualname)} ({Path(code.co_filename).name}:{line})"
+    return found or "something in the pipeline"
+
+
+def plain_name(qualified: str) -> str:
+    """The name by which people know a function: `at_most` for the `on_next` inside the `subscribe` of that operator."""
+    names = qualified.split(".<locals>.")
+    known = [name for name in names if name not in _PLUMBING]
+    return (known or names)[-1]
+
+
+def sender_of(value: object) -> str:
+    """Which operator sent a value, for whoever was just given it and looks up the stack: those between pass it on."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    passed = False
+    while frame is not None:
+        names = [name for name in frame.f_code.co_varnames[: frame.f_code.co_argcount] if name != "self"]
+        passes = bool(names) and frame.f_locals.get(names[0]) is value
+        if passed and not passes:
+            return plain_name(frame.f_code.co_qualname).strip("_")
+        passed = passed or passes
+        frame = frame.f_back
+    return "something"
+
+
+def leave_to_loop(raised: BaseException) -> None:
+    """Have the event loop raise what ends the process, when everybody has been told.
+
+    Raised on the spot it would end the task of a run that others wait for, or unwind a delivery in the middle.
+    """
+    if isinstance(raised, KeyboardInterrupt | SystemExit):
+        with suppress(RuntimeError):  # no event loop runs any more
+            asyncio.get_running_loop().call_soon(_raise, raised)
+
+
+def _raise(raised: BaseException) -> None:
+    raise raised

@@ -1,0 +1,101 @@
+"""Notices a run in which nothing can happen any more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future as ThreadFuture
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, cast
+
+from rxloop.stream.scope import Scope
+
+_TURNS = 3
+"""Rounds of the event loop that a callback may take to go on from what is over."""
+
+_WATCH = "rxloop-watch"
+_POOLS = ("asyncio_", "AnyIO worker thread", "ThreadPoolExecutor-", "rxloop-")
+"""Threads that work for somebody who waits for them in a task, or in a future that is seen."""
+
+
+class Watchdog:
+    """Calls somebody when nothing is left that could bring the pipeline of a run on.
+
+    It looks when the last task or timer of the run's scope is over, and never in between. What the scope does not own
+    may bring the pipeline on as well, if it was made in the run and so has the run's context: a task, a timer of the
+    event loop, a function in the loop's threads; or a thread that was started since. It is looked for only then, which
+    is seldom enough to go through all objects there are; where there is any, its end is waited for.
+    """
+
+    def __init__(self, scope: Scope, open_: Callable[[], bool], stuck: Callable[[], None]) -> None:
+        """Watch a scope.
+
+        Args:
+            scope: That of the run.
+            open_: Whether the run still has to come to its end.
+            stuck: Called when it cannot.
+        """
+        self._scope = scope
+        self._open = open_
+        self._stuck = stuck
+        self._loop = asyncio.get_running_loop()
+        self._older_threads = frozenset(threading.enumerate())
+        scope.idle = self.look
+
+    def look(self, turns: int = _TURNS) -> None:
+        """Look whether anything is left, some rounds of the event loop later."""
+        if not self._open() or self._scope.busy:
+            return
+        if turns:
+            self._loop.call_soon(self.look, turns - 1)
+            return
+        other = next(self._others(), None)
+        if other is None:
+            self._stuck()
+        elif isinstance(other, threading.Thread):
+            threading.Thread(target=self._look_behind, args=[other], name=f"{_WATCH}-{other.name}", daemon=True).start()
+        elif asyncio.isfuture(other):
+            other.add_done_callback(lambda _: self.look())
+        else:
+            self._loop.call_later(max(0.0, other.when() - self._loop.time()), self.look)
+
+    def _look_behind(self, thread: threading.Thread) -> None:
+        thread.join()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.look)
+
+    def _others(self) -> Iterator[Any]:
+        """What may bring the pipeline on and is none of the scope's."""
+        for task in asyncio.all_tasks(self._loop):
+            if self._is_of_run(task) and not self._scope.waits(task) and not self._scope.owns(task):
+                yield task
+        for thread in threading.enumerate():
+            if thread not in self._older_threads and not thread.name.startswith(_POOLS):
+                yield thread
+        objects: list[Any] = gc.get_objects()
+        for each in objects:
+            kind = cast("type[Any]", type(each))
+            if issubclass(kind, asyncio.Future):
+                if not each.done() and _thread_works_for(each) and self._is_of_run(each):
+                    yield each
+            elif (
+                # That of uvloop has the same name and methods.
+                kind.__name__ == "TimerHandle"
+                and not each.cancelled()
+                and each.when() > self._loop.time()
+                and self._is_of_run(each)
+            ):
+                yield each
+
+    def _is_of_run(self, each: object) -> bool:
+        return any(isinstance(held, Context) and self._scope.surrounds(held) for held in gc.get_referents(each))
+
+
+def _thread_works_for(future: asyncio.Future[Any]) -> bool:
+    """Whether a future is that of a function in a thread: one callback of it cancels the thread's own future."""
+    callbacks: Any = getattr(future, "_callbacks", None) or ()
+    cells = (cell for callback, _ in callbacks for cell in getattr(callback, "__closure__", None) or ())
+    return any(isinstance(cell.cell_contents, ThreadFuture) for cell in cells)

@@ -1,0 +1,472 @@
+"""No run hangs, whatever user code does: each ends, with an error that names who is to blame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import reactivex as rx
+from reactivex import Observable, abc
+from reactivex import operators as ops
+from reactivex.disposable import Disposable
+from reactivex.scheduler import NewThreadScheduler
+from reactivex.scheduler.eventloop import AsyncIOScheduler
+
+from misbehaving import Bad, elsewhere, fine, raising, troubled
+from run_checks import Recorder, finals, other_tasks
+from rxloop import (
+    Agent,
+    AttemptError,
+    ContentCompleteEvent,
+    CustomEvent,
+    Event,
+    IterationEnd,
+    MemoryEventLog,
+    ModelRequest,
+    Operator,
+    RunContext,
+    RunError,
+    Signal,
+    StatusUpdateEvent,
+    TaskEvent,
+    ToolRequest,
+    op,
+    tool,
+)
+from rxloop.stream.bridges import from_task
+from rxloop.testing import ScriptedModel, call, virtual_time
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    await asyncio.sleep(0)
+    return "seen"
+
+
+def script() -> ScriptedModel:
+    return ScriptedModel(call("look"), "Done.")
+
+
+async def failure(agent: Agent[Any, Any], prompt: str = "Go.", **options: Any) -> AttemptError:
+    """How a run fails, which has to end in time, once, and leave nothing."""
+    run = agent.run(prompt, **options)
+    recorder = Recorder(run.events)
+    with pytest.raises(AttemptError) as caught:
+        async with asyncio.timeout(10):
+            await run
+    assert len(finals(recorder.events)) == 1
+    assert recorder.events[-1].kind == "status-update"
+    assert recorder.completed
+    await asyncio.sleep(0)
+    assert other_tasks() == set()
+    return caught.value
+
+
+def with_operator(operator: Operator, place: int) -> Agent[Any, str]:
+    loop = op.standard()
+    loop.insert(place, operator)
+    return Agent(script(), tools=[look], loop=loop)
+
+
+MOMENTS = ["together", "subscribed", "item", "completed"]
+
+
+@pytest.mark.parametrize("error", [ValueError, Bad, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("after", [0, 1])
+async def test_an_operator_that_raises_ends_the_run(
+    place: int, moment: str, error: type[BaseException], after: int
+) -> None:
+    operator = troubled(**{moment: raising(error)}, after=after)  # pyright: ignore[reportArgumentType]
+    told = await failure(with_operator(operator, place))
+    assert "boom" in str(told)
+
+
+@pytest.mark.parametrize("error", [ValueError, Bad])
+async def test_an_operator_around_the_loop_that_raises_ends_the_run(error: type[BaseException]) -> None:
+    for moment in MOMENTS:
+        bad = troubled(**{moment: raising(error)})  # pyright: ignore[reportArgumentType]
+
+        def around(pipeline: Operator, bad: Operator = bad) -> Operator:
+            return op.compose(op.iterate(pipeline), bad)
+
+        assert "boom" in str(await failure(Agent(script(), tools=[look], strategy=around)))
+
+
+@pytest.mark.parametrize("error", [ValueError, Bad])
+async def test_the_operator_that_raised_is_named(error: type[BaseException]) -> None:
+    for moment in ("together", "completed"):
+        operator = troubled(**{moment: raising(error)})  # pyright: ignore[reportArgumentType]
+        told = await failure(with_operator(operator, 2))
+        assert told.code == "pipeline"
+        assert "misbehaving.py" in str(told) or "troubled" in str(told)
+
+
+async def test_stock_operators_that_hold_everything_back_to_the_end_end_the_run() -> None:
+    for place in range(4):
+        told = await failure(with_operator(ops.to_list(), place))  # pyright: ignore[reportArgumentType]
+        assert told.code == "pipeline"
+        assert "list" in str(told)
+
+
+@pytest.mark.parametrize("error", [ValueError, Bad])
+async def test_an_error_is_told_though_disposing_what_runs_beside_it_raises(error: type[BaseException]) -> None:
+    def answer(request: ToolRequest) -> Observable[Signal]:
+        if request.ctx.index:
+            return rx.throw(ZeroDivisionError("the second"))
+        return Observable(lambda observer, scheduler=None: Disposable(raising(error)))
+
+    model = ScriptedModel([call("look"), call("look")], "Done.")
+    loop = [op.call_model(), op.answering(ToolRequest, answer), op.run_tools(), op.checkpoint()]
+    assert "the second" in str(await failure(Agent(model, tools=[look], loop=loop)))
+
+
+async def test_what_cannot_be_disposed_at_the_end_is_logged_and_its_tasks_are_stopped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad = troubled(disposed=raising(Bad))
+    run = with_operator(bad, 3).run("Go.")
+    Recorder(run.events)
+    run.cancel()
+    with pytest.raises(AttemptError):
+        async with asyncio.timeout(10):
+            await run
+    assert other_tasks() == set()
+
+
+def from_thread_with(scheduler: Callable[[], abc.SchedulerBase]) -> list[Operator]:
+    made: list[Any] = [
+        ops.observe_on(scheduler()),
+        ops.delay(0.01, scheduler=scheduler()),
+        elsewhere(lambda observer: observer.on_completed()),
+        elsewhere(lambda observer: observer.on_error(ValueError("boom"))),
+        elsewhere(lambda observer: observer.on_next(CustomEvent(name="x", data={}))),
+    ]
+    return made
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("which", range(5))
+async def test_what_is_delivered_from_another_thread_ends_the_run(which: int, place: int) -> None:
+    told = await failure(with_operator(from_thread_with(NewThreadScheduler)[which], place))
+    assert told.code == "pipeline"
+    assert "from_task" in str(told)
+
+
+async def test_a_provider_that_answers_from_a_thread_ends_the_run() -> None:
+    class Threaded:
+        name = "threaded"
+
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            def answer(scheduler: abc.SchedulerBase, state: Any = None) -> None:
+                observer.on_next(ContentCompleteEvent(step=request.step, content="Hi."))
+                observer.on_completed()
+
+            observer: Any = None
+
+            def subscribe(given: Any, scheduler: Any = None) -> abc.DisposableBase:
+                nonlocal observer
+                observer = given
+                return NewThreadScheduler().schedule(answer)
+
+            return Observable(subscribe)
+
+        async def aclose(self) -> None: ...
+
+    told = await failure(Agent(Threaded(), log=MemoryEventLog()))
+    assert "from_task" in str(told)
+
+
+async def _async_tool() -> str:
+    raise Bad("boom")
+
+
+def _sync_tool() -> str:
+    raise Bad("boom")
+
+
+async def _generator_tool() -> AsyncIterator[str]:
+    yield "working"
+    raise Bad("boom")
+
+
+@pytest.mark.parametrize("function", [_async_tool, _sync_tool, _generator_tool])
+async def test_a_tool_that_raises_what_is_no_exception_ends_the_run(function: Any) -> None:  # L113
+    bad = tool(name="mine")(function)
+    told = await failure(Agent(ScriptedModel(call("mine"), "Done."), tools=[bad]))
+    assert "tool mine" in str(told)
+    assert "Bad('boom')" in str(told)
+    assert "not an Exception" in str(told)
+    assert isinstance(told.__cause__, Exception)
+    assert isinstance(told.__cause__.__cause__, Bad)
+
+
+@pytest.mark.parametrize("request_type", [ModelRequest, ToolRequest, IterationEnd])
+async def test_a_handler_that_raises_what_is_no_exception_ends_the_run(request_type: Any) -> None:
+    @op.on(request_type)
+    async def mine(request: Any, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        raise Bad("boom")
+        yield request
+
+    place = {ModelRequest: 0, ToolRequest: 1, IterationEnd: 2}[request_type]
+    told = await failure(with_operator(mine, place))
+    assert "handler mine" in str(told)
+
+
+async def test_a_provider_that_raises_what_is_no_exception_ends_the_run() -> None:
+    class Broken:
+        name = "broken"
+
+        def __init__(self, at_once: bool) -> None:
+            self.at_once = at_once
+
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            async def work(push: Any) -> None:
+                raise Bad("boom")
+
+            if self.at_once:
+                raise Bad("boom")
+            return from_task(work)
+
+        async def aclose(self) -> None: ...
+
+    for at_once in (True, False):
+        assert "Bad('boom')" in str(await failure(Agent(Broken(at_once))))
+
+
+async def test_a_subscriber_that_raises_what_is_no_exception_is_detached(caplog: pytest.LogCaptureFixture) -> None:
+    run = Agent(script(), tools=[look]).run("Go.")
+
+    def bad(event: Event) -> None:
+        if event.kind == "tool-start":
+            raise Bad("boom")
+
+    def bad_end() -> None:
+        raise Bad("boom")
+
+    run.events.subscribe(bad, on_error=lambda _: None)
+    run.events.subscribe(on_completed=bad_end)
+    recorder = Recorder(run.events)
+    async with asyncio.timeout(10):
+        assert (await run).output == "Done."
+    assert recorder.completed
+    assert "a subscriber raised" in caplog.text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_does_so_and_the_run_ends_before(error: type[BaseException]) -> None:
+    recorded: list[Any] = []
+
+    @tool
+    async def leave() -> str:
+        """Leave."""
+        raise error
+
+    async def main() -> None:
+        bad = troubled(completed=raising(error))
+        agent = Agent(script(), tools=[look], loop=[op.call_model(), op.run_tools(), bad, op.checkpoint()])
+        run = agent.run("Go.")
+        recorded.append(Recorder(run.events))
+        await run
+
+    with pytest.raises(error):
+        asyncio.run(main())
+    assert len(finals(recorded[0].events)) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError, Bad])
+async def test_a_timer_of_an_operator_that_raises_ends_the_run(error: type[BaseException]) -> None:
+    def late(source: Observable[Signal]) -> Observable[Signal]:
+        return source.pipe(ops.delay(0.001), troubled(item=raising(error)))
+
+    assert "boom" in str(await failure(with_operator(late, 2)))
+
+
+async def test_a_timer_of_a_subscriber_that_raises_hurts_nobody() -> None:
+    run = Agent(script(), tools=[look]).run("Go.")
+    problems: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["exception"]))
+
+    def boom(_: Event) -> None:
+        raise ZeroDivisionError
+
+    run.events.pipe(ops.delay(0.0001)).subscribe(boom, on_error=lambda _: None)
+    assert (await run).output == "Done."
+
+
+# -- a run in which nothing is left to happen
+
+
+def swallowing(source: Observable[Signal]) -> Observable[Signal]:
+    """Takes the end for itself."""
+
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> Any:
+        return source.subscribe(observer.on_next, observer.on_error, fine, scheduler=scheduler)
+
+    return Observable(subscribe)
+
+
+def own_end() -> Operator:
+    """Waits for an end that only itself could bring."""
+    gate: rx.Subject[Any] = rx.Subject()
+    waits: Any = ops.concat(gate)
+    return waits
+
+
+STUCK: dict[str, Callable[[], Any]] = {
+    "never": lambda: ops.merge(rx.never()),
+    "swallowed": lambda: swallowing,
+    "own end": own_end,
+}
+
+
+@pytest.mark.parametrize("name", STUCK)
+@pytest.mark.parametrize("place", range(4))
+async def test_a_run_in_which_nothing_is_left_to_happen_ends_at_once(name: str, place: int) -> None:
+    told = await failure(with_operator(STUCK[name](), place))
+    assert told.code == "pipeline"
+    assert "nothing is left" in str(told)
+
+
+async def test_an_operator_whose_iterations_share_what_must_not_be_shared_ends_the_run() -> None:
+    for place in range(4):
+        shared: Any = ops.ref_count()
+        operator = op.compose(lambda source, shared=shared: source.pipe(ops.publish(), shared))
+        agent = with_operator(operator, place)
+        if place < 2:
+            # The first iteration is disposed before the second one begins.
+            assert (await agent.run("Go.")).output == "Done."
+        else:
+            assert "nothing is left" in str(await failure(agent))
+
+
+async def test_around_the_loop_as_well() -> None:
+    for name in ("never", "swallowed", "own end"):
+
+        def around(pipeline: Operator, name: str = name) -> Operator:
+            return op.compose(op.iterate(pipeline), STUCK[name]())
+
+        assert "nothing is left" in str(await failure(Agent(script(), tools=[look], strategy=around)))
+
+
+async def test_what_stands_unanswered_is_named() -> None:
+    hold: Any = ops.filter(lambda signal: not isinstance(signal, ToolRequest))
+    told = await failure(with_operator(op.compose(hold, ops.merge(rx.never())), 1))
+    assert "look" in str(told)
+    assert "call_model" in str(told)
+
+
+def test_a_run_is_not_stuck_while_something_of_it_goes_on() -> None:
+    async def slow() -> str:
+        await asyncio.sleep(3)
+        return "later"
+
+    def task() -> Any:
+        return ops.merge(rx.defer(lambda _: rx.from_future(asyncio.ensure_future(slow()))).pipe(ops.ignore_elements()))
+
+    def timer() -> Any:
+        loop = asyncio.get_running_loop()
+        return ops.merge(rx.timer(3, scheduler=AsyncIOScheduler(loop)).pipe(ops.ignore_elements()))
+
+    def own_timer() -> Any:
+        return ops.merge(rx.timer(3).pipe(ops.ignore_elements()))
+
+    def thread() -> Any:
+        def made(_: Any) -> Observable[Any]:
+            return rx.from_future(asyncio.get_running_loop().run_in_executor(None, fine))
+
+        return ops.merge(rx.defer(made).pipe(ops.ignore_elements()))
+
+    for make in (task, timer, own_timer, thread):
+        with virtual_time() as time:
+
+            async def main(make: Any = make) -> str:
+                return (await with_operator(make(), 2).run("Go.")).output
+
+            assert time.run(main()) == "Done."
+
+
+async def test_a_view_with_a_timer_of_its_own_keeps_no_run_alive() -> None:
+    agent = with_operator(STUCK["never"](), 2)
+    run = agent.run("Go.")
+    run.events.pipe(op.stats(3600)).subscribe(fine_with)
+    with pytest.raises(RunError, match="nothing is left"):
+        async with asyncio.timeout(10):
+            await run
+
+
+def fine_with(_: Any) -> None: ...
+
+
+# -- what only the run itself may say
+
+
+async def test_an_end_or_a_second_beginning_is_refused_to_who_emits_it() -> None:  # L4
+    @tool
+    async def mine(ctx: RunContext[None]) -> str:
+        """Mine."""
+        ctx.emit(StatusUpdateEvent(state="completed", final=True))
+        return "not here"
+
+    @tool
+    def threaded(ctx: RunContext[None]) -> str:
+        """In a thread."""
+        ctx.emit(TaskEvent(messages=[], model="x", agent_name="y"))
+        return "not here"
+
+    run = Agent(ScriptedModel([call("mine"), call("threaded")], "Done."), tools=[mine, threaded]).run("Go.")
+    recorder = Recorder(run.events)
+    assert (await run).output == "Done."
+    assert len(finals(recorder.events)) == 1
+    assert [event.kind for event in recorder.events].count("task") == 1
+    texts = [event.content for event in recorder.events if event.kind == "tool-complete"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert "final `status-update`" in texts[0]
+    assert "`task` event" in texts[1]
+
+
+async def test_a_provider_that_tells_the_end_of_the_run_is_an_error() -> None:
+    class Rude:
+        name = "rude"
+
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            async def work(push: Any) -> None:
+                push(StatusUpdateEvent(state="completed", final=True))
+
+            return from_task(work, request.ctx)
+
+        async def aclose(self) -> None: ...
+
+    assert "final `status-update`" in str(await failure(Agent(Rude())))
+
+
+async def test_what_is_no_signal_is_named_with_the_operator_that_sent_it() -> None:
+    told = await failure(with_operator(ops.map(lambda signal: 5), 2))  # pyright: ignore[reportArgumentType]
+    assert told.code == "pipeline"
+    assert "map sent 5, of the type int" in str(told)
+
+
+async def test_an_operator_that_gives_no_observable_is_named() -> None:
+    def forgetful(source: Observable[Signal]) -> Any:
+        source.pipe(ops.map(lambda signal: signal))
+
+    told = await failure(with_operator(forgetful, 2))
+    assert "forgetful" in str(told)
+    assert "gave None" in str(told)
+
+
+async def test_stock_operators_are_called_by_their_names() -> None:
+    drop: Any = ops.filter(lambda signal: not isinstance(signal, ModelRequest))
+    told = await failure(with_operator(drop, 0))
+    assert "rx.filter, call_model, run_tools, checkpoint" in str(told)
+
+
+async def test_a_handler_that_yields_what_is_no_signal_is_named() -> None:
+    @op.on(ToolRequest)
+    async def mine(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
+        yield "refused"
+
+    assert "the handler mine yielded 'refused'" in str(await failure(with_operator(mine, 1)))
