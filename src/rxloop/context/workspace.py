@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fnmatch
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Literal
 from rxloop.errors import ConfigurationError
 from rxloop.protocols import Workspace
 from rxloop.records import Rendered, WorkspacePart
+from rxloop.stream.threads import in_thread
 
 Kind = Literal["static", "live"]
 
@@ -73,7 +73,7 @@ class FolderWorkspace:
 
     async def render(self) -> Sequence[WorkspacePart]:
         """The files, in the order of their paths, each as one part; they are read in a thread."""
-        return await asyncio.to_thread(self._render)
+        return await in_thread(self._render)
 
     def _render(self) -> list[WorkspacePart]:
         parts: list[WorkspacePart] = []

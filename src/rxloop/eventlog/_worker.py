@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from rxloop.stream.threads import in_thread
+
 T = TypeVar("T")
 Connect = Callable[[], sqlite3.Connection]
 Work = Callable[[sqlite3.Connection], None]
@@ -99,7 +101,7 @@ class Worker:
         self._shared = self._thread = None
         if shared is not None and thread is not None:
             shared.queue.put(None)
-            await asyncio.to_thread(thread.join)
+            await in_thread(thread.join)
 
 
 def _serve(shared: _Shared, connect: Connect) -> None:

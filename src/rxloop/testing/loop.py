@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from anyio import CapacityLimiter
 
 from rxloop.errors import RxloopError
+from rxloop.stream.threads import THREAD_NAME
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 SECOND = 1_000_000_000
 """Nanoseconds: time is counted in whole ones, so that 0.5 s and 0.15 s make exactly 0.65 s."""
 _SHORT_WAIT = 0.02
-_POOLS = ("asyncio_", "AnyIO worker thread")
+_POOLS = ("asyncio_", "AnyIO worker thread", THREAD_NAME)
 _Poll = Callable[[float | None], list[Any]]
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 from rxloop.errors import ToolError
@@ -116,29 +114,16 @@ def _drain(generator: Generator[Any, None, Any], ctx: RunContext[Any], stop: thr
 
 
 async def _in_thread(work: Callable[[threading.Event], T], name: str) -> T:
-    """Run work in a thread that has a copy of the context variables.
+    """Run work in a thread; when this is cancelled, the work is told by the event that it gets."""
+    # Imported when a function is called: whoever only makes a tool needs nothing of a run.
+    from rxloop.stream.threads import in_thread
 
-    A thread cannot be cancelled: when this is, the work is told by the event that it gets, and its result is dropped.
-    """
-    stop, running = threading.Event(), threading.Event()
+    stop = threading.Event()
 
-    def guarded() -> T:
-        running.set()
-        try:
-            return work(stop)
-        except StopIteration as error:
-            # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
-            raise RuntimeError("the function raised StopIteration") from error
-        except SystemExit as error:
-            # From a thread it would end only the thread; handed on, it would end the process.
-            raise RuntimeError(f"the function called exit({error.code!r})") from error
-        finally:
-            running.clear()
+    def left() -> None:
+        log.warning("the function of tool %r still runs in its thread; its result will be dropped", name)
 
     try:
-        return await asyncio.get_running_loop().run_in_executor(None, copy_context().run, guarded)
-    except asyncio.CancelledError:
+        return await in_thread(lambda: work(stop), left=left)
+    finally:
         stop.set()
-        if running.is_set():
-            log.warning("the function of tool %r still runs in its thread; its result will be dropped", name)
-        raise
