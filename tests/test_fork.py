@@ -411,7 +411,7 @@ def test_a_fork_of_a_cancelled_run_goes_on_behind_what_was_cut_off(shop: Shop) -
         early = time.run(shop.agent("There.", tools=[slow]).fork(run.task_id, begun))
 
     assert cancelled.state == "canceled"
-    assert [message.text for message in late.messages][2].startswith("The call was cancelled")
+    assert [message.text for message in late.messages][2].startswith("This call was interrupted")
     assert [message.text for message in early.messages] == ["Go", "", "at last", "There."]
 
 

@@ -41,7 +41,7 @@ from rxloop import (
 from rxloop.errors import Overloaded
 from rxloop.providers.scripted import ScriptedCall
 from rxloop.requests import ModelRequest, Signal
-from rxloop.state import fold_all
+from rxloop.state import INTERRUPTED, fold_all
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
 
 
@@ -321,7 +321,7 @@ def test_a_cancelled_run_closes_what_was_open() -> None:  # L5, L122
     check_envelopes(events)
     result = caught.value.result
     assert (result.state, result.reason) == ("canceled", "canceled")
-    assert shape(result.messages)[2:] == ["tool: The call was cancelled before it had a result.", "tool: 3"]
+    assert shape(result.messages)[2:] == [f"tool: {INTERRUPTED}", "tool: 3"]
     assert well_formed(result.messages)
 
 

@@ -29,6 +29,7 @@ from rxloop.events import (
 from rxloop.messages import Usage
 from rxloop.requests import Signal
 from rxloop.settings import Limits
+from rxloop.stream import writer
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 
 
@@ -310,15 +311,18 @@ class FailingLog(MemoryEventLog):
 
 
 @pytest.mark.parametrize("after", range(13))
-async def test_a_failing_log_ends_the_run_with_its_code(after: int) -> None:  # L5
+async def test_a_log_that_is_gone_ends_the_attempt_and_not_the_run(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "PATIENCE", 0)
     run = Agent(two_steps(), tools=[add], log=FailingLog(after)).run("Add.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError, match="no space left") as caught:
         await run
     assert caught.value.code == "log"
-    final = assert_ended(recorder.events, "failed", "error")
+    # The log has no end of it, and so nobody is told that the run has failed for good.
+    final = assert_ended(recorder.events, "working", "error")
     assert final.error is not None
-    assert final.error.code == "log"
+    assert (final.error.code, final.error.retryable) == ("log", True)
+    assert "agent.resume" in final.error.message
     assert_numbered(recorder.events)
     assert recorder.completed
     await nothing_left()

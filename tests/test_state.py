@@ -29,7 +29,7 @@ from rxloop.events import (
 from rxloop.history import Ledger
 from rxloop.messages import ErrorInfo, Message, ToolCall, Usage
 from rxloop.settings import Limits
-from rxloop.state import CANCELED_CALL, RunState, check_limits, fold, fold_all
+from rxloop.state import NEVER_BEGAN, RunState, check_limits, fold, fold_all
 
 
 def task(*texts: str, **fields: Any) -> TaskEvent:
@@ -355,7 +355,7 @@ def test_a_new_task_begins_anew_on_the_history_and_answers_what_was_left_open() 
     assert shape(state) == [
         "user: One",
         "assistant: f,g",
-        f"tool: {CANCELED_CALL}",
+        f"tool: {NEVER_BEGAN}",
         "tool: done",
         "user: Faster!",
         "user: Two",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -39,7 +39,7 @@ from rxloop.requests import (
 )
 from rxloop.settings import Limits
 from rxloop.spec import Canceled, End, RunSpec
-from rxloop.state import CANCELED_CALL, Batch, RunState, Slot, fold, fold_beside
+from rxloop.state import Batch, RunState, Slot, fold, fold_beside
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.guard import as_error, leave_to_loop
@@ -69,7 +69,9 @@ class Core:
         """Whether the run holds its conversation, so that no other run of it may begin."""
         self.attempt = 1
         self.past: Sequence[Event] = ()
-        """What a fork has taken over of another run."""
+        """What a fork has taken over of another run; of a run that nobody had begun, its `task`."""
+        self.inputs: Mapping[str, Any] = {}
+        """The answers that the attempt begins with."""
         self.subscription = SerialDisposable()
         self.holders: set[object] = set()
         """What keeps the run going though its handle is gone."""
@@ -84,8 +86,8 @@ class Core:
         self.scheduler: RunScheduler | None = None
         self.open = False
         """Whether events are taken: from the first one to the final one."""
-        self.preparing: asyncio.Task[Any] | None = None
-        """What goes on before the first request, and is cut short when the attempt has to come to its end."""
+        self.cut_short: Callable[[], object] | None = None
+        """Ends what goes on before the first request, when the attempt has to come to its end."""
         self.final: Event | None = None
         """The last event of the attempt, once it is published."""
         self.end: End = None
@@ -99,6 +101,8 @@ class Core:
         self._sub = 0
         self._questions: dict[str, int] = {}
         self._tools: dict[str, Tool] = {}
+        if spec.cancel is not None:
+            self.finish(Canceled(spec.cancel))
 
     # -- what a run is, for those inside
 
@@ -336,8 +340,8 @@ class Core:
             self.ended = True
             if self._end_awaited is not None and not self._end_awaited.done():
                 self._end_awaited.set_result(None)
-            if self.preparing is not None:
-                self.preparing.cancel()
+            if self.cut_short is not None:
+                self.cut_short()
 
     def watch(self) -> None:
         """From now on, end the attempt when nothing is left that could do so."""
@@ -391,15 +395,17 @@ class Core:
 
     def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
         call = batch.calls[index]
+        tool = self._tools.get(call.name)
+        idempotent = tool is not None and tool.idempotent
         return ToolCompleteEvent(
             call=call,
             index=index,
-            hidden=call.name in self._tools and self._tools[call.name].definition.hidden,
+            hidden=tool is not None and tool.definition.hidden,
             step=batch.step,
             branch=branch,
             success=False,
             error="canceled",
-            content=CANCELED_CALL,
+            content=batch.unanswered(index, batch.asking(self.states[None].pending.values()), idempotent=idempotent),
         )
 
     # -- requests

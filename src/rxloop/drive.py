@@ -11,29 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rxloop import turns
 from rxloop.conversation import conversation, reading
 from rxloop.core import Core
+from rxloop.endings import final_event, unrecorded_end
 from rxloop.errors import (
     ConfigurationError,
+    ConflictError,
     ContextBusy,
     EventLogError,
-    InvalidInput,
     InvalidOutput,
     Paused,
-    PipelineError,
-    ProviderError,
     RxloopError,
 )
-from rxloop.events import (
-    Event,
-    InputReceivedEvent,
-    State,
-    StatusUpdateEvent,
-    TaskEvent,
-)
-from rxloop.json_schema import misfit
-from rxloop.messages import ErrorInfo, Message
+from rxloop.events import Event, InputReceivedEvent, StatusUpdateEvent, TaskEvent
+from rxloop.inputs import check_waiting, new_answers
+from rxloop.messages import Message
 from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
-from rxloop.spec import Canceled, End
+from rxloop.spec import Canceled
 from rxloop.state import LimitHit, RunState, fold_all
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
@@ -68,7 +61,7 @@ async def drive(core: Core) -> None:
             return
         if (core.spec.resume or core.spec.fork is not None) and core.writer is None:
             # It had to end before the log told where it stands: nothing of this attempt can be recorded.
-            _publish_end(core, core.record(_final(core, core.end)))
+            _publish_end(core, core.record(final_event(core, core.end)))
             return
         await _begin(core)
         await _wait(core)
@@ -91,14 +84,25 @@ def _time_limit(core: Core) -> asyncio.TimerHandle | None:
     return asyncio.get_running_loop().call_later(seconds, core.finish, late)
 
 
-async def _until_end(core: Core, work: Coroutine[Any, Any, T]) -> T | None:
-    """What some work of the preparation comes to; None if the attempt has to end before, which cuts it short."""
-    if core.ended:
+async def _until_end(core: Core, work: Coroutine[Any, Any, T], grace: float = 0) -> T | None:
+    """What some work of the preparation comes to; None if the attempt has to end before, which cuts it short.
+
+    Args:
+        core: The attempt.
+        work: Awaited, in a task of its own.
+        grace: The seconds that the work may still take when the attempt has to end.
+    """
+    if core.ended and not grace:
         work.close()
         return None
-    core.preparing = asyncio.get_running_loop().create_task(work, name=f"rxloop-preparation-{core.task_id}")
+    loop = asyncio.get_running_loop()
+    preparing = loop.create_task(work, name=f"rxloop-preparation-{core.task_id}")
+    timers: list[asyncio.TimerHandle] = []
+    core.cut_short = lambda: timers.append(loop.call_later(grace, preparing.cancel)) if grace else preparing.cancel()
+    if core.ended:
+        core.cut_short()
     try:
-        return await core.preparing
+        return await preparing
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -107,7 +111,9 @@ async def _until_end(core: Core, work: Coroutine[Any, Any, T]) -> T | None:
             raise RxloopError("something that the preparation of the run waited for was cancelled") from None
         return None
     finally:
-        core.preparing = None
+        core.cut_short = None
+        for timer in timers:
+            timer.cancel()
 
 
 async def _load(core: Core) -> Event | None:
@@ -116,14 +122,12 @@ async def _load(core: Core) -> Event | None:
     if spec.log is None:
         return None
     if spec.resume:
-        return await _until_end(core, _load_run(core, spec.log))
+        return await _load_run(core, spec.log)
     if spec.fork is not None:
         return await _until_end(core, _load_fork(core, spec.log, spec.fork))
-    if not _occupied(core, spec.log):
-        await _until_end(core, _turn(core, spec.log))
-        if not core.occupies:
-            return None
-    core.writer = LogWriter(spec.log, spec.task_id, 0, core.finish)
+    if not await _has_turn(core, spec.log):
+        return None
+    core.writer = _writer(core, spec.log, 0)
     if spec.keep_context:
         before = conversation(spec.log, core.context_id, before=spec.task_id)
         core.states[None] = await _until_end(core, before) or core.states[None]
@@ -131,12 +135,19 @@ async def _load(core: Core) -> Event | None:
 
 
 async def _load_run(core: Core, event_log: EventLog) -> Event | None:
-    events = await reading(event_log.read(core.task_id))
+    # An attempt that is cancelled before it began is loaded all the same: its end belongs into the log.
+    events = await _until_end(core, reading(event_log.read(core.task_id)), GRACE)
+    if events is None:
+        return None
     core.context_id = events[0].context_id
-    if not _occupied(core, event_log):
-        await _turn(core, event_log)
-    core.states[None] = await conversation(event_log, core.context_id, before=core.task_id)
-    return _take_up(core, events)
+    # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
+    if core.spec.cancel is None and not await _has_turn(core, event_log):
+        return None
+    before = await _until_end(core, conversation(event_log, core.context_id, before=core.task_id), GRACE)
+    if before is None:
+        return None
+    core.states[None] = before
+    return _take_up(core, event_log, events)
 
 
 async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
@@ -154,8 +165,20 @@ async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
     if not _occupied(core, event_log):
         await _turn(core, event_log)
     _recall(core, core.past)
-    _go_on(core, fold_all(core.past))
-    core.writer = LogWriter(event_log, core.task_id, 0, core.finish)
+    state = fold_all(core.past)
+    _go_on(core, state, state.attempt + 1)
+    core.writer = _writer(core, event_log, 0)
+
+
+def _writer(core: Core, event_log: EventLog, durable_seq: int) -> LogWriter:
+    return LogWriter(event_log, core.task_id, durable_seq, core.finish, core.scope.gate)
+
+
+async def _has_turn(core: Core, event_log: EventLog) -> bool:
+    """Whether the run has its turn in the conversation, at once or in the end; not if it has to end before."""
+    if not _occupied(core, event_log):
+        await _until_end(core, _turn(core, event_log))
+    return core.occupies
 
 
 def _occupied(core: Core, event_log: EventLog) -> bool:
@@ -184,22 +207,31 @@ def _release(core: Core) -> None:
         turns.give_back(core.spec.log, core.context_id)
 
 
-def _take_up(core: Core, events: Sequence[Event]) -> Event | None:
+def _take_up(core: Core, event_log: EventLog, events: Sequence[Event]) -> Event | None:
     spec = core.spec
     _recall(core, events)
     state = fold_all(events, core.states[None], core.born)
-    _go_on(core, state)
-    if state.finished:
+    if state.state == "submitted":
+        # Nobody has begun it yet: this is its first attempt, and the `task` belongs to it.
+        core.past = events
+        _go_on(core, state, state.attempt)
+    else:
+        _go_on(core, state, state.attempt + 1)
+    inputs = spec.inputs or {}
+    core.inputs = new_answers(core.task_id, state, inputs)
+    if state.finished and not state.retryable:
         return events[-1]
-    _check_inputs(core, state)
-    _compare_strategy(core, events[0])
-    core.writer = LogWriter(spec.log, spec.task_id, state.seq, core.finish) if spec.log is not None else None
+    if not inputs and spec.on_input is None and not core.ended:
+        check_waiting(core.task_id, state)
+    if spec.cancel is None:
+        _compare_strategy(core, events[0])
+    core.writer = _writer(core, event_log, state.seq)
     return None
 
 
-def _go_on(core: Core, state: RunState) -> None:
+def _go_on(core: Core, state: RunState, attempt: int) -> None:
     core.states[None] = state
-    core.attempt = state.attempt + 1
+    core.attempt = attempt
     core.resume_at(state.seq)
 
 
@@ -223,48 +255,20 @@ def _compare_strategy(core: Core, task: Event) -> None:
         )
 
 
-def _check_inputs(core: Core, state: RunState) -> None:
-    inputs = core.spec.inputs or {}
-    for input_id, value in inputs.items():
-        question = state.pending.get(input_id)
-        if question is None:
-            waiting = ", ".join(state.pending) or "nothing"
-            raise InvalidInput(f"the run {core.task_id} does not wait for {input_id!r}; it waits for {waiting}")
-        if question.options is not None and value not in question.options:
-            raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
-        wrong = misfit(value, question.answer_schema)
-        if wrong is not None:
-            raise InvalidInput(f"{value!r} does not answer {question.prompt!r} ({input_id}): {wrong}")
-    if state.pending and not inputs and core.spec.on_input is None:
-        waiting = ", ".join(state.pending)
-        raise InvalidInput(f"the run {core.task_id} waits for {waiting}: give inputs={{...}} or on_input=")
-
-
 async def _begin(core: Core) -> None:
     spec = core.spec
-    resumed = core.attempt > 1
-    after = core.state().seq if resumed else None
     core.open = True
-    for event in core.past:
-        core.take_over(event)
-    if not resumed:
-        task = TaskEvent(
-            messages=list(spec.messages),
-            model=spec.model.name,
-            agent_name=spec.agent_name,
-            strategy=spec.strategy,
-            metadata=spec.metadata,
-        )
-        core.publish(task)
-    core.publish(StatusUpdateEvent(state="working", resumed=resumed, after_seq=after))
-    core.begun = True
-    for input_id, value in (spec.inputs or {}).items():
-        core.publish(InputReceivedEvent(input_id=input_id, value=value))
+    await _announce(core)
     if spec.fork is not None:
         _part(core, spec.fork)
     try:
+        if spec.resume:
+            # So that the calls of before can be closed, whatever happens next.
+            core.set_tools(spec.tools.resolve_now(core.context()) or {})
+        if core.ended:
+            return
         core.system = await _system(core)
-        if resumed:
+        if core.attempt > 1:
             core.set_tools(await _until_end(core, spec.tools.resolve(core.context())) or {})
         if core.ended:
             return
@@ -290,6 +294,54 @@ def _connect(core: Core) -> None:
     core.watch()
     core.subscription.disposable = connect(pipeline, core.publish_signal, core.finish, core.completed, scheduler)
     core.scope.settle()
+
+
+async def _announce(core: Core) -> None:
+    """Publish the first events of the attempt."""
+    spec = core.spec
+    resumed = core.attempt > 1
+    first: list[Event] = []
+    if not spec.resume and not resumed:
+        task = TaskEvent(
+            messages=list(spec.messages),
+            model=spec.model.name,
+            agent_name=spec.agent_name,
+            strategy=spec.strategy,
+            metadata=spec.metadata,
+        )
+        first.append(task)
+    after = core.state().seq if resumed else None
+    first.append(StatusUpdateEvent(state="working", resumed=resumed, after_seq=after))
+    first += [InputReceivedEvent(input_id=input_id, value=value) for input_id, value in core.inputs.items()]
+    if spec.resume:
+        await _claim(core, first)
+        return
+    for event in core.past:
+        core.take_over(event)
+    for event in first:
+        core.publish(event)
+    core.begun = True
+
+
+async def _claim(core: Core, first: Sequence[Event]) -> None:
+    """Take a run up: whoever gets the first events of the next attempt into the log goes on with it, and nobody else.
+
+    Raises:
+        ConflictError: Somebody else was quicker; nothing was done here.
+    """
+    recorded = [core.record(event) for event in first]
+    if core.writer is not None:
+        try:
+            await _through(core, core.writer.flush)
+        except ConflictError as error:
+            await core.writer.close()
+            raise ConflictError(
+                f"the run {core.task_id} was taken up elsewhere at the same moment, and goes on there; nothing was "
+                f"done here. follow(log, {core.task_id!r}) shows what it comes to; agent.resume() gives its end later"
+            ) from error
+    core.begun = True
+    for event in (*core.past, *recorded):
+        core.hub.publish(event)
 
 
 def _part(core: Core, fork: Fork) -> None:
@@ -330,13 +382,13 @@ async def _wait(core: Core) -> None:
         core.finish(CLOSING)
 
 
-async def _through(step: Callable[[], Awaitable[T]]) -> T:
-    """Carry out a step of the end, though the event loop that is closing cancels it."""
+async def _through(core: Core, step: Callable[[], Awaitable[T]]) -> T:
+    """Carry out a step that an event loop which is closing must not cut off, though it cancels it."""
     while True:
         try:
             return await step()
         except asyncio.CancelledError:
-            continue
+            core.finish(CLOSING)
 
 
 async def _finish(core: Core) -> None:
@@ -347,26 +399,27 @@ async def _finish(core: Core) -> None:
         log.exception("the pipeline of the run %s could not be disposed by %s", core.task_id, raiser(error))
         leave_to_loop(error)
         core.scope.stop()
-    stuck = await _through(lambda: core.scope.join(GRACE))
+    stuck = await _through(core, lambda: core.scope.join(GRACE))
     if stuck:
         log.error("after %s s the run %s leaves behind: %s", GRACE, core.task_id, ", ".join(stuck))
     if core.end is None and core.state().done:
         misfit = core.parsed(core.state().content)[1]
         core.end = InvalidOutput(misfit) if misfit is not None else None
     paused = core.end is None and bool(core.state().pending)
-    if not paused:
+    lost = core.writer is not None and core.writer.error is not None
+    if not paused and not lost:
         core.close_open()
-    final = core.record(_final(core, core.end))
+    final = core.record(final_event(core, core.end))
     # Nothing may come behind it while it is made durable.
     core.open = False
     if core.writer is not None:
         try:
-            await _through(core.writer.flush)
+            await _through(core, core.writer.flush)
         except EventLogError as error:
             log.error("the run %s could not be recorded to its end: %s", core.task_id, error)
-            failed = _final(core, error)
-            final = failed.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
-        await _through(core.writer.close)
+            told = unrecorded_end(core, error)
+            final = told.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
+        await _through(core, core.writer.close)
     _publish_end(core, final)
 
 
@@ -377,43 +430,3 @@ def _publish_end(core: Core, final: Event) -> None:
 
 
 _ENVELOPE = ("context_id", "task_id", "seq", "sub", "attempt", "timestamp")
-
-
-def _final(core: Core, end: End) -> StatusUpdateEvent:
-    state = core.state()
-    outcome, reason, error = _outcome(state, end)
-    return StatusUpdateEvent(
-        state=outcome,
-        final=True,
-        reason=reason,
-        error=error,
-        content=state.content or None,
-        finish_reason=state.last.finish_reason if state.last is not None else None,
-        usage=state.usage,
-        pending=list(state.pending.values()),
-    )
-
-
-def _outcome(state: RunState, end: End) -> tuple[State, str | None, ErrorInfo | None]:
-    if isinstance(end, Canceled):
-        return "canceled", "canceled", ErrorInfo(code="canceled", message=end.reason)
-    if isinstance(end, LimitHit):
-        return "failed", end.reason, ErrorInfo(code=end.reason, message=str(end))
-    if end is not None:
-        return "failed", "error", ErrorInfo(code=error_code(end), message=str(end) or type(end).__name__)
-    if state.pending:
-        return "input-required", "input", None
-    if not state.done:
-        return "failed", "error", ErrorInfo(code="pipeline", message="the loop ended without an answer")
-    return "completed", None, None
-
-
-def error_code(error: Exception) -> str:
-    """The stable name of what ended a run."""
-    if isinstance(error, ProviderError):
-        return error.code
-    if isinstance(error, EventLogError):
-        return "log"
-    if isinstance(error, PipelineError):
-        return "pipeline"
-    return "output" if isinstance(error, InvalidOutput) else "error"

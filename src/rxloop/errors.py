@@ -99,15 +99,30 @@ class SlowReader(RxloopError):
 
 
 class EventLogError(RxloopError):
-    """The event log could not read or write."""
+    """The event log could not read or write.
+
+    Attributes:
+        retryable: Whether the same call may succeed in a moment.
+    """
+
+    retryable: bool = True
+
+    def __init__(self, message: str, *, retryable: bool | None = None) -> None:
+        super().__init__(message)
+        if retryable is not None:
+            self.retryable = retryable
 
 
 class ConflictError(EventLogError):
     """Another writer appended to the same run first."""
 
+    retryable = False
+
 
 class UnknownRun(EventLogError, LookupError):
     """The log holds no run with that id."""
+
+    retryable = False
 
 
 class SessionError(RxloopError):

@@ -311,3 +311,5 @@ class ErrorInfo(Wire):
 
     code: str
     message: str
+    retryable: bool = False
+    """Whether the same may succeed in a moment: a run that failed so can be resumed."""

@@ -13,11 +13,11 @@ from rxloop.events import (
     InputRequiredEvent,
     MessageAddedEvent,
     StageEvent,
+    StatusUpdateEvent,
     TaskEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolStartEvent,
-    ends_attempt,
 )
 
 Slot = tuple[str, int]
@@ -60,8 +60,8 @@ class Recorded:
                 asking[event.input_id] = (event.input.step or "", event.input.index)
             elif isinstance(event, InputReceivedEvent):
                 asking.pop(event.input_id, None)
-            elif ends_attempt(event):
-                # A call that waited for an answer was left on purpose, to be made again with the answer.
+            elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):
+                # A call that waited for an answer was left at its question, to be made again with the answer.
                 cut_off.difference_update(asking.values())
         cut_off.difference_update(asking.values(), self.results)
 

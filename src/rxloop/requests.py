@@ -208,6 +208,13 @@ class RunContext(Generic[D]):
         """The tokens of the run so far."""
         return self.state.usage
 
+    @property
+    def idempotency_key(self) -> str:
+        """The name of this tool call, the same in every attempt to carry it out: for a service that knows such keys."""
+        if self.call is None:
+            raise RxloopError("ctx.idempotency_key belongs in a tool: this context has no tool call")
+        return f"{self.task_id}:{self.step}:{self.index}"
+
     def emit(self, event: Event) -> None:
         """Put an event on the stream of the run; from any thread."""
         # A copy, since the run stamps what it publishes: who emits an event may keep it as a constant.

@@ -48,6 +48,8 @@ class RunSpec(NamedTuple):
     when_busy: WhenBusy = "refuse"
     resume: bool = False
     inputs: Mapping[str, Any] | None = None
+    cancel: str | None = None
+    """The reason for which the attempt is there to cancel the run, and to do nothing else."""
     fork: Fork | None = None
 
 

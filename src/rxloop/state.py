@@ -6,7 +6,7 @@ There is no other memory of a run. Live, resumed and replayed, the messages that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rxloop.errors import RxloopError
@@ -26,6 +26,7 @@ from rxloop.events import (
     ThinkingFailedEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
+    ToolStartEvent,
     UsageEvent,
 )
 from rxloop.history import History, Ledger
@@ -40,6 +41,10 @@ THINK_ALOUD = "think_aloud"
 _EARLIER = 1_000
 """Ids of earlier runs that are known in any case; twice as many are kept at most."""
 CANCELED_CALL = "The call was cancelled before it had a result."
+NEVER_BEGAN = "The call was cancelled before it began: nothing was done."
+UNKNOWN_EFFECT = "it is not known whether it had its effect"
+FIND_OUT = "Find out what happened before you repeat it."
+INTERRUPTED = f"This call was interrupted: it was started, and {UNKNOWN_EFFECT}. It was not made again. {FIND_OUT}"
 Slot = tuple[str, int]
 
 
@@ -50,6 +55,8 @@ class Batch:
     step: str
     message: Message
     answers: Ledger[int, ToolCompleteEvent] = field(default_factory=Ledger[int, ToolCompleteEvent])
+    begun: int = 0
+    """The calls that were started, a bit for each place, but for those that an attempt has left at a question."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -70,16 +77,36 @@ class Batch:
         """Whether every call is `think_aloud`."""
         return all(call.name == THINK_ALOUD for call in self.calls)
 
-    def messages(self) -> list[Message]:
+    def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
         """The assistant message and one result for each call, in call order."""
+        asking = self.asking(pending)
         results = [
-            _message(role="tool", tool_call_id=call.id, content=self._answer(index))
+            _message(role="tool", tool_call_id=call.id, content=self._answer(index, asking))
             for index, call in enumerate(self.calls)
         ]
         return [self.message, *results]
 
-    def _answer(self, index: int) -> str:
-        return self.answers[index].content if index in self.answers else CANCELED_CALL
+    def _answer(self, index: int, asking: int) -> str:
+        return self.answers[index].content if index in self.answers else self.unanswered(index, asking)
+
+    def unanswered(self, index: int, asking: int, *, idempotent: bool = False) -> str:
+        """What the model reads of a call that comes to no result.
+
+        Args:
+            index: The place of the call.
+            asking: The calls that wait for an answer, a bit for each place.
+            idempotent: Whether the call may be made again in any case.
+        """
+        if asking >> index & 1:
+            return CANCELED_CALL
+        if not self.begun >> index & 1:
+            return NEVER_BEGAN
+        return CANCELED_CALL if idempotent else INTERRUPTED
+
+    def asking(self, pending: Iterable[PendingInput]) -> int:
+        """Those of the calls that wait for an answer, a bit for each place."""
+        places = {each.index for each in pending if each.call is not None and each.step == self.step}
+        return sum(1 << index for index in places)
 
 
 class Measured(NamedTuple):
@@ -165,8 +192,13 @@ class RunState:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended for good."""
+        """Whether the run is over: nobody goes on with it unless somebody asks for that."""
         return self.state in ("completed", "failed")
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the run failed by something that may pass, so that it can be resumed."""
+        return self.state == "failed" and self.error is not None and self.error.retryable
 
     def beside(self, main: RunState) -> RunState:
         """The state of a branch, with what belongs to the whole run as the main line has it."""
@@ -280,7 +312,8 @@ def fold_all(
 
 def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     # A run that never ended leaves its history to the next one of the conversation.
-    before = state.messages.append(*(state.batch.messages() if state.batch else ()), *state.held)
+    open_batch = state.batch.messages(state.pending.values()) if state.batch else ()
+    before = state.messages.append(*open_batch, *state.held)
     # So is what was compressed of it, since it only grows.
     fresh = RunState(
         seq=event.seq,
@@ -308,12 +341,24 @@ def _earlier(state: RunState) -> Ledger[str, None]:
 
 
 def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
-    return {
+    changes: dict[str, Any] = {
         "state": event.state,
         "reason": event.reason,
         "error": event.error,
         "attempt": event.attempt or state.attempt,
     }
+    if state.batch is not None and state.pending and (event.final or event.resumed):
+        # A call that waits for an answer was left at its question, and begins once more when the answer is there.
+        batch = state.batch
+        changes["batch"] = replace(batch, begun=batch.begun & ~batch.asking(state.pending.values()))
+    return changes
+
+
+def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
+    batch = state.batch
+    if batch is None or batch.step != event.step:
+        return {}
+    return {"batch": replace(batch, begun=batch.begun | 1 << event.index)}
 
 
 def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
@@ -354,7 +399,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step or not batch.awaits(event.index):
         return {}
-    batch = Batch(batch.step, batch.message, batch.answers.add(event.index, event))
+    batch = replace(batch, answers=batch.answers.add(event.index, event))
     pending = _unasked(state, batch.step, event.index)
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}
@@ -431,6 +476,7 @@ _HANDLERS: dict[type[Event], Callable[[RunState, Any], dict[str, Any]]] = {
     LLMCallEvent: _llm_call,
     LLMFailedEvent: _llm_failed,
     ContentCompleteEvent: _content_complete,
+    ToolStartEvent: _tool_start,
     ToolCompleteEvent: _tool_complete,
     MessageAddedEvent: _message_added,
     UsageEvent: _usage,

@@ -163,7 +163,7 @@ async def test_a_second_process_that_writes_the_same_run_is_stopped(path: Path) 
     agent = Agent(ScriptedModel(call("meddle"), "Never said."), tools=[meddle], log=log)
     with pytest.raises(RunError, match="somebody else writes this run") as failure:
         await agent.run("Hi")
-    assert failure.value.code == "log"
+    assert failure.value.code == "conflict"
     await log.aclose()
     await other.aclose()
 

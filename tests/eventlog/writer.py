@@ -11,6 +11,7 @@ import sys
 from rxloop import Agent, EventLogError, RunError, SqliteEventLog
 from rxloop.events import CustomEvent, Event, TaskEvent
 from rxloop.messages import Message
+from rxloop.stream import writer
 from rxloop.testing import ScriptedModel, call
 
 LIMIT = 300_000
@@ -47,6 +48,8 @@ async def agent(path: str) -> None:
     async def much() -> str:
         return "x" * (LIMIT // 4)
 
+    # The disk stays full.
+    writer.PATIENCE = 0
     log = SqliteEventLog(path)
     run = Agent(ScriptedModel(*[call("much")] * 20, "Done."), tools=[much], log=log).run("Go.")
     finals: list[str] = []

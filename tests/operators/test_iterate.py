@@ -106,7 +106,10 @@ async def test_a_guard_that_swallows_a_call_is_named_with_the_tool() -> None:
     assert error.code == "pipeline"
     assert "unanswered (step)" in str(error)
     assert "swallows" in str(error)
-    assert shape(error.result.messages)[2:] == ["tool: 1", "tool: The call was cancelled before it had a result."]
+    assert shape(error.result.messages)[2:] == [
+        "tool: 1",
+        "tool: The call was cancelled before it began: nothing was done.",
+    ]
 
 
 async def test_a_model_operator_that_swallows_the_request_is_an_error() -> None:

@@ -28,6 +28,7 @@ from rxloop import (
 from rxloop.messages import ToolCall
 from rxloop.operators.run_tools import run_tools
 from rxloop.providers.scripted import ScriptedCall
+from rxloop.state import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.testing import ScriptedModel, assert_marbles, call, virtual_time
 
 
@@ -330,7 +331,9 @@ def test_a_tool_that_takes_too_long_is_cancelled_and_the_others_are_not() -> Non
         assert time.now == 1
 
     assert ended == ["cancelled"]
-    assert [m.text for m in model.requests[1].messages[2:]] == ["slow timed out after 0.5 s.", "in time"]
+    late, in_time = (message.text for message in model.requests[1].messages[2:])
+    assert late == f"slow timed out after 0.5 s. It was cut off, and {UNKNOWN_EFFECT}. {FIND_OUT}"
+    assert in_time == "in time"
 
 
 async def test_progress_and_events_of_a_tool_carry_its_call() -> None:  # L112

@@ -20,6 +20,7 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import PlanRefused
+from rxloop.state import INTERRUPTED
 from rxloop.strategies import rewoo
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, virtual_time
 
@@ -227,4 +228,4 @@ async def test_a_call_that_was_cancelled_is_made_again_if_that_does_no_harm(idem
     # What is not idempotent waits until its start is durable, and is cancelled before it is called.
     assert made == (3 if idempotent else 0)
     observed = [each.content for each in thoughts_of(await log.read(run.task_id)) if each.thought_type == "observation"]
-    assert observed == ["paid 5" if idempotent else "The call was cancelled before it had a result."]
+    assert observed == ["paid 5" if idempotent else INTERRUPTED]

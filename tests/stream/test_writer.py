@@ -9,7 +9,8 @@ import pytest
 from run_checks import nothing_left, settled
 from rxloop.errors import ConflictError, EventLogError
 from rxloop.events import ContentDeltaEvent, CustomEvent, Event
-from rxloop.stream.writer import FLUSH_EVERY, LogWriter
+from rxloop.stream.scope import Gate
+from rxloop.stream.writer import FLUSH_EVERY, MOST, PATIENCE, LogWriter
 from rxloop.testing import virtual_time
 
 
@@ -131,7 +132,7 @@ async def test_who_gives_up_waiting_does_not_stop_the_write() -> None:
     assert it.log.batches == [[1]]
 
 
-@pytest.mark.parametrize("error", [OSError("disk full"), ConflictError("somebody else")])
+@pytest.mark.parametrize("error", [TypeError("no such argument"), ConflictError("somebody else")])
 async def test_a_failure_is_told_once_and_raised_anew_by_each_flush(error: Exception) -> None:
     it = Writing()
     it.log.error = error
@@ -141,6 +142,7 @@ async def test_a_failure_is_told_once_and_raised_anew_by_each_flush(error: Excep
         with pytest.raises(EventLogError, match=str(error)) as caught:
             await it.writer.flush()
         raised.append(caught.value)
+        assert isinstance(caught.value, ConflictError) == isinstance(error, ConflictError)
     assert raised[0] is not raised[1]
     assert len(it.failures) == 1
     assert isinstance(it.failures[0], EventLogError)
@@ -149,7 +151,7 @@ async def test_a_failure_is_told_once_and_raised_anew_by_each_flush(error: Excep
 
 async def test_nothing_is_written_behind_a_failure() -> None:
     it = Writing()
-    it.log.error = OSError("disk full")
+    it.log.error = EventLogError("the file of another program", retryable=False)
     it.add()
     with pytest.raises(EventLogError):
         await it.writer.flush()
@@ -269,7 +271,7 @@ async def test_nothing_is_appended_past_a_write_that_is_under_way() -> None:
 
 async def test_a_failure_at_once_is_the_failure_of_the_log() -> None:
     it = QuickWriting()
-    it.log.error = OSError("no room")
+    it.log.error = ValueError("no room")
     it.add()
     with pytest.raises(EventLogError, match="no room"):
         await it.writer.flush()
@@ -286,3 +288,133 @@ async def test_transient_events_are_for_the_logs_that_keep_them(monkeypatch: pyt
     it.writer.add(ContentDeltaEvent(delta="x", seq=1, sub=1))
     await it.writer.flush()
     assert it.log.batches == ([[1, 1]] if keeps else [[1]])
+
+
+class AwayLog(Log):
+    """Fails until the test says otherwise, and remembers who asked."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.owners: list[str] = []
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+        self.owners.append(owner)
+        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+
+
+class Away(Writing):
+    """A writer whose log is away."""
+
+    def __init__(self, error: Exception | None = None, gate: Gate | None = None) -> None:
+        super().__init__()
+        self.log: Any = AwayLog(error or OSError("the server is starting"))
+        self.writer = LogWriter(self.log, "t", 0, self.failures.append, gate)
+
+
+@pytest.mark.parametrize("error", [OSError("restarting"), EventLogError("the disk is full"), RuntimeError("driver")])
+def test_a_log_that_fails_for_a_moment_is_asked_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Away(error)
+            asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, it.log, "error", None)
+            it.add(2)
+            assert await it.writer.flush() == 2
+            assert it.log.batches == [[1, 2]]
+            assert it.failures == []
+            # Each try has the token of the writer, so that one whose answer was lost is known again.
+            assert set(it.log.owners) == {it.writer.owner}
+            assert 10 < len(it.log.owners) < 40
+
+        time.run(main())
+        assert PATIENCE - 5 <= time.now < PATIENCE
+    assert [record.getMessage() for record in caplog.records if "trying again" in record.getMessage()] == [
+        f"the log does not take the events of the run t; trying again: {error}"
+    ]
+
+
+def test_patience_ends() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Away()
+            it.add()
+            with pytest.raises(EventLogError, match="the server is starting"):
+                await it.writer.flush()
+            assert len(it.failures) == 1
+
+        time.run(main())
+        assert PATIENCE - 2 <= time.now <= PATIENCE
+
+
+def test_patience_begins_anew_with_each_batch() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Away()
+            for _ in range(3):
+                it.log.error = OSError("away")
+                asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, it.log, "error", None)
+                it.add()
+                await it.writer.flush()
+            assert it.log.batches == [[1], [2], [3]]
+
+        time.run(main())
+        assert time.now > 2 * PATIENCE
+
+
+async def test_a_conflict_is_final_at_once() -> None:
+    it = Away(ConflictError("somebody else"))
+    it.add()
+    with pytest.raises(ConflictError, match="somebody else"):
+        await it.writer.flush()
+    assert len(it.log.owners) == 1
+
+
+def test_the_sockets_are_held_back_while_too_much_waits_for_the_log() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            gate = Gate()
+            it = Away(gate=gate)
+            it.add(MOST)
+            await asyncio.sleep(1)
+            it.add(MOST)
+            assert not gate.closed
+            it.add()
+            assert gate.closed
+            it.add(10)
+            it.log.error = None
+            await it.writer.flush()
+            assert not gate.closed
+            it.log.error = OSError("gone")
+            it.add(1)
+            await asyncio.sleep(1)
+            it.add(MOST + 1)
+            assert gate.closed
+            with pytest.raises(EventLogError):
+                await it.writer.flush()
+            assert not gate.closed
+
+        time.run(main())
+
+
+def test_a_later_attempt_writes_its_first_events_at_once() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Writing(durable_seq=7)
+            it.add()
+            await asyncio.sleep(0.001)
+            assert it.log.batches == [[8]]
+            it.add()
+            await asyncio.sleep(0.001)
+            assert it.log.batches == [[8]]
+            await it.writer.flush()
+
+        time.run(main())
+
+
+async def test_each_writer_has_a_token_of_its_own() -> None:
+    assert len({Writing().writer.owner for _ in range(20)}) == 20

@@ -94,6 +94,8 @@ _HINTS = {
     "SQLITE_CORRUPT": "the file is damaged: move it away, and get back what can be read with `sqlite3 FILE .recover`",
     "SQLITE_IOERR": "the disk could not be read or written",
 }
+_LASTING = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_PERM", "SQLITE_AUTH")
+"""What another try would not change; a full disk or a file that is held may pass."""
 
 
 @contextmanager
@@ -104,7 +106,8 @@ def errors_of(path: Path) -> Generator[None]:
     except (sqlite3.Error, OSError) as error:
         name = str(getattr(error, "sqlite_errorname", ""))
         hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
-        raise EventLogError(f"the event log {path}: {error}" + (f"; {hint}" if hint else "")) from error
+        text = f"the event log {path}: {error}" + (f"; {hint}" if hint else "")
+        raise EventLogError(text, retryable=not name.startswith(_LASTING)) from error
 
 
 def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
@@ -148,11 +151,15 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     owner, version = _number(connection, "application_id"), _number(connection, "user_version")
     if owner != APPLICATION_ID and (tables or owner):
-        raise EventLogError(f"{path} is the database of another program: give the event log a file of its own")
+        raise EventLogError(
+            f"{path} is the database of another program: give the event log a file of its own",
+            retryable=False,
+        )
     if version > len(SCHEMA):
         raise EventLogError(
             f"{path} was written by a newer version of rxloop (schema {version}; this one knows {len(SCHEMA)}): "
-            "install that version"
+            "install that version",
+            retryable=False,
         )
 
 

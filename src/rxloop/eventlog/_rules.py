@@ -23,12 +23,17 @@ def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, transi
             seq += 1
             sub = 0
             if event.seq != seq:
-                raise EventLogError(f"run {task_id}: {event.kind} has seq {event.seq} where {seq} comes next")
+                raise EventLogError(
+                    f"run {task_id}: {event.kind} has seq {event.seq} where {seq} comes next", retryable=False
+                )
         elif not transient:
-            raise EventLogError(f"run {task_id}: {event.kind} is transient and does not belong in the log")
+            raise EventLogError(
+                f"run {task_id}: {event.kind} is transient and does not belong in the log", retryable=False
+            )
         elif event.seq != seq or event.sub <= sub:
             raise EventLogError(
-                f"run {task_id}: {event.kind} has the number {event.seq}.{event.sub} behind {seq}.{sub}"
+                f"run {task_id}: {event.kind} has the number {event.seq}.{event.sub} behind {seq}.{sub}",
+                retryable=False,
             )
         else:
             sub = event.sub
@@ -63,7 +68,8 @@ def check_finished(task_id: str, state: State) -> None:
     """
     if state not in FINISHED:
         raise EventLogError(
-            f"run {task_id} is {state} and can still go on: only runs that are completed or failed are deleted"
+            f"run {task_id} is {state} and can still go on: only runs that are completed or failed are deleted",
+            retryable=False,
         )
 
 

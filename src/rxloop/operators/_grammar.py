@@ -143,7 +143,9 @@ class Grammar:
         after = event.after_seq if isinstance(event, StatusUpdateEvent) else None
         if after != last.seq:
             broken("after-seq", f"an attempt that follows event {last.seq} says that it follows {after}", event, last)
-        over = root.final is not None and root.final.state in ("completed", "failed")
+        final = root.final
+        over = final is not None and final.state in ("completed", "failed")
+        over = over and not (final is not None and final.error is not None and final.error.retryable)
         # A fork goes on behind the end of the run that it has taken over.
         if over and self._whole and event.seq > self._fork_seq + 1:
             broken("ended", "a run that has ended for good is not resumed", event, root.final)
@@ -178,6 +180,11 @@ def _resumes(event: Event) -> bool:
 
 def _is_final(event: Event) -> bool:
     return isinstance(event, StatusUpdateEvent) and event.final
+
+
+def _unrecorded(event: StatusUpdateEvent) -> bool:
+    """Whether it tells readers that the attempt is over, and that the log does not say so: the run may go on."""
+    return event.state == "working" and event.error is not None and event.error.code in ("log", "conflict")
 
 
 def _left_behind(begun: Event, end: Event) -> bool:
@@ -252,9 +259,10 @@ class _Run:
             return
         if before is not None:
             broken("final-once", "an attempt has one final event", event, before)
-        if event.state in ("working", "submitted"):
+        if event.state in ("working", "submitted") and not _unrecorded(event):
             broken("final-state", f"a run does not end as {event.state}", event, self.last)
-        self._closed(event)
+        if not _unrecorded(event):
+            self._closed(event)
         self.final = event
 
     def _closed(self, event: StatusUpdateEvent) -> None:

@@ -13,16 +13,13 @@ from rxloop.messages import readable
 from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest
+from rxloop.state import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
 from rxloop.trusted import trusted
 
 log = logging.getLogger("rxloop")
 
-INTERRUPTED = (
-    "This call was interrupted: it was started, and it is not known whether it had its effect. "
-    "It was not made again. Find out what happened before you repeat it."
-)
 _start = trusted(ToolStartEvent)
 _complete = trusted(ToolCompleteEvent)
 
@@ -87,7 +84,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
             hidden=ctx.hidden,
             step=ctx.step,
             branch=ctx.branch,
-            idempotency_key=f"{ctx.task_id}:{ctx.step}:{ctx.index}",
+            idempotency_key=ctx.idempotency_key,
         )
     )
     if ctx.log is not None and not tool.idempotent:
@@ -125,7 +122,8 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         return _failure(str(error))
     except TimeoutError as error:
         if deadline is not None and deadline.expired():
-            return _failure(f"{call.name} timed out after {tool.timeout} s.")
+            text = f"{call.name} timed out after {tool.timeout} s."
+            return _failure(text if tool.idempotent else f"{text} It was cut off, and {UNKNOWN_EFFECT}. {FIND_OUT}")
         return _failure(_describe(error))
     except asyncio.CancelledError:
         task = asyncio.current_task()

@@ -3,43 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections.abc import Callable
 
-from rxloop.errors import EventLogError
+from rxloop.errors import ConflictError, EventLogError
 from rxloop.events import Event
 from rxloop.protocols import AppendsNow, EventLog
+from rxloop.stream.scope import Gate
+
+log = logging.getLogger("rxloop")
 
 FLUSH_EVERY = 0.05
+PATIENCE = 30.0
+"""Seconds for which a log that fails is asked again, before it counts as gone."""
+PAUSES = (0.05, 2.0)
+"""The seconds between two tries: of the first pause, doubled each time, and at most."""
+MOST = 1_000
+"""How many events wait for the log before the model's sockets are held back."""
+
+_MISTAKES = (AssertionError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
+"""What is wrong in the code of a log, or with an event; another try would not change it."""
 
 
 class LogWriter:
-    """Buffers events, and appends them on demand or every 50 ms, the first ones at once. The one writer of its run."""
+    """Buffers events, and appends them on demand or every 50 ms, the first ones at once. The one writer of its attempt.
 
-    def __init__(self, log: EventLog, task_id: str, durable_seq: int, failed: Callable[[Exception], None]) -> None:
-        """Write behind `durable_seq`; `failed` is called once if the log fails."""
+    A log that fails may be back in a moment: the batch is appended again, under the same owner, until it succeeds or
+    `PATIENCE` is over. A conflict is final at once, since somebody else writes the run.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        task_id: str,
+        durable_seq: int,
+        failed: Callable[[Exception], None],
+        gate: Gate | None = None,
+    ) -> None:
+        """Write behind `durable_seq`; `failed` is called once if the log fails; `gate` closes while too much waits."""
         self.durable_seq = durable_seq
         """The last event that is in the log."""
         self.error: EventLogError | None = None
+        self.owner = secrets.token_hex(8)
+        """Proves to the log who appends: no other attempt, in whatever process, has the same."""
         self._log = log
         self._keeps_deltas = log.keeps_deltas
         self._append_now = log.append_now if isinstance(log, AppendsNow) else None
         self._task_id = task_id
         self._failed = failed
+        self._gate = gate
+        self._gate_closed = False
         self._buffer: list[Event] = []
+        self._begun = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def add(self, event: Event) -> None:
-        """Take an event; it is in the log within 50 ms, or when `flush` returns; the first ones of a run at once.
+        """Take an event; it is in the log within 50 ms, or when `flush` returns; the first ones of an attempt at once.
 
         A transient one is left out, unless the log keeps those.
         """
-        if not (event.durable or self._keeps_deltas):
+        if self.error is not None or not (event.durable or self._keeps_deltas):
             return
         self._buffer.append(event)
         if self._timer is None and not self._writing:
-            delay = FLUSH_EVERY if self.durable_seq else 0
+            delay = FLUSH_EVERY if self._begun else 0
             self._timer = asyncio.get_running_loop().call_later(delay, self._start)
+        elif len(self._buffer) > MOST:
+            self._hold_back(True)
 
     async def flush(self) -> int:
         """Wait until everything that was taken is in the log.
@@ -48,13 +80,15 @@ class LogWriter:
             The last `seq` in the log.
 
         Raises:
-            EventLogError: The log failed, now or before.
+            EventLogError: The log failed, now or before, and for longer than `PATIENCE`.
+            ConflictError: Somebody else writes the run.
         """
         while self.error is None and self.flush_now() is None:
             self._start()
             await self._written()
         if self.error is not None:
-            raise EventLogError(str(self.error)) from self.error
+            kind = ConflictError if isinstance(self.error, ConflictError) else EventLogError
+            raise kind(str(self.error)) from self.error
         return self.durable_seq
 
     def flush_now(self) -> int | None:
@@ -64,14 +98,17 @@ class LogWriter:
         if self._buffer:
             if self._append_now is None:
                 return None
+            batch = self._buffer
             try:
-                if not self._append_now(self._task_id, self._buffer, expected_seq=self.durable_seq):
+                if not self._append_now(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner):
                     return None
             except Exception as error:
-                self._fail(error)
+                # What may pass is tried again where it can be waited for.
+                if not _may_pass(error):
+                    self._fail(error)
                 return None
-            self.durable_seq = self._buffer[-1].seq
             self._buffer = []
+            self._wrote(batch)
         return self.durable_seq
 
     async def close(self) -> None:
@@ -108,15 +145,59 @@ class LogWriter:
         while self._buffer and self.error is None:
             batch, self._buffer = self._buffer, []
             try:
-                await self._log.append(self._task_id, batch, expected_seq=self.durable_seq)
-                self.durable_seq = batch[-1].seq
+                await self._append(batch)
             except asyncio.CancelledError:
                 self._buffer[:0] = batch
                 raise
             except Exception as error:
                 self._fail(error)
+            else:
+                self._wrote(batch)
+
+    async def _append(self, batch: list[Event]) -> None:
+        """Append a batch, however often that takes within `PATIENCE`."""
+        loop = asyncio.get_running_loop()
+        pause, longest = PAUSES
+        over: float | None = None
+        while True:
+            try:
+                return await self._log.append(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner)
+            except Exception as error:
+                if not _may_pass(error):
+                    raise
+                if over is None:
+                    over = loop.time() + PATIENCE
+                    log.warning(
+                        "the log does not take the events of the run %s; trying again: %s", self._task_id, error
+                    )
+                if loop.time() + pause > over:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _wrote(self, batch: list[Event]) -> None:
+        self._begun = True
+        self.durable_seq = batch[-1].seq
+        self._hold_back(False)
 
     def _fail(self, error: Exception) -> None:
         text = f"the event log failed: {error}"
         self.error = error if isinstance(error, EventLogError) else EventLogError(text)
+        self._buffer.clear()
+        self._hold_back(False)
         self._failed(self.error)
+
+    def _hold_back(self, closed: bool) -> None:
+        """Close the gate of the run, or open it, so that what waits for the log has a bound."""
+        if self._gate is None or closed == self._gate_closed:
+            return
+        self._gate_closed = closed
+        if closed:
+            self._gate.close()
+        else:
+            self._gate.open()
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the log may take the same batch in a moment."""
+    return error.retryable if isinstance(error, EventLogError) else not isinstance(error, _MISTAKES)
