@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,8 +17,8 @@ from reactivex.disposable import Disposable
 from reactivex.scheduler import NewThreadScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
-from misbehaving import Bad, elsewhere, fine, raising, troubled
-from run_checks import Recorder, finals, other_tasks
+from misbehaving import Bad, Program, elsewhere, fine, raising, troubled
+from run_checks import Recorder, finals, other_tasks, settled
 from rxloop import (
     Agent,
     AttemptError,
@@ -470,3 +473,45 @@ async def test_a_handler_that_yields_what_is_no_signal_is_named() -> None:
         yield "refused"
 
     assert "the handler mine yielded 'refused'" in str(await failure(with_operator(mine, 1)))
+
+
+# -- all of it at random
+
+
+RUNS = int(os.environ.get("RXLOOP_MISBEHAVING_RUNS", "200"))
+"""5,000 take some minutes."""
+
+
+@pytest.mark.parametrize("part", range(4))
+async def test_whatever_misbehaves_every_run_ends_once_and_leaves_nothing(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    for seed in range(part, RUNS, 4):
+        program = Program(seed)
+        try:
+            await ends(program)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {program}")
+            raise
+
+
+async def ends(program: Program) -> None:
+    run = program.agent().run("Go.")
+    recorder = Recorder(run.events)
+    program.subscribe(run.events)
+    awaiting = asyncio.create_task(run.result())
+    if program.cancelled_after is not None:
+        await settled(program.cancelled_after)
+        run.cancel()
+    async with asyncio.timeout(20):
+        with suppress(AttemptError):
+            await awaiting
+    await settled(20)
+    assert recorder.completed
+    assert len(finals(recorder.events)) == 1
+    assert recorder.events[-1] is finals(recorder.events)[0]
+    assert other_tasks() == set()
+    if not program.leaves_subscriptions:
+        assert program.subscriptions.open == 0
