@@ -101,7 +101,19 @@ async def test_a_request_without_a_connection_begins_a_session_and_goes_on_by_it
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "status"), [("host", "evil.example", 421), ("origin", "http://evil.example", 403)]
+    ("name", "value", "status"),
+    [
+        ("host", "evil.example", 421),
+        ("host", "localhost:1.evil.com", 421),
+        ("host", "localhost@evil.com", 421),
+        ("origin", "http://evil.example", 403),
+        ("origin", "http://localhost:1.evil.com", 403),
+        ("origin", "http://localhost:1@evil.com", 403),
+        ("origin", "http://localhost.evil.com", 403),
+        ("origin", "http://localhost/x", 403),
+        ("origin", "ftp://localhost", 403),
+        ("origin", "null", 403),
+    ],
 )
 async def test_a_page_that_calls_the_server_under_a_name_of_its_own_is_refused(
     name: str, value: str, status: int

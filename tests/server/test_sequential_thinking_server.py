@@ -447,3 +447,14 @@ async def test_a_log_that_fails_costs_no_thought() -> None:
 
     async with Client(sequential_thinking_server(log=broken)) as client:
         assert (await think(client, thought(1), thought(2)))["thoughtHistoryLength"] == 2
+
+
+async def test_who_sends_the_old_id_after_clearing_hears_of_it() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        # T31
+        old = await think(client, thought(1))
+        await client.call_tool("clear_thinking", {})
+        told = await think(client, thought(1, sessionId=old["sessionId"]))
+        assert [each["code"] for each in told["warnings"]] == ["session_cleared"]
+        assert (told["thoughtHistoryLength"], told["sessionId"] == old["sessionId"]) == (1, False)
+        assert "warnings" not in await think(client, thought(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +55,15 @@ def sequential_thinking(
         Path | None,
         typer.Option("--path", metavar="FILE", help="Keep the session in a database.", show_default=False),
     ] = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            "--ttl",
+            metavar="SECONDS",
+            help="Free a session after so long a silence; with --http a day, unless it has a name.",
+            show_default=False,
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse what revises, or branches from, a thought that does not exist.")
     ] = False,
@@ -65,17 +75,21 @@ def sequential_thinking(
     try:
         from rxloop.server.sequential_thinking import connection_sessions, sequential_thinking_server
         from rxloop.server.thought_log import ThoughtLog, logs_thoughts
-        from rxloop.server.transports import serve_http, serve_stdio
+        from rxloop.server.transports import IDLE, serve_http, serve_stdio
 
         if path is not None and session is None:
             raise ConfigurationError("--path keeps a session for later, and later it needs a name: add --session NAME")
         if session is not None and not session.strip():
             raise ConfigurationError("--session is blank: give it a name, or leave it out")
+        if ttl is not None and not 0 < ttl < math.inf:
+            raise ConfigurationError(f"--ttl {ttl:g}: give more than 0 seconds, or leave it out")
+        silence = ttl if ttl is not None or session is not None or not http else IDLE
     except ConfigurationError as error:
         fail(error)
 
     async def main() -> None:
-        sessions = connection_sessions(None if path is None else SqliteSessionStore(path), strict=strict)
+        store = None if path is None else SqliteSessionStore(path)
+        sessions = connection_sessions(store, strict=strict, ttl=silence)
         try:
             if session is not None:
                 # A file that cannot be used is said now, and not to the first client.
@@ -83,7 +97,8 @@ def sequential_thinking(
             with ThoughtLog() if logs_thoughts() else nullcontext() as log:
                 server = sequential_thinking_server(sessions, session=session, log=log)
                 if http:
-                    await serve_http(server, host, port, allowed_hosts=allow_host or (), ready=say)
+                    hosts = allow_host or ()
+                    await serve_http(server, host, port, allowed_hosts=hosts, ttl=ttl or IDLE, ready=say)
                 else:
                     await serve_stdio(server)
         finally:

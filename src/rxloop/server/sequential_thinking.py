@@ -114,14 +114,17 @@ def sequential_thinking_server(
     return server
 
 
-def connection_sessions(store: SessionStore | None = None, *, strict: bool = False) -> ThinkingSessions:
+def connection_sessions(
+    store: SessionStore | None = None, *, strict: bool = False, ttl: float | None = None
+) -> ThinkingSessions:
     """Sessions as this server keeps them: they live as long as their connection, and are longer than an agent's.
 
     Args:
         store: Who keeps them; in memory by default.
         strict: Refuse a thought that revises, or branches from, one that does not exist.
+        ttl: Seconds of silence after which a session is freed, though its connection is open; None is for ever.
     """
-    return ThinkingSessions(store, ttl=None, strict=strict, max_thoughts=10_000, max_length=1_000_000)
+    return ThinkingSessions(store, ttl=ttl, strict=strict, max_thoughts=10_000, max_length=1_000_000)
 
 
 def _need_connections(server: Server[Connections]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -26,6 +27,8 @@ try:
     from mcp.server.stdio import stdio_server
     from mcp.server.transport_security import TransportSecuritySettings
     from mcp.shared.message import SessionMessage
+
+    from rxloop.server._gate import LONGEST, Gate, impatient
 except ModuleNotFoundError as error:
     raise missing(error) from error
 
@@ -38,10 +41,11 @@ _AHEAD = 16
 """Pieces of stdin that are read before they are wanted."""
 _GRACE = 5.0
 """Seconds that requests have to be answered once stdin has ended."""
-_IDLE = 24 * 60 * 60
+IDLE = 24 * 60 * 60.0
 """Seconds without a request after which a client has left."""
-_LONGEST = 16 * 1024 * 1024
-"""Bytes of a request: a million characters, as long as JSON can make them."""
+_CLIENTS = 1_000
+_MORE = 100
+"""Connections beside the two that a client has open: one that listens and one that asks."""
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -211,6 +215,8 @@ async def serve_http(
     port: int = 8000,
     *,
     allowed_hosts: Sequence[str] = (),
+    ttl: float = IDLE,
+    max_clients: int = _CLIENTS,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve any number of clients by streamable HTTP, until the process is told to stop.
@@ -223,17 +229,22 @@ async def serve_http(
         host: The address to listen on.
         port: The port; 0 takes a free one.
         allowed_hosts: Other names by which clients may call the server.
+        ttl: Seconds without a request after which a client has left, and what was kept for it is freed.
+        max_clients: How many there may be; another one is answered with status 503.
         ready: Called with the server's URL when it listens.
 
     Raises:
-        ConfigurationError: The address cannot be had.
+        ConfigurationError: The address cannot be had, or a number is too small.
     """
+    if not 0 < ttl < math.inf or max_clients < 1:
+        raise ConfigurationError(f"ttl={ttl!r} must be more than 0 seconds, and max_clients={max_clients!r} at least 1")
     hosts = [*_LOCAL, *([f"[{host}]"] if ":" in host else [host]), *allowed_hosts]
     names = [name for each in dict.fromkeys(hosts) for name in (each, f"{each}:*")]
     app = server.streamable_http_app(
         streamable_http_path=ENDPOINT,
-        max_request_body_size=_LONGEST,
-        session_idle_timeout=_IDLE,
+        max_request_body_size=LONGEST,
+        session_idle_timeout=ttl,
+        max_sessions=max_clients,
         transport_security=TransportSecuritySettings(
             enable_dns_rebinding_protection=True,
             allowed_hosts=names,
@@ -248,7 +259,14 @@ async def serve_http(
         if ready is not None:
             shown = f"[{host}]" if ":" in host else host
             ready(f"http://{shown}:{listener.getsockname()[1]}{ENDPOINT}")
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            Gate(app, hosts),
+            http=impatient(2 * max_clients + _MORE),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
         await _run(uvicorn.Server(config), listener)
 
 
