@@ -59,8 +59,10 @@ def test_such_an_event_is_read_again_from_its_json(model: type[Event], values: d
 def test_no_two_of_them_share_what_can_be_changed() -> None:
     make = trusted(StatusUpdateEvent)
     first, second = make(state="working"), make(state="working")
-    first.metadata["seen"] = True
-    first.pending.append(kinds.PendingInput(input_id="1", prompt="?"))
+    with pytest.raises(TypeError, match="events do not change"):
+        first.metadata["seen"] = True
+    with pytest.raises(TypeError, match="events do not change"):
+        first.pending.append(kinds.PendingInput(input_id="1", prompt="?"))
     assert (second.metadata, second.pending) == ({}, [])
     copied = first.model_copy(update={"reason": "error"})
     assert "reason" in copied.model_fields_set

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ContextLengthExceeded,
         EventLogError,
         GrammarError,
+        InvalidEvent,
         InvalidInput,
         InvalidOutput,
         InvalidThought,
@@ -162,7 +163,7 @@ _MODULES = {
     "rxloop.envelope": "UnknownEvent",
     "rxloop.errors": (
         "AttemptError AuthenticationError BadRequest BranchRefused ConfigurationError ConflictError "
-        "ContentFiltered ContextBusy ContextLengthExceeded EventLogError GrammarError InvalidInput "
+        "ContentFiltered ContextBusy ContextLengthExceeded EventLogError GrammarError InvalidEvent InvalidInput "
         "InvalidOutput InvalidThought LimitReached NoAnswers NotFinished Overloaded PermissionDenied "
         "PipelineError PlanRefused ProviderConnectionError ProviderError ProviderProtocolError "
         "ProviderTimeout RateLimited RecordingMismatch RunCancelled RunError RxloopError ServerError "
@@ -245,6 +246,7 @@ __all__ = [
     "ImagePart",
     "InputReceivedEvent",
     "InputRequiredEvent",
+    "InvalidEvent",
     "InvalidInput",
     "InvalidOutput",
     "InvalidThought",

@@ -9,13 +9,15 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, cast
+from unicodedata import category
 
 from rxloop import operators
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.messages import Message, Wire
 from rxloop.operators.compose import describe
 from rxloop.protocols import Provider
 from rxloop.settings import Limits, ModelSettings
+from rxloop.storable import storable
 from rxloop.tools import Thoughts, nearest
 
 _MODEL = "give a provider, or a model string such as 'zai:glm-4.7'"
@@ -59,6 +61,9 @@ def check_agent(
         _check_log(log)
 
 
+_NO_PART_OF_AN_ID = ("Cc", "Cs", "Zl", "Zp")
+
+
 def check_options(
     *,
     context_id: Any = None,
@@ -77,6 +82,8 @@ def check_options(
     """
     if context_id is not None and not isinstance(context_id, str):
         raise _wrong("context_id", context_id, "give a text")
+    if context_id is not None and any(category(char) in _NO_PART_OF_AN_ID for char in context_id):
+        raise _wrong("context_id", context_id, "give a text without line ends, control characters and half characters")
     if when_busy not in (None, "refuse", "wait"):
         raise _wrong("when_busy", when_busy, "give 'refuse' or 'wait'")
     if model is not None:
@@ -90,6 +97,8 @@ def check_options(
         raise _wrong("on_input", on_input, "give a function that takes the question and gives the answer")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise _wrong("metadata", metadata, "give a dict")
+    if metadata is not None:
+        _check_storable("metadata", metadata)
 
 
 def check_fork(at: Any, results: Any, tools: Any) -> None:
@@ -104,6 +113,13 @@ def check_fork(at: Any, results: Any, tools: Any) -> None:
         raise _wrong("results", results, 'give a dict from ids of calls to results, such as {"call_1": "declined"}')
     if tools is not None:
         check_tools(tools)
+
+
+def _check_storable(name: str, value: Any) -> None:
+    try:
+        storable(value, name)
+    except InvalidEvent as error:
+        raise ConfigurationError(f"{error}; what only your own code needs belongs into deps=") from error
 
 
 def check_names(method: str, given: Iterable[str], known: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from reactivex.disposable import SerialDisposable
 
-from rxloop.envelope import ROOT
+from rxloop.envelope import ROOT, check_time
 from rxloop.errors import InvalidEvent, PipelineError
 from rxloop.events import (
     ContentCompleteEvent,
@@ -40,6 +40,7 @@ from rxloop.requests import (
 from rxloop.settings import Limits
 from rxloop.spec import Canceled, End, RunSpec
 from rxloop.state import Batch, RunState, Slot, fold, fold_beside
+from rxloop.storable import EMPTY_DICT, FrozenDict, settle
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.guard import as_error, leave_to_loop
@@ -165,6 +166,7 @@ class Core:
 
     def take_over(self, event: Event) -> None:
         """Deliver an event of the run that this one is a fork of, and record it as an event of this one."""
+        settle(event)
         if self.writer is not None:
             self.writer.add(event)
         self.hub.publish(event)
@@ -269,6 +271,14 @@ class Core:
             # Published before, here or in another run: its numbers are those of that time.
             event = event.model_copy()
         fields = vars(event)
+        text = None if event.durable else fields.get("delta") or fields.get("fragment")
+        # Nearly every token is a delta of our own making with plain text: this is all that it costs.
+        if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
+            settle(event)
+        if fields["timestamp"]:
+            check_time(fields["timestamp"])
+        else:
+            fields["timestamp"] = self.clock.now()
         fields["attempt"] = self.attempt
         if not fields["task_id"]:
             fields["task_id"] = self.spec.task_id
@@ -276,11 +286,9 @@ class Core:
             # Another run's event that somebody passes on: it is told here, and is no part of this run.
             fields["parent_task_id"] = self.spec.task_id
         elif fields["parent_task_id"] not in (None, self.spec.task_id):
-            fields["metadata"] = {**fields["metadata"], ROOT: self.spec.task_id}
+            fields["metadata"] = FrozenDict({**fields["metadata"], ROOT: self.spec.task_id})
         if not fields["context_id"]:
             fields["context_id"] = self.context_id
-        if not fields["timestamp"]:
-            fields["timestamp"] = self.clock.now()
         if event.durable:
             self._seq += 1
             self._sub = 0

@@ -28,6 +28,7 @@ from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
 from rxloop.spec import Canceled
 from rxloop.state import LimitHit, RunState, fold_all
+from rxloop.storable import settle
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.stream.guard import as_error, leave_to_loop, raiser
@@ -424,6 +425,7 @@ async def _finish(core: Core) -> None:
 
 
 def _publish_end(core: Core, final: Event) -> None:
+    settle(final)
     core.final = final
     core.hub.publish(final)
     core.hub.complete()

@@ -7,14 +7,14 @@ Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in 
 # pyright: reportIncompatibleVariableOverride=false
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import Field, PlainSerializer, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.messages import Wire
 
 PROTOCOL_VERSION = 1
@@ -22,10 +22,31 @@ PROTOCOL_VERSION = 1
 Visibility = Literal["public", "internal"]
 
 
+_FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
+"""The milliseconds that a time may be: from the year 1 to 9999."""
+
+
+def check_time(value: int) -> int:
+    """A time in milliseconds, if it can be written.
+
+    Raises:
+        InvalidEvent: It is before the year 1, or after 9999.
+    """
+    if value.__class__ is not int or not _FIRST <= value <= _LAST:
+        raise InvalidEvent(f"{value!r} is no time in milliseconds from the year 1 to 9999")
+    return value
+
+
 def _read_time(value: Any, handler: ValidatorFunctionWrapHandler) -> int:
     if isinstance(value, str):
-        return round(datetime.fromisoformat(value).timestamp() * 1000)
-    return handler(value)
+        try:
+            return check_time(round(datetime.fromisoformat(value).timestamp() * 1000))
+        except OverflowError as error:
+            raise ValueError(f"{value!r} is out of range") from error
+    return check_time(handler(value))
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _write_time(value: int) -> str:
@@ -36,7 +57,8 @@ def _write_time(value: int) -> str:
 # Events come many a second, and writing a date costs as much as the rest of an event.
 @lru_cache(maxsize=64)
 def _second(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
+    # `%Y` does not write a year before 1000 with four digits.
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:19]
 
 
 Timestamp = Annotated[

@@ -71,7 +71,10 @@ class PipelineError(RxloopError):
 
 
 class InvalidEvent(RxloopError, ValueError):
-    """Something was published that the run cannot take; whoever published it gets this, and nothing else happened."""
+    """Something was published that the run cannot take; whoever published it gets this, and nothing else happened.
+
+    It cannot come now, or it holds what could not be written as JSON or read again.
+    """
 
 
 class ToolError(RxloopError):

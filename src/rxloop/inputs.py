@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rxloop.errors import InvalidInput
+from rxloop.errors import InvalidEvent, InvalidInput
 from rxloop.json_schema import misfit
 from rxloop.state import RunState
+from rxloop.storable import storable
 
 
 def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +28,10 @@ def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dic
                 )
             continue
         _check(task_id, state, input_id, value)
-        new[input_id] = value
+        try:
+            new[input_id] = storable(value, f"the answer to {input_id!r}")
+        except InvalidEvent as error:
+            raise InvalidInput(str(error)) from error
     return new
 
 

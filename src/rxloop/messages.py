@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_v
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.storable import readable, storable
 from rxloop.trusted import trusted
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -72,17 +73,6 @@ def _field_docstrings(cls: type) -> dict[str, str]:
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
-
-
-def readable(text: str) -> str:
-    """The text without lone surrogates (a file name that is no UTF-8 has them), which no request can carry."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 class TextPart(Wire):
@@ -186,7 +176,11 @@ class ToolCall(Wire):
         if not isinstance(value, dict):
             found = type(value).__name__
             return cls(id=id, name=name, raw=raw, error=f"the arguments must be a JSON object, not {found}")
-        return _call(id=id, name=name, arguments=cast("dict[str, Any]", value), raw=raw)
+        try:
+            arguments = storable(value, "the arguments")
+        except InvalidEvent as error:
+            return cls(id=id, name=name, raw=raw, error=str(error))
+        return _call(id=id, name=name, arguments=arguments, raw=raw)
 
 
 _call = trusted(ToolCall)

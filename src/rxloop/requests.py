@@ -17,6 +17,7 @@ from rxloop.errors import RxloopError
 from rxloop.events import Event, ToolCompleteEvent, ToolProgressEvent
 from rxloop.messages import Message, ToolCall, Usage
 from rxloop.settings import Limits, ModelSettings
+from rxloop.storable import settle, storable
 
 if TYPE_CHECKING:
     from rxloop.context import ThinkingResult
@@ -216,10 +217,16 @@ class RunContext(Generic[D]):
         return f"{self.task_id}:{self.step}:{self.index}"
 
     def emit(self, event: Event) -> None:
-        """Put an event on the stream of the run; from any thread."""
+        """Put an event on the stream of the run; from any thread.
+
+        Raises:
+            InvalidEvent: It holds what cannot be written as JSON.
+        """
         # A copy, since the run stamps what it publishes: who emits an event may keep it as a constant.
         unset = event.step is None and self.step is not None
         event = event.model_copy(update={"step": self.step, "branch": self.branch} if unset else None)
+        # Here, and not only where the run stamps it: what cannot be written is for the one who emits it to hear of.
+        settle(event)
         self.host.emit(event, self.out)
 
     def progress(self, message: str, fraction: float | None = None) -> None:
@@ -356,8 +363,13 @@ class ToolRequest(Request):
         return self.ctx.step or "", self.ctx.index
 
     def replace(self, **arguments: Any) -> ToolRequest:
-        """The same call with some arguments changed."""
-        call = self.call.model_copy(update={"arguments": {**self.call.arguments, **arguments}})
+        """The same call with some arguments changed.
+
+        Raises:
+            InvalidEvent: An argument cannot be written as JSON.
+        """
+        changed = storable({**self.call.arguments, **arguments}, "the arguments")
+        call = self.call.model_copy(update={"arguments": changed})
         return ToolRequest(call, self.ctx.bind(call=call), self.offered)
 
     def refuse(self, reason: str) -> ToolCompleteEvent:

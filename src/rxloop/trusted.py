@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast, get_origin
 
 from pydantic import BaseModel
+
+from rxloop.storable import EMPTY_DICT, EMPTY_LIST
 
 P = ParamSpec("P")
 M = TypeVar("M")
@@ -17,6 +19,7 @@ _set_dict, _set_fields_set, _set_extra, _set_private = (
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 )
 _new = object.__new__
+_EMPTY: dict[Any, Any] = {dict: EMPTY_DICT, list: EMPTY_LIST}
 
 
 def trusted(model: Callable[P, M]) -> Callable[P, M]:
@@ -34,7 +37,7 @@ def trusted(model: Callable[P, M]) -> Callable[P, M]:
     made = tuple(
         (name, cast("Callable[[], Any]", field.default_factory))
         for name, field in cls.model_fields.items()
-        if field.default_factory is not None
+        if field.default_factory is not None and get_origin(field.default_factory) not in _EMPTY
     )
 
     # One for all, which nothing changes: a copy of a model copies it.
@@ -52,9 +55,12 @@ def trusted(model: Callable[P, M]) -> Callable[P, M]:
 
 
 def defaults(cls: type[BaseModel]) -> dict[str, Any]:
-    """The plain defaults of a model; what has none is there as None, so that the order is that of the fields."""
+    """The defaults of a model; what has none is there as None, so that the order is that of the fields.
+
+    Empty dicts and lists are one for all, since nobody can change them.
+    """
     return {
-        name: None if field.is_required() or field.default_factory is not None else field.default
+        name: None if field.is_required() else _EMPTY.get(get_origin(field.default_factory), field.default)
         for name, field in cls.model_fields.items()
     }
 

@@ -11,6 +11,7 @@ from rxloop.history import History
 from rxloop.messages import ErrorInfo, Message
 from rxloop.operators.answering import answering
 from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest
+from rxloop.storable import settle
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.trusted import trusted
@@ -143,8 +144,12 @@ class _Call(abc.DisposableBase):
             fields["step"] = self._step
         if self._branch is not None:
             fields["branch"] = self._branch
-        self._observer.on_next(event)
-        if event.durable and isinstance(event, ContentCompleteEvent):
+        if not event.durable or not isinstance(event, ContentCompleteEvent):
+            self._observer.on_next(event)
+        else:
+            # Before anybody sees its calls: what the tools get is what the log has.
+            settle(event)
+            self._observer.on_next(event)
             for tool_request in _tool_requests(event, self._request):
                 self._observer.on_next(tool_request)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from reactivex import Observable
 
-from rxloop.errors import ToolError
+from rxloop.errors import InvalidEvent, ToolError
 from rxloop.events import ToolCompleteEvent, ToolStartEvent
-from rxloop.messages import readable
 from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest
 from rxloop.state import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
+from rxloop.storable import readable, storable, thawed
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
 from rxloop.trusted import trusted
@@ -113,12 +113,13 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     deadline = None if tool.timeout is None else asyncio.timeout(tool.timeout)
     try:
         if deadline is None:
-            value = await tool.call(call.arguments, ctx)
+            value = await tool.call(thawed(call.arguments), ctx)
         else:
             async with deadline:
-                value = await tool.call(call.arguments, ctx)
+                value = await tool.call(thawed(call.arguments), ctx)
         result, content = encode_result(value)
-    except ToolError as error:
+        result = storable(result, "the result")
+    except (ToolError, InvalidEvent) as error:
         return _failure(str(error))
     except TimeoutError as error:
         if deadline is not None and deadline.expired():

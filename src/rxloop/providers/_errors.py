@@ -30,7 +30,7 @@ from rxloop.errors import (
     ServerError,
     UnknownModel,
 )
-from rxloop.messages import readable
+from rxloop.storable import readable
 
 
 @dataclass(frozen=True, slots=True)

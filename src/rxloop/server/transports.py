@@ -17,8 +17,8 @@ from typing import Any, Self, cast
 import anyio
 
 from rxloop.errors import ConfigurationError
-from rxloop.messages import readable
 from rxloop.server._extra import missing
+from rxloop.storable import readable
 
 try:
     import mcp_types as types

@@ -215,5 +215,4 @@ def text_delta(cls: type[_Delta], delta: str, index: int, step: str | None) -> _
     fields["delta"] = delta
     fields["index"] = index
     fields["step"] = step
-    fields["metadata"] = {}
     return filled(cls, fields, _GIVEN)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from rxloop.errors import ToolError
 from rxloop.events import Event
-from rxloop.messages import readable
 from rxloop.requests import RunContext
+from rxloop.storable import readable
 from rxloop.tools._result import encode_result
 from rxloop.tools._schema import plain_function
 

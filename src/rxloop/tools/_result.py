@@ -8,7 +8,7 @@ from typing import Any, cast
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from rxloop.errors import ToolError
-from rxloop.messages import readable
+from rxloop.storable import readable
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,418 @@
+"""What may stand on the stream: values that JSON can carry and give back, and that nobody can change.
+
+`settle` makes an event such, when it is published; docs/protocol.md has the rules as a table.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from enum import Enum
+from functools import cache
+from math import isfinite
+from pathlib import PurePath
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, JsonValue
+from pydantic_core import to_jsonable_python
+
+from rxloop.errors import InvalidEvent
+
+DEPTH = 100
+"""How deep lists and dicts may be nested: JSON is read to a depth of 200, and an event adds a few levels itself."""
+MOST = 1_000_000
+"""How many values lists and dicts may hold in all."""
+_LEAST, _MOST = -(2**63), 2**64 - 1
+_SHOWN = 4
+_Type = Literal["simple", "any", "more"]
+
+
+def readable(text: str) -> str:
+    """The text without lone surrogates (a file name that is no UTF-8 has them), which no request can carry."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _refuse(self: object, *args: Any, **kwargs: Any) -> NoReturn:
+    raise TypeError(
+        "this is a part of an event, and events do not change: make a copy of it with copy.deepcopy(), and change that"
+    )
+
+
+class FrozenDict(dict[str, Any]):
+    """A dict that cannot be changed; a copy of it is an ordinary dict."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __ior__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __copy__(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __deepcopy__(self, memo: Any) -> dict[str, Any]:
+        return thawed(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+
+class FrozenList(list[Any]):
+    """A list that cannot be changed; a copy of it is an ordinary list."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __copy__(self) -> list[Any]:
+        return list(self)
+
+    def __deepcopy__(self, memo: Any) -> list[Any]:
+        return thawed(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenList, (list(self),)
+
+
+EMPTY_DICT, EMPTY_LIST = FrozenDict(), FrozenList()
+
+
+def thawed(value: Any) -> Any:
+    """The value as ordinary dicts and lists, all of them new."""
+    if isinstance(value, dict):
+        return {key: thawed(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [thawed(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def storable(value: Any, name: str) -> Any:
+    """A value of any type as JSON data, frozen.
+
+    Args:
+        value: What somebody gave: lists, dicts, and what the table in docs/protocol.md names.
+        name: What it is, for the error.
+
+    Raises:
+        InvalidEvent: It cannot be written as JSON, or is nested too deep.
+    """
+    if value.__class__ is FrozenDict or value.__class__ is FrozenList:
+        return value
+    try:
+        return _Walk().free(value, 0)
+    except _Misfit as misfit:
+        raise misfit.error(name) from misfit.__cause__
+
+
+def settle(event: BaseModel) -> None:
+    """Make of what an event holds what can be written and read again, and freeze it, in place.
+
+    What is such already stays as it is, and costs a look at each field.
+
+    Raises:
+        InvalidEvent: A field cannot be written, or does not have its type; it is named, and the event is no event.
+    """
+    fields = vars(event)
+    plan = _plan(event.__class__)
+    try:
+        for name, classes, type_ in plan.fields:
+            value = fields[name]
+            cls = value.__class__
+            if cls not in classes:
+                fields[name] = _settled(event, name, classes, type_)
+            elif cls is str:
+                if not value.isascii():
+                    fields[name] = readable(value)
+            elif (cls is int or cls is float) and not _LEAST <= value <= _MOST:
+                raise InvalidEvent(f"{fields['kind']}: {name}={value}: give a finite number of 64 bits")
+        for name, choices in plan.choices:
+            if fields[name] not in choices:
+                raise InvalidEvent(
+                    f"{fields['kind']}: {name}={fields[name]!r} is none of {', '.join(map(str, choices))}"
+                )
+    except KeyError as error:
+        raise InvalidEvent(f"{type(event).__name__} has no {error}: make events by their constructor") from error
+    if plan.own:
+        if event.__pydantic_extra__:
+            extra = storable(event.__pydantic_extra__, fields["kind"])
+            object.__setattr__(event, "__pydantic_extra__", extra)
+        if not type(event).__module__.startswith("rxloop."):
+            _try(event)
+
+
+def _settled(event: BaseModel, name: str, classes: frozenset[type], type_: _Type) -> Any:
+    value = vars(event)[name]
+    if value.__class__ is tuple and not value:
+        return value
+    walk = _Walk()
+    try:
+        made = walk.free(value, 0) if type_ == "any" else walk.typed(value, 0)
+        if type_ == "simple" and made.__class__ not in classes:
+            wanted = " or ".join(sorted(cls.__name__ for cls in classes))
+            raise _Misfit(f"{made!r} is no {wanted}")
+    except _Misfit as misfit:
+        raise misfit.error(f"{vars(event)['kind']}: {name}") from misfit.__cause__
+    return made
+
+
+def _try(event: BaseModel) -> None:
+    """See that an event of a kind that is not ours, whose fields may be of any type, can be written and read."""
+    try:
+        type(event).model_validate_json(event.model_dump_json())
+    except Exception as error:
+        kind = vars(event).get("kind")
+        raise InvalidEvent(
+            f"an event of kind {kind!r} cannot be written as JSON and read again: {error}; "
+            f"give the fields of {type(event).__name__} types that can"
+        ) from error
+
+
+class _Misfit(Exception):
+    """Something that fits no rule, on its way out of the walk: each level adds where it was."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.place: list[str] = []
+
+    def error(self, name: str) -> InvalidEvent:
+        # Of a place a hundred levels down the beginning will do.
+        where = "".join(self.place[: -_SHOWN - 1 : -1])
+        return InvalidEvent(f"{name}{where}{'...' if len(self.place) > _SHOWN else ''}: {self}")
+
+
+class _Walk:
+    """One walk over a value; it ends though the value holds itself, or the same part a million times."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MOST
+
+    def free(self, value: Any, depth: int) -> Any:
+        """Any value, as JSON data."""
+        cls = value.__class__
+        if cls is str:
+            return value if value.isascii() else readable(value)
+        if value is None or cls is bool:
+            return value
+        if cls is int:
+            return value if _LEAST <= value <= _MOST else _digits(value)
+        if cls is float:
+            return value if isfinite(value) else _not_finite(value)
+        if isinstance(value, dict):
+            return self._dict(cast("dict[Any, Any]", value), depth)
+        if isinstance(value, list | tuple):
+            return self._list(cast("Sequence[Any]", value), depth)
+        return self._other(value, depth)
+
+    def typed(self, value: Any, depth: int) -> Any:
+        """What stands in a field of a certain type, as that type."""
+        cls = value.__class__
+        if cls is str:
+            return readable(value)
+        if value is None or cls is bool or (cls is int and _LEAST <= value <= _MOST):
+            return value
+        # Not `isinstance`, which takes longer than all the rest where the class is not the same.
+        if BaseModel in cls.__mro__:
+            return self._model(value, depth)
+        if isinstance(value, list):
+            return FrozenList(self._all(cast("list[Any]", value), depth)) if value else EMPTY_LIST
+        if isinstance(value, tuple):
+            return tuple(self._all(cast("tuple[Any, ...]", value), depth)) if value else ()
+        if isinstance(value, dict):
+            items = cast("dict[Any, Any]", value)
+            return FrozenDict(zip(items, self._all(items.values(), depth), strict=True)) if items else EMPTY_DICT
+        if isinstance(value, int) and not _LEAST <= value <= _MOST:
+            raise _Misfit("the number takes more than 64 bits: give a smaller one")
+        if isinstance(value, float) and not isfinite(value):
+            raise _Misfit(f"{value} is no finite number: give one, or leave it out")
+        return value
+
+    def _all(self, values: Iterable[Any], depth: int) -> list[Any]:
+        if depth >= DEPTH:
+            raise _too_deep()
+        return [self.typed(value, depth + 1) for value in values]
+
+    def _model(self, model: BaseModel, depth: int) -> BaseModel:
+        """The same model, or a copy where something had to be made storable: it may be somebody's constant."""
+        fields = vars(model)
+        changes: dict[str, Any] = {}
+        for name, classes, type_ in _plan(type(model)).fields:
+            value = fields[name]
+            cls = value.__class__
+            if cls in classes and (cls is not str or value.isascii()) and cls is not int and cls is not float:
+                continue
+            try:
+                made = self.free(value, 0) if type_ == "any" else self.typed(value, depth + 1)
+            except _Misfit as misfit:
+                misfit.place.append(f".{name}")
+                raise
+            if made is not value:
+                changes[name] = made
+        return model.model_copy(update=changes) if changes else model
+
+    def _count(self, number: int, depth: int) -> None:
+        if depth >= DEPTH:
+            raise _too_deep()
+        self._left -= number
+        if self._left < 0:
+            raise _Misfit(f"more than {MOST:,} values: keep them elsewhere, and say where")
+
+    def _dict(self, value: Mapping[Any, Any], depth: int) -> FrozenDict:
+        if not value:
+            return EMPTY_DICT
+        self._count(len(value), depth)
+        made: dict[str, Any] = {}
+        for key, item in value.items():
+            name = key if key.__class__ is str and key.isascii() else self._key(key)
+            try:
+                made[name] = self.free(item, depth + 1)
+            except _Misfit as misfit:
+                misfit.place.append(f"[{name[:40]!r}]")
+                raise
+        if len(made) != len(value):
+            raise _Misfit("two keys are the same in JSON, where every key is a text: give other ones")
+        return FrozenDict(made)
+
+    def _list(self, value: Sequence[Any], depth: int) -> FrozenList:
+        if not value:
+            return EMPTY_LIST
+        self._count(len(value), depth)
+        made: list[Any] = []
+        for item in value:
+            try:
+                made.append(self.free(item, depth + 1))
+            except _Misfit as misfit:
+                misfit.place.append(f"[{len(made)}]")
+                raise
+        return FrozenList(made)
+
+    def _key(self, key: Any) -> str:
+        made = self.free(key, 0)
+        if isinstance(made, str):
+            return made
+        if made is None or isinstance(made, int | float):
+            # As pydantic writes them.
+            return str(made).lower() if isinstance(made, bool) else str(made)
+        raise _Misfit(f"a key of the type {_type(key)}: keys are texts in JSON")
+
+    def _other(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Enum):
+            return self.free(value.value, depth)
+        if isinstance(value, str):
+            return readable(str.__str__(value))
+        if isinstance(value, int):
+            return self.free(int(value), depth)
+        if isinstance(value, float):
+            return self.free(float(value), depth)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return urlsafe_b64encode(bytes(cast("bytes", value))).decode()
+        if isinstance(value, PurePath):
+            return readable(str(value))
+        if isinstance(value, Mapping):
+            return self._dict(cast("Mapping[Any, Any]", value), depth)
+        if isinstance(value, Set):
+            return self._list(_in_order(cast("Set[Any]", value)), depth)
+        if isinstance(value, Sequence | deque):
+            return self._list(cast("Sequence[Any]", value), depth)
+        if isinstance(value, Iterator):
+            # It might have no end, and what it gave would be gone.
+            raise _Misfit(f"of the type {_type(value)}, which can be read only once: make a list of it")
+        try:
+            made = to_jsonable_python(value, by_alias=True, bytes_mode="base64", inf_nan_mode="strings")
+        except Exception as error:
+            raise _Misfit(
+                f"of the type {_type(value)}, which JSON has nothing for: give text, numbers, lists or dicts"
+            ) from error
+        return self.free(made, depth)
+
+
+def _too_deep() -> _Misfit:
+    return _Misfit(f"nested more than {DEPTH} deep, or in itself: give it flatter, or as a text")
+
+
+def _digits(value: int) -> str:
+    """A number that most readers of JSON would round, or refuse."""
+    try:
+        return str(value)
+    except ValueError as error:
+        raise _Misfit("the number has too many digits: give a smaller one, or a text") from error
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def _in_order(values: Set[Any]) -> list[Any]:
+    """A set as a list that is the same in every process."""
+    try:
+        return sorted(values)
+    except TypeError:
+        return sorted(values, key=repr)
+
+
+def _type(value: Any) -> str:
+    return type(value).__qualname__
+
+
+class _Plan(NamedTuple):
+    """What of a model needs a look."""
+
+    fields: tuple[tuple[str, frozenset[type], _Type], ...]
+    """The name, and the classes whose values are storable as they are, but for a look at texts and numbers."""
+    choices: tuple[tuple[str, tuple[Any, ...]], ...]
+    """The fields that take few values, with these."""
+    own: bool
+    """The kind is not ours, or has fields that the class does not know."""
+
+
+_BY_RUN = frozenset(("version", "seq", "sub", "attempt", "timestamp"))
+"""What the run itself stamps."""
+_FROZEN: frozenset[type] = frozenset((NoneType, FrozenDict, FrozenList))
+_SIMPLE: dict[Any, frozenset[type]] = {
+    str: frozenset((str,)),
+    int: frozenset((int,)),
+    float: frozenset((int, float)),
+    bool: frozenset((bool,)),
+    NoneType: frozenset((NoneType,)),
+}
+
+
+@cache
+def _plan(cls: type[BaseModel]) -> _Plan:
+    fields: list[tuple[str, frozenset[type], _Type]] = []
+    choices: list[tuple[str, tuple[Any, ...]]] = []
+    for name, field in cls.model_fields.items():
+        annotation = field.annotation
+        if name in _BY_RUN:
+            continue
+        if get_origin(annotation) is Literal:
+            choices.append((name, get_args(annotation)))
+        elif _is_free(annotation):
+            fields.append((name, _FROZEN | {str, bool}, "any"))
+        elif classes := _classes(annotation):
+            fields.append((name, classes, "simple"))
+        else:
+            fields.append((name, _FROZEN, "more"))
+    own = not cls.__module__.startswith("rxloop.") or cls.model_config.get("extra") == "allow"
+    return _Plan(tuple(fields), tuple(choices), own)
+
+
+def _is_free(annotation: Any) -> bool:
+    if annotation in (Any, object, JsonValue, dict, list, Mapping, Sequence):
+        return True
+    return get_origin(annotation) is not Literal and any(map(_is_free, get_args(annotation)))
+
+
+def _classes(annotation: Any) -> frozenset[type]:
+    """The classes of a field of simple types, such as `str | None`; none where there is more to it."""
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [_classes(part) for part in get_args(annotation)]
+        return frozenset[type]().union(*parts) if all(parts) else frozenset()
+    return _SIMPLE.get(annotation, frozenset()) if isinstance(annotation, type) else frozenset()
