@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,8 +23,9 @@ from rxloop.checks import (
     check_options,
     check_tools,
 )
+from rxloop.conversation import reading
 from rxloop.core import Core
-from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RxloopError
 from rxloop.messages import Message, as_messages
 from rxloop.operators.compose import compose
 from rxloop.operators.iterate import iterate
@@ -36,8 +38,9 @@ from rxloop.requests import D, Operator, RunContext, Strategy
 from rxloop.result import Result
 from rxloop.run import Run
 from rxloop.settings import Limits, ModelSettings
-from rxloop.share import Share
+from rxloop.share import Share, alive
 from rxloop.spec import Instructions, RunSpec
+from rxloop.state import fold_all
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
 
 O = TypeVar("O", default=str)  # noqa: E741
@@ -343,6 +346,46 @@ class Agent(Generic[D, O]):
         finally:
             _OVERRIDES.reset(token)
 
+    async def cancel(self, task_id: str, reason: str | None = None) -> None:
+        """Cancel a run by its id, and wait for its end. A run that is over stays as it is.
+
+        One that goes on in this process is cancelled there, whatever agent it was made by. One that waits for an
+        answer, or that a crash has left, gets an attempt that closes its open calls and writes its end: the model is
+        not asked, and no tool is called. A run of another process looks like one that a crash has left: that process
+        finds out at its next event that the run is not its own any more.
+
+        Args:
+            task_id: The run.
+            reason: What its final event says.
+
+        Raises:
+            ConfigurationError: It does not go on in this process, and the agent has no log.
+            UnknownRun: The log does not have it.
+            ConflictError: It goes on in another process, which was quicker: cancel it there.
+        """
+        share = alive(task_id)
+        if share is not None:
+            await share.cancelled(reason or "cancelled")
+            return
+        if self.log is None:
+            raise ConfigurationError(
+                f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
+            )
+        state = fold_all(await reading(self.log.read(task_id)))
+        if state.finished or state.state == "canceled":
+            return
+        run = self._start(self._spec(task_id, "", None, {}, resume=True, cancel=reason or "cancelled"))
+        try:
+            await run
+        except ConflictError as error:
+            raise ConflictError(
+                f"the run {task_id} goes on in another process, and cannot be cancelled from here: cancel it there"
+            ) from error
+        except AttemptError as error:
+            # Not recorded; any other end is the one that was asked for, or came before it.
+            if error.result.state == "working":
+                raise
+
     async def aclose(self) -> None:
         """Cancel the runs that go on, and close what the agent opened. May be called twice; later runs are refused."""
         self._live.closed = True
@@ -369,7 +412,10 @@ class Agent(Generic[D, O]):
     def _start(self, spec: RunSpec) -> Run[O]:
         if self._live.closed:
             raise RxloopError(f"the agent {self.name!r} is closed: make another one")
-        run: Run[O] = Run(Core(spec))
+        core = Core(spec)
+        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (who called `run`, `resume` or `fork`)
+        core.made_at = caller.f_code.co_filename, caller.f_lineno
+        run: Run[O] = Run(core)
         self._live.runs.add(run.share)
         return run
 

@@ -91,6 +91,12 @@ class Core:
         """Ends what goes on before the first request, when the attempt has to come to its end."""
         self.final: Event | None = None
         """The last event of the attempt, once it is published."""
+        self.refusal: Exception | None = None
+        """Why the attempt never began."""
+        self.told = False
+        """Whether anybody was told how it ended, so that a failure is not silent."""
+        self.made_at: tuple[str, int] | None = None
+        """The file and line in which the run was made."""
         self.end: End = None
         self.ended = False
         """Whether the attempt has to come to its end."""

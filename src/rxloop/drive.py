@@ -69,6 +69,8 @@ async def drive(core: Core) -> None:
         await _finish(core)
     except Exception as error:
         core.open = False
+        core.refusal = error
+        core.told = core.told or core.hub.subscribers > 0
         core.hub.complete(error)
         raise
     finally:

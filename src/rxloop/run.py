@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from copy import copy
 from types import TracebackType
-from typing import Any, Generic, Self, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
 
-from reactivex import Observable
+from reactivex import Observable, abc
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.core import Core
-from rxloop.errors import ConfigurationError, LimitReached, RunCancelled, RunError, RxloopError
+from rxloop.errors import AttemptError, ConfigurationError, LimitReached, RunCancelled, RunError, RxloopError
 from rxloop.events import Event, StatusUpdateEvent
 from rxloop.operators.after import after as after_cursor
 from rxloop.operators.public import public
@@ -146,8 +146,36 @@ class Run(Generic[O]):
         return Stream(source, self.share, overflow=overflow, buffer=buffer).pipe(*views)
 
     def text(self) -> Stream[str]:
-        """The text of the answer, as it streams."""
-        return self.pipe(text())
+        """The text of the answer, as it streams.
+
+        Raises:
+            LimitReached: Behind the last piece, if a limit ended the run.
+            RunError: Behind the last piece, if the run failed. A cancelled one just ends.
+        """
+        return self.pipe(text(), self._or_failure)
+
+    def _or_failure(self, source: Observable[str]) -> Observable[str]:
+        """The same values, and behind them the error of a run that failed: a view would end as if all were well."""
+        core = self._core
+
+        def subscribe(
+            observer: abc.ObserverBase[str], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            def on_completed() -> None:
+                try:
+                    if core.final is not None:
+                        outcome(core)
+                except RunCancelled:
+                    pass
+                except AttemptError as error:
+                    core.told = True
+                    observer.on_error(error)
+                    return
+                observer.on_completed()
+
+            return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
 
     def sse(self, after: str | None = None, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
         """The public events as server-sent events.
@@ -208,10 +236,11 @@ class Run(Generic[O]):
         except asyncio.CancelledError:
             await self.share.aclose("the task that awaited the run was cancelled")
             raise
+        self._core.told = True
         refusal = driver.exception()
         if refusal is not None:
             raise _anew(refusal)
-        return self._outcome()
+        return outcome(self._core)
 
     def cancel(self, reason: str | None = None) -> None:
         """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""
@@ -219,6 +248,7 @@ class Run(Generic[O]):
 
     async def aclose(self) -> None:
         """Cancel what is unfinished, and wait until nothing is left of it. Never raises what the run raised."""
+        self._core.told = True
         await self.share.aclose("closed")
 
     async def __aenter__(self) -> Self:
@@ -230,38 +260,69 @@ class Run(Generic[O]):
     ) -> None:
         await self.share.aclose("its `async with` was left")
 
-    def _outcome(self) -> Result[O]:
+    def __repr__(self) -> str:
         core = self._core
+        if not self.started:
+            # `asyncio.create_task(run)` shows this, and wants a coroutine.
+            return f"<Run {self.task_id} of {core.agent_name!r}, not started: await it, or create_task(run.result())>"
         final = core.final
-        if not isinstance(final, StatusUpdateEvent):
-            raise RxloopError(f"the run {core.task_id} has no final event")
-        state = core.state()
-        completed = final.state == "completed"
-        parsed, misfit = core.parsed(final.content or "") if completed else (None, None)
-        result: Result[O] = Result(
-            task_id=core.task_id,
-            context_id=core.context_id,
-            state=final.state,
-            reason=final.reason,
-            messages=list(state.messages),
-            usage=state.usage,
-            thoughts=core.graph,
-            content=final.content or "",
-            finish_reason=final.finish_reason,
-            pending=final.pending,
-            error=final.error,
-            compression=state.compression,
-            parsed=parsed,
-            misfit=misfit,
-        )
-        if completed or final.state in ("input-required", "auth-required"):
-            return result
-        info = final.error
-        message = info.message if info is not None else final.state
-        code = info.code if info is not None else final.state
-        if final.state == "canceled":
-            raise RunCancelled(message, code=code, result=result)
-        if final.reason != "error":
-            raise LimitReached(message, code=code, result=result)
-        cause = core.end if isinstance(core.end, Exception) and not isinstance(core.end, LimitHit) else None
-        raise RunError(message, code=code, result=result) from cause
+        state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if core.refusal else "under way"
+        return f"<Run {self.task_id} of {core.agent_name!r}, {state}>"
+
+    if not TYPE_CHECKING:
+        # A type checker tells these mistakes by itself, as long as it does not see that they are provided for.
+
+        def __getattr__(self, name: str) -> Any:
+            if name in Result.__dataclass_fields__ or name == "output":
+                raise AttributeError(f"a run has no {name!r}, its result has: await it first, `(await run).{name}`")
+            raise AttributeError(f"'Run' object has no attribute {name!r}")
+
+        def __iter__(self) -> Any:
+            raise TypeError("a run is read with `async for event in run`; in an Rx pipeline it is `run.events`")
+
+        def __enter__(self) -> Any:
+            raise TypeError("a run is held with `async with agent.run(...) as run`")
+
+        def __exit__(self, *exception: object) -> None:
+            """For `with`, which looks for it before it calls `__enter__`."""
+
+
+def outcome(core: Core) -> Result[Any]:
+    """The result of an attempt that is over.
+
+    Raises:
+        AttemptError: It has no answer, and waits for none.
+    """
+    final = core.final
+    if not isinstance(final, StatusUpdateEvent):
+        raise RxloopError(f"the run {core.task_id} has no final event")
+    state = core.state()
+    completed = final.state == "completed"
+    parsed, misfit = core.parsed(final.content or "") if completed else (None, None)
+    result: Result[Any] = Result(
+        task_id=core.task_id,
+        context_id=core.context_id,
+        state=final.state,
+        reason=final.reason,
+        messages=list(state.messages),
+        usage=state.usage,
+        thoughts=core.graph,
+        content=final.content or "",
+        finish_reason=final.finish_reason,
+        pending=final.pending,
+        error=final.error,
+        compression=state.compression,
+        parsed=parsed,
+        misfit=misfit,
+    )
+    if completed or final.state in ("input-required", "auth-required"):
+        return result
+    info = final.error
+    message = info.message if info is not None else final.state
+    code = info.code if info is not None else final.state
+    if final.state == "canceled":
+        raise RunCancelled(message, code=code, result=result)
+    if final.reason != "error":
+        raise LimitReached(message, code=code, result=result)
+    cause = core.end if isinstance(core.end, Exception) and not isinstance(core.end, LimitHit) else None
+    raise RunError(message, code=code, result=result) from cause
