@@ -38,6 +38,8 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.errors import NoAnswers, PlanRefused
+from rxloop.strategies import Reasoning, strategy
 from rxloop.stream.bridges import from_task
 from rxloop.testing import ScriptedModel, call, virtual_time
 
@@ -429,6 +431,41 @@ async def test_an_end_or_a_second_beginning_is_refused_to_who_emits_it() -> None
     texts = [event.content for event in recorder.events if event.kind == "tool-complete"]  # pyright: ignore[reportAttributeAccessIssue]
     assert "final `status-update`" in texts[0]
     assert "`task` event" in texts[1]
+
+
+async def test_what_is_no_event_is_refused_to_who_emits_it() -> None:
+    @tool
+    async def mine(ctx: RunContext[None]) -> str:
+        """Mine."""
+        nothing: Any = {"a": 1}
+        ctx.emit(nothing)
+        return "not here"
+
+    result = await Agent(ScriptedModel(call("mine"), "Done."), tools=[mine]).run("Go.")
+    assert "ctx.emit() takes an event" in result.messages[2].text
+    assert "{'a': 1}" in result.messages[2].text
+
+
+async def test_the_error_of_a_strategy_ends_the_run_with_its_own_code() -> None:
+    for error in (PlanRefused("no steps"), NoAnswers("nobody voted")):
+
+        @strategy
+        async def refusing(run: Reasoning, error: Exception = error) -> str:
+            raise error
+
+        assert (await failure(Agent(ScriptedModel(), strategy=refusing))).code == error.code
+
+
+async def test_a_strategy_whose_requests_nothing_can_answer_any_more_ends() -> None:
+    @strategy
+    async def asking(run: Reasoning) -> str:
+        first, second = await asyncio.gather(run.ask("One?", branch="a"), run.ask("Two?", branch="b"))
+        return first.text + second.text
+
+    for name in ("never", "swallowed"):
+        loop = [*op.standard(), STUCK[name]()]
+        told = await failure(Agent(ScriptedModel("1", "2", "3"), strategy=asking, loop=loop))
+        assert "nothing is left" in str(told)
 
 
 async def test_a_provider_that_tells_the_end_of_the_run_is_an_error() -> None:

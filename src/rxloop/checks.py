@@ -14,12 +14,21 @@ from unicodedata import category
 from rxloop import operators
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.messages import Message, Wire
+from rxloop.operators._declared import answers, misplaced, misplaced_around
 from rxloop.operators.compose import describe
 from rxloop.protocols import Provider
+from rxloop.requests import Operator
 from rxloop.settings import Limits, ModelSettings
 from rxloop.storable import storable
 from rxloop.tools import Thoughts, nearest
 
+_IN_THE_LOOP = frozenset(
+    (
+        *("answering", "at_end", "call_model", "checkpoint", "compose", "compress", "idle_timeout", "iterate", "on"),
+        *("run_tools", "standard", "thinking_phase", "typed_output", "workspace"),
+    )
+)
+"""The operators of `op` that are no views."""
 _MODEL = "give a provider, or a model string such as 'zai:glm-4.7'"
 _LOOP = "give a list of operators, such as [op.call_model(), op.run_tools()]"
 
@@ -206,6 +215,13 @@ def check_operator(strategy: Callable[..., Any], operator: Any) -> None:
         raise ConfigurationError(
             f"the strategy {describe(strategy)} gave {operator!r}: it has to give an operator, as op.iterate does"
         )
+    for each in misplaced_around([cast("Operator", operator)]):
+        kind = answers(each)
+        assert kind is not None
+        raise ConfigurationError(
+            f"the operator {describe(each)} answers each {kind.__name__}, and stands around the loop, where none ever "
+            "comes: put it into the loop"
+        )
 
 
 def _check_loop(loop: Any) -> None:
@@ -222,11 +238,29 @@ def _check_loop(loop: Any) -> None:
             raise _wrong(argument, each, f"it makes an operator: call it, as in {each.__name__}()")
         if not _takes_one(each):
             raise _wrong(argument, each, "an operator takes one argument, its source: call what makes it")
+        view = _view(each)
+        if view is not None:
+            raise _wrong(argument, each, f"it is a view, for those who read: write run.pipe({view}(...))")
+    for each, advice in misplaced(items):
+        kind = answers(each)
+        assert kind is not None
+        raise ConfigurationError(
+            f"the operator {describe(each)} answers each {kind.__name__}, and none ever comes where it stands in the "
+            f"loop {describe(operators.compose(*items))}: {advice}"
+        )
 
 
 def _makes_an_operator(each: Callable[..., Any]) -> bool:
     name = getattr(each, "__name__", None)
     return name in operators.__all__ and each is getattr(operators, name)
+
+
+def _view(operator: Any) -> str | None:
+    """What it is called in `op` if it is one of the views of rxloop, which can do nothing with requests."""
+    name = describe(operator)
+    if name not in operators.__all__ or name in _IN_THE_LOOP:
+        return None
+    return f"op.{name}" if getattr(operator, "__module__", "").startswith("rxloop.operators.") else None
 
 
 def _takes_one(operator: Callable[..., Any]) -> bool:

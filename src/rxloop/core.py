@@ -13,7 +13,7 @@ from typing import Any
 from reactivex.disposable import SerialDisposable
 
 from rxloop.envelope import ROOT, check_time
-from rxloop.errors import InvalidEvent, PipelineError
+from rxloop.errors import InvalidEvent, PipelineError, RxloopError
 from rxloop.events import (
     ContentCompleteEvent,
     Event,
@@ -251,14 +251,20 @@ class Core:
             return None, f"the answer {shown!r} does not fit the output type: {error}"
 
     def record(self, event: Event) -> Event:
-        """Stamp a durable event, fold it and hand it to the log's buffer, but do not deliver it yet."""
+        """Stamp a durable event, fold it and hand it to the log's buffer, but do not deliver it yet.
+
+        Raises:
+            InvalidEvent: It cannot be folded.
+        """
         place = self._seq, self._sub
         event = self._stamp(event)
         try:
             self._fold(event)
-        except Exception:
+        except Exception as error:
             self._seq, self._sub = place
-            raise
+            if isinstance(error, RxloopError):
+                raise
+            raise InvalidEvent(f"a `{event.kind}` event that the run cannot take: {error}") from error
         if self.writer is not None:
             self.writer.add(event)
         self.graph = self.graph.add(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rxloop.core import Core
-from rxloop.errors import ConflictError, EventLogError, InvalidOutput, PipelineError, ProviderError
+from rxloop.errors import ConflictError, EventLogError, InvalidOutput, PipelineError, ProviderError, StrategyError
 from rxloop.events import State, StatusUpdateEvent
 from rxloop.messages import ErrorInfo
 from rxloop.spec import Canceled, End
@@ -61,7 +61,7 @@ def _outcome(state: RunState, end: End) -> tuple[State, str | None, ErrorInfo | 
 
 def error_code(error: Exception) -> str:
     """The stable name of what ended a run."""
-    if isinstance(error, ProviderError):
+    if isinstance(error, ProviderError | StrategyError):
         return error.code
     if isinstance(error, ConflictError):
         return "conflict"

@@ -13,7 +13,7 @@ import orjson
 from reactivex import Observable
 from typing_extensions import TypeVar
 
-from rxloop.errors import RxloopError
+from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.events import Event, ToolCompleteEvent, ToolProgressEvent
 from rxloop.messages import Message, ToolCall, Usage
 from rxloop.settings import Limits, ModelSettings
@@ -220,8 +220,12 @@ class RunContext(Generic[D]):
         """Put an event on the stream of the run; from any thread.
 
         Raises:
-            InvalidEvent: It holds what cannot be written as JSON.
+            InvalidEvent: It is no event, holds what cannot be written as JSON, or is one that only the run itself may publish.
         """
+        if not isinstance(event, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidEvent(
+                f"ctx.emit() takes an event, such as CustomEvent(name='found', data={{'a': 1}}), and not {event!r}"
+            )
         # A copy, since the run stamps what it publishes: who emits an event may keep it as a constant.
         unset = event.step is None and self.step is not None
         event = event.model_copy(update={"step": self.step, "branch": self.branch} if unset else None)

@@ -10,10 +10,11 @@ import pytest
 import reactivex as rx
 from reactivex import operators as ops
 from reactivex.internal.exceptions import SequenceContainsNoElementsError
+from reactivex.observer import Observer
 from reactivex.scheduler import CurrentThreadScheduler
 
 from run_checks import Recorder, settled, until
-from rxloop.errors import SlowReader
+from rxloop.errors import ConfigurationError, SlowReader
 from rxloop.events import CustomEvent, Event, GapEvent, ToolProgressEvent
 from rxloop.messages import ToolCall
 from rxloop.stream.hub import Hub
@@ -366,3 +367,19 @@ async def test_a_gap_is_an_event_among_others_for_the_reader() -> None:  # L13
     assert isinstance(gap, GapEvent)
     assert gap.count == 3
     assert [event.sub for event in rest] == [4, 5]
+
+
+@pytest.mark.parametrize("name", ["on_next", "on_error", "on_completed"])
+def test_an_async_callback_is_refused(name: str) -> None:
+    async def wait(_: object = None) -> None: ...
+
+    class Observing(Observer[int]):
+        pass
+
+    stream: Stream[int] = Stream(rx.of(1), Lease())
+    callback: Any = wait
+    with pytest.raises(ConfigurationError, match="async for"):
+        stream.subscribe(**{name: callback})
+    setattr(Observing, name, callback)
+    with pytest.raises(ConfigurationError, match="async for"):
+        stream.pipe().subscribe(Observing())

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
+from rxloop.operators._declared import declared
 from rxloop.requests import Operator, Request, Signal
 from rxloop.stream.connect import Connections, connect, dispose_after
 
@@ -48,7 +49,7 @@ def answering(
         return Observable(subscribe)
 
     operator.__qualname__ = f"answering({request_type.__name__})"
-    return operator
+    return declared(operator, request_type)
 
 
 class _Answering(Generic[R]):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from reactivex import Observable, abc
 
+from rxloop.operators._declared import declared
 from rxloop.requests import IterationEnd, Operator, Signal
 from rxloop.stream.connect import Connections, connect
 
@@ -33,7 +34,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
         return Observable(subscribe)
 
     operator.__qualname__ = "at_end"
-    return operator
+    return declared(operator, IterationEnd)
 
 
 class _AtEnd:

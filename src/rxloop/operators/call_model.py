@@ -9,6 +9,7 @@ from rxloop.errors import ContextLengthExceeded, PipelineError
 from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent
 from rxloop.history import History
 from rxloop.messages import ErrorInfo, Message
+from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.storable import settle
@@ -74,7 +75,7 @@ def call_model() -> Operator:
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = "call_model"
-    return operator
+    return declared(operator, ModelRequest, ends=True)
 
 
 def _up_to_date(request: ModelRequest) -> ModelRequest:

@@ -5,6 +5,7 @@ from types import FunctionType
 from reactivex import Observable
 
 from rxloop.errors import PipelineError, RxloopError
+from rxloop.operators._declared import PARTS
 from rxloop.requests import Operator, Signal
 from rxloop.stream.guard import as_error
 
@@ -33,6 +34,7 @@ def compose(*operators: Operator) -> Operator:
         return source
 
     operator.__qualname__ = ", ".join(map(describe, operators)) or "nothing"
+    operator.__dict__[PARTS] = operators
     return operator
 
 

@@ -8,6 +8,7 @@ from reactivex.disposable import Disposable, SerialDisposable
 
 from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocolError
 from rxloop.events import LLMFailedEvent, MessageAddedEvent
+from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.operators.compose import describe
 from rxloop.requests import IterationEnd, ModelRequest, Operator, Request, RunContext, RunRequest, Signal, ToolRequest
@@ -43,7 +44,7 @@ def iterate(pipeline: Operator, times: int | None = None) -> Operator:
     """
     operator = answering(RunRequest, lambda request: _iterations(pipeline, request.ctx, times))
     operator.__qualname__ = f"iterate({describe(pipeline)})"
-    return operator
+    return declared(operator, RunRequest, ends=True)
 
 
 def _iterations(pipeline: Operator, ctx: RunContext[Any], times: int | None) -> Observable[Signal]:

@@ -9,6 +9,7 @@ from reactivex import Observable
 
 from rxloop.errors import InvalidEvent, ToolError
 from rxloop.events import ToolCompleteEvent, ToolStartEvent
+from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest
@@ -43,7 +44,7 @@ def run_tools(concurrency: int = 5) -> Operator:
     """
     operator = answering(ToolRequest, _answer, concurrency)
     operator.__qualname__ = "run_tools"
-    return operator
+    return declared(operator, ToolRequest, ends=True)
 
 
 def _answer(request: ToolRequest) -> Observable[Signal]:

@@ -12,6 +12,7 @@ from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError, StrategyError
 from rxloop.events import ContentCompleteEvent
+from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.operators.compose import describe
 from rxloop.requests import IterationEnd, Operator, RunContext, RunRequest, Signal, Strategy
@@ -68,7 +69,7 @@ def strategy(
         def strategy(pipeline: Operator) -> Operator:
             operator = answering(RunRequest, lambda each: _reasoning(name, definition, function, pipeline, each.ctx))
             operator.__qualname__ = f"{name}({describe(pipeline)})"
-            return operator
+            return declared(operator, RunRequest, ends=True)
 
         strategy.__name__ = strategy.__qualname__ = name
         strategy.__doc__ = function.__doc__

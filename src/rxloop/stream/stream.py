@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
+from rxloop.errors import ConfigurationError
 from rxloop.stream.buffer import Overflow, ReadBuffer
 from rxloop.stream.scope import Gate
 
@@ -76,6 +78,30 @@ class Stream(Observable[T], Generic[T]):
         self._overflow: Overflow = overflow
         self._buffer = buffer
         self._joins = joins
+
+    # The base has two forms, with an observer or with functions, and so has this.
+    def subscribe(
+        self,
+        on_next: abc.ObserverBase[T] | Callable[[T], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
+        on_completed: Callable[[], None] | None = None,
+        *,
+        scheduler: abc.SchedulerBase | None = None,
+    ) -> abc.DisposableBase:
+        """Subscribe an observer, or functions.
+
+        Raises:
+            ConfigurationError: One of them is async, so that nobody would ever await it.
+        """
+        observing = [getattr(on_next, name, None) for name in ("on_next", "on_error", "on_completed")]
+        for each in (on_next, on_error, on_completed, *observing):
+            if inspect.iscoroutinefunction(each):
+                raise ConfigurationError(
+                    f"{each.__qualname__} is async, and a subscriber is called without being awaited: "
+                    "write `async for event in run.events` to wait between events, or give a plain function"
+                )
+        subscribe: Any = super().subscribe
+        return subscribe(on_next, on_error, on_completed, scheduler=scheduler)
 
     def _subscribe_core(
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None

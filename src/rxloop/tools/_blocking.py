@@ -1,0 +1,55 @@
+"""Tells of an async tool that holds the event loop, where every run of the process stands still with it."""
+
+from __future__ import annotations
+
+import logging
+import time
+import types
+from collections.abc import Awaitable, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger("rxloop")
+
+TOO_LONG = 0.5
+"""Seconds that a step of a tool may take between two of its awaits."""
+
+
+async def watched(work: Awaitable[T], tool: str) -> T:
+    """Await something, and warn, once, if one of its steps holds the event loop.
+
+    Args:
+        work: What the tool does.
+        tool: Its name.
+    """
+    return await _steps(work, tool)
+
+
+@types.coroutine
+def _steps(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
+    """What `yield from` does, with a look at the time before and after each step."""
+    steps = work.__await__()
+    longest = TOO_LONG
+    given: Any = None
+    thrown: BaseException | None = None
+    while True:
+        begin = time.perf_counter()
+        try:
+            waits_for = steps.throw(thrown) if thrown is not None else steps.send(given)
+        except StopIteration as end:
+            return end.value
+        finally:
+            took = time.perf_counter() - begin
+            if took > longest:
+                longest = float("inf")
+                log.warning(
+                    "the tool %s held the event loop for %.1f s, and every run of the process with it: "
+                    "drop `async`, and it runs in a thread, or await what takes so long",
+                    tool,
+                    took,
+                )
+        given, thrown = None, None
+        try:
+            given = yield waits_for
+        except BaseException as error:
+            thrown = error

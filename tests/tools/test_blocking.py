@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rxloop import Agent, tool
+from rxloop.testing import ScriptedModel, call
+from rxloop.tools import _blocking
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step of a tool takes too long."""
+    monkeypatch.setattr(_blocking, "TOO_LONG", -1.0)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_an_async_tool_that_holds_the_event_loop_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def crunch() -> str:
+        """Crunch."""
+        await asyncio.sleep(0)
+        return "crunched"
+
+    with caplog.at_level(logging.WARNING, "rxloop"):
+        assert (await Agent(ScriptedModel(call("crunch"), "Done."), tools=[crunch]).run("Go.")).output == "Done."
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "the tool crunch held the event loop" in told
+    assert "drop `async`" in told
+
+
+@pytest.mark.usefixtures("soon")
+async def test_so_is_an_async_generator(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def walk() -> AsyncIterator[str]:
+        """Walk."""
+        yield "a step"
+        await asyncio.sleep(0)
+        yield "there"
+
+    await Agent(ScriptedModel(call("walk"), "Done."), tools=[walk]).run("Go.")
+    assert caplog.text.count("the tool walk held the event loop") == 1
+
+
+async def test_a_tool_that_waits_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        await asyncio.sleep(0.001)
+        return "waited"
+
+    await Agent(ScriptedModel(call("wait"), "Done."), tools=[wait]).run("Go.")
+    assert "held the event loop" not in caplog.text
+
+
+async def test_what_is_thrown_into_a_tool_arrives_and_what_it_returns_comes_back() -> None:
+    async def work() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "cleaned up"
+        return "never"
+
+    task = asyncio.create_task(_blocking.watched(work(), "work"))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "cleaned up"
