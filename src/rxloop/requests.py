@@ -220,7 +220,7 @@ class RunContext(Generic[D]):
         """Put an event on the stream of the run; from any thread.
 
         Raises:
-            InvalidEvent: It is no event, holds what cannot be written as JSON, or is one that only the run itself may publish.
+            InvalidEvent: It is no event, holds what cannot be written as JSON, or only the run itself may publish it.
         """
         if not isinstance(event, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidEvent(
