@@ -51,7 +51,7 @@ async def test_a_file_that_is_too_long_loses_its_middle(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is no folder"):
+    with pytest.raises(ConfigurationError, match="is not a folder"):
         FolderWorkspace(tmp_path / "nowhere")
 
 

@@ -4,13 +4,14 @@ from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
 from rxloop.context.composition import ChainedCompressor
 from rxloop.context.counting import TextCounter, TokenEstimator
 from rxloop.context.facts import Fact, facts_of
+from rxloop.context.folder import FolderWorkspace
 from rxloop.context.folding import Compressed, Folded, fold, fold_async
 from rxloop.context.ledger import FactLedger
 from rxloop.context.semantic import SemanticCompressor
 from rxloop.context.sliding_window import SlidingWindowCompressor
 from rxloop.context.thinking import Summary, ThinkingResult, reflect
 from rxloop.context.token_budget import TokenBudgetCompressor
-from rxloop.context.workspace import CompositeWorkspace, FolderWorkspace, Scratchpad, TextWorkspace
+from rxloop.context.workspace import CompositeWorkspace, Scratchpad, TextWorkspace
 
 __all__ = [
     "Block",
