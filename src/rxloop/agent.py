@@ -443,6 +443,7 @@ class Agent(Generic[D, O]):
             deps=deps,
             log=self.log,
             metadata=dict(options.get("metadata") or {}),
+            provider=self._live.provider,
             on_input=options.get("on_input"),
             when_busy=options.get("when_busy") or "refuse",
             parse=self._output.parse,

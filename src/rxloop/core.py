@@ -137,6 +137,10 @@ class Core:
     def thought_limit(self) -> int:
         return self.spec.thought_limit
 
+    def provider(self, model: Provider | str) -> Provider:
+        """The provider that a model string stands for."""
+        return self.spec.provider(model)
+
     @property
     def loop_name(self) -> str:
         return describe(self.spec.loop)

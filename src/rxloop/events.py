@@ -310,7 +310,7 @@ class ContextCompressedEvent(Event):
     summary: str = ""
     """What stands for them."""
     reason: str = ""
-    """`overflow`, or `refused` when the provider said that the request was too long."""
+    """`overflow`; `steps` when it was time for it; `refused` when the provider said that the request was too long."""
     dropped: int = 0
     """Messages that this time took out."""
     shortened: int = 0

@@ -80,6 +80,8 @@ class Budget:
     """What goes out if nothing is cut: the history as the last cut left it, and what came since."""
     dropped: Sequence[Message] = ()
     """What another compressor before this one left out: a summary is to cover it too."""
+    messages: int | None = None
+    """How many messages there are to be after the cut, for a window that counts them."""
 
     def count(self, *messages: Message) -> int:
         """The tokens of these messages."""

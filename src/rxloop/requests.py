@@ -60,6 +60,10 @@ class Host(Protocol):
         """The layers of the system prompt that the run itself has."""
         ...
 
+    def provider(self, model: Provider | str) -> Provider:
+        """The provider that a model string stands for: one for each string, closed with the agent."""
+        ...
+
     @property
     def loop_name(self) -> str:
         """The loop with the names of its operators."""

@@ -36,6 +36,8 @@ class RunSpec(NamedTuple):
     settings: ModelSettings
     thought_limit: int
     metadata: dict[str, Any]
+    provider: Callable[[Provider | str], Provider]
+    """Gives the provider that a model string stands for."""
     deps: Any = None
     log: EventLog | None = None
     keep_context: bool = False

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import pytest
 
 from long_runs import MANY, compressions, look, looks, run_of, sent
+from runs import shape
 from rxloop import (
     Agent,
+    ConfigurationError,
     ContextLengthExceeded,
+    LLMCallEvent,
     MemoryEventLog,
     Message,
     ModelRequest,
@@ -29,7 +34,7 @@ from rxloop.context import (
     problems_of,
 )
 from rxloop.records import Budget, Rendered, WorkspacePart
-from rxloop.testing import ScriptedModel, turn
+from rxloop.testing import ScriptedModel, turn, virtual_time
 
 
 async def test_a_request_that_fits_is_left_alone() -> None:
@@ -335,4 +340,121 @@ async def test_a_result_of_which_nothing_is_left_after_its_repair_is_told() -> N
     events = await run_of(model, op.compress(Making(lambda messages: [])))
     assert [event.reason for event in events if isinstance(event, ThinkingFailedEvent)] == [
         "nothing of the result was left after its repair: message 0 of the history must stay"
+    ]
+
+
+def test_what_is_no_compressor_is_refused_when_the_operator_is_made() -> None:
+    for wrong in (5, None, "window", SlidingWindowCompressor, object()):
+        for make in (op.compress, op.thinking_phase):
+            with pytest.raises(ConfigurationError, match="is not a compressor"):
+                make(wrong)  # pyright: ignore[reportArgumentType]
+    window: Any = SlidingWindowCompressor(1_000)
+    odd: list[dict[str, Any]] = [{"counter": 5}, {"every": 0}, {"every": "2"}, {"timeout": 0}, {"timeout": "1"}]
+    for options in odd:
+        for make in (op.compress, op.thinking_phase):
+            with pytest.raises(ConfigurationError, match=next(iter(options))):
+                make(window, **options)
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_a_compressor_that_hangs_is_left_after_its_time_and_the_run_goes_on(kind: str) -> None:
+    # T105
+    go = threading.Event()
+
+    class HangsLater:
+        max_tokens = 1
+
+        async def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message]:
+            return await asyncio.Event().wait() and messages
+
+    class HangsAtOnce:
+        max_tokens = 1
+
+        def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message]:
+            go.wait(30)
+            return messages
+
+    hanging = HangsLater() if kind == "async" else HangsAtOnce()
+    model = ScriptedModel(*looks(4), "Done.")
+    try:
+        with virtual_time(patience=0.05) as time:
+            events = time.run(run_of(model, op.compress(hanging, timeout=2)))
+            # After three failures the run goes without.
+            assert 6 <= time.now < 7
+    finally:
+        go.set()
+    reasons = [event.reason for event in events if isinstance(event, ThinkingFailedEvent)]
+    assert len(reasons) == 3
+    assert all("took more than 2 s" in reason for reason in reasons)
+    assert events[-1].kind == "status-update"
+    assert [len(request.messages) for request in model.requests] == [1, 3, 5, 7, 9]
+
+
+async def test_a_compressor_of_ones_own_does_not_hold_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    class Noting(Making):
+        def compress(self, messages: Sequence[Message], budget: Budget) -> Any:
+            threads.append(threading.current_thread())
+            return list(messages)
+
+    await run_of(ScriptedModel("Done."), op.compress(Noting(None)))
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_a_window_counts_messages() -> None:
+    # L124
+    model = ScriptedModel(*looks(30), "Done.")
+    events = await run_of(model, op.compress(SlidingWindowCompressor(max_messages=11)))
+    lengths = [len(request.messages) for request in model.requests]
+    assert max(lengths) == 11
+    cuts = compressions(events)
+    assert len(cuts) >= 3
+    assert {event.reason for event in cuts} == {"overflow"}
+    for request in model.requests:
+        assert problems_of(request.messages, open_tail=False) == []
+        assert request.messages[0].text == "Find the crate."
+    # Down to 60 % of it, and in between it only grows.
+    at_a_cut = [lengths[int(event.step or 0) - 1] for event in cuts]
+    assert all(length <= 6 for length in at_a_cut)
+    assert not [event for event in events if isinstance(event, LLMCallEvent) and event.problems]
+
+
+def test_a_window_needs_a_limit() -> None:
+    with pytest.raises(ConfigurationError, match="needs a limit"):
+        SlidingWindowCompressor()
+    with pytest.raises(ConfigurationError, match="max_messages is -1"):
+        SlidingWindowCompressor(max_messages=-1)
+    assert repr(SlidingWindowCompressor(max_messages=5)) == "SlidingWindowCompressor(max_messages=5, high=1.0, low=0.6)"
+
+
+@pytest.mark.parametrize("make", [op.compress, op.thinking_phase])
+async def test_a_history_is_cut_every_few_model_calls_though_there_is_room(make: Any) -> None:
+    model = ScriptedModel(*looks(20), "Done.")
+    operator = make(SlidingWindowCompressor(100_000), every=5)
+    events = await run_of(model, operator)
+    cuts = compressions(events)
+    assert [event.step for event in cuts] == ["6", "11", "16", "21"]
+    assert {event.reason for event in cuts} == {"steps"}
+    for before, request in zip(model.requests, model.requests[1:], strict=False):
+        if request.step not in {event.step for event in cuts}:
+            assert request.messages[: len(before.messages)] == before.messages[:]
+    for event in cuts:
+        assert event.tokens_after <= 0.62 * event.tokens_before
+
+
+async def test_a_resumed_run_is_cut_at_the_same_steps() -> None:
+    log = MemoryEventLog()
+    loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(100_000), every=4)])
+    whole = ScriptedModel(*looks(9), "Done.")
+    first = await Agent(whole, tools=[look], limits=MANY, loop=loop, log=log).run("Find the crate.")
+    events = list(await log.read(first.task_id))
+    cut = next(at for at, event in enumerate(events) if event.kind == "llm-call" and event.step == "7")
+    copy = MemoryEventLog()
+    await copy.append(first.task_id, events[:cut], expected_seq=0)
+    rest = ScriptedModel(*looks(9)[6:], "Done.")
+    await Agent(rest, tools=[look], limits=MANY, loop=loop, log=copy).resume(first.task_id)
+    assert [shape(request.messages) for request in rest.requests] == [
+        shape(request.messages) for request in whole.requests[6:]
     ]

@@ -208,3 +208,56 @@ async def test_side_by_side_runs_of_one_agent_keep_to_themselves() -> None:
     assert [[event.folded for event in each] for each in together] == [
         [event.folded for event in each] for each in alone
     ]
+
+
+async def test_a_thinking_model_is_named_by_a_string_and_closed_with_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    # T108
+    made: list[Any] = []
+
+    class Small(ScriptedModel):
+        closed = 0
+
+        async def aclose(self) -> None:
+            self.closed += 1
+
+    def resolve(name: str) -> Small:
+        made.append(Small(*[turn('{"goal": "Find it"}')] * 30))
+        assert name == "zai:glm-4.5-air"
+        return made[-1]
+
+    monkeypatch.setattr("rxloop.providers.models.resolve_model", resolve)
+    phase = op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model="zai:glm-4.5-air")
+    made.clear()
+    model = ScriptedModel(*looks(20), "Done.")
+    async with Agent(model, tools=[look], limits=MANY, loop=op.standard(before_model=[phase])) as agent:
+        events = [event async for event in agent.run("Find the crate.")]
+    assert len(made) == 1
+    assert made[0].closed == 1
+    assert len(made[0].requests) == len(compressions(events)) >= 2
+    assert [event for event in events if isinstance(event, ThinkingFailedEvent)] == []
+
+
+@pytest.mark.parametrize("wrong", [5, object(), ScriptedModel, "nobody:nothing", "no model", ""])
+def test_what_is_no_model_is_refused_when_the_phase_is_made(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model=wrong)
+
+
+async def test_whatever_a_thinking_model_is_the_run_goes_on() -> None:
+    # T105
+    class Nameless(ScriptedModel):
+        good = True
+
+        @property
+        def name(self) -> str:
+            if self.good:
+                return "small"
+            raise AttributeError("no name")
+
+    small = Nameless()
+    phase = op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model=small)
+    small.good = False
+    model = ScriptedModel(*looks(20), "Done.")
+    events = await run_of(model, phase)
+    assert "no name" in next(event.reason for event in events if isinstance(event, ThinkingFailedEvent))
+    assert model.requests[-1].step == "21"

@@ -59,6 +59,18 @@ class Layout:
             self.costs[index] = self.budget.count(*messages)
         self.room -= self.costs[index]
 
+    def has_room(self, index: int) -> bool:
+        """Whether a free block may stay, by its tokens and by its messages."""
+        most = self.budget.messages
+        if most is not None and self._count + len(self.blocks[index].messages) > most:
+            return False
+        return self.costs[index] <= self.room
+
+    @property
+    def _count(self) -> int:
+        """The messages that stay, and the summary."""
+        return 1 + sum(map(len, self._kept.values()))
+
     def keep_newest(self, forms: dict[int, Sequence[Message]]) -> None:
         """Let the newest free blocks stay, as many as there is room for.
 
@@ -66,7 +78,7 @@ class Layout:
             forms: The blocks that are to stay in another form than their own, with `costs` to match.
         """
         for index in reversed(self.free):
-            if self.costs[index] > self.room:
+            if not self.has_room(index):
                 return
             self.keep(index, forms.get(index))
 

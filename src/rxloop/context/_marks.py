@@ -15,6 +15,9 @@ class Marks:
             holds until the next cut, and the less of the history is there word for word.
     """
 
+    max_messages: int | None = None
+    """How many messages of the history a request may have."""
+
     def __init__(self, max_tokens: int, *, high: float = 1.0, low: float = 0.6) -> None:
         if max_tokens < 0:
             raise ConfigurationError(f"max_tokens is {max_tokens}: give the tokens that a whole request may take")

@@ -33,7 +33,9 @@ class ChainedCompressor(Marks):
             raise ConfigurationError("ChainedCompressor() has nothing to ask: give it compressors")
         least = min(compressor.max_tokens for compressor in compressors)
         super().__init__(least if max_tokens is None else max_tokens, high=high, low=low)
-        self._compressors = compressors
+        windows = [most for each in compressors if (most := getattr(each, "max_messages", None)) is not None]
+        self.max_messages = min(windows, default=None)
+        self.compressors = compressors
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         """The messages to send instead of the history."""
@@ -42,10 +44,10 @@ class ChainedCompressor(Marks):
     def _from(
         self, first: int, history: Sequence[Message], messages: Sequence[Message], budget: Budget
     ) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        for place in range(first, len(self._compressors)):
+        for place in range(first, len(self.compressors)):
             given = budget if place == 0 else _rest(history, messages, budget)
             asked = messages if place == 0 else _without_summary(history, messages)
-            made = self._compressors[place].compress(asked, given)
+            made = self.compressors[place].compress(asked, given)
             if isawaitable(made):
                 return self._later(place, history, made, budget)
             messages = made

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
@@ -12,6 +16,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.messages import Message
 from rxloop.protocols import Compressor, TokenCounter
 from rxloop.records import Budget
+from rxloop.stream.threads import in_thread
 
 _LOW = 0.6
 _AFTER_REFUSAL = 0.8
@@ -103,6 +108,8 @@ class Compressed:
     """Why the result of the compressor was thrown away; the messages are then those without a cut."""
     seconds: float = 0.0
     """How long the compressor took."""
+    reason: str = "overflow"
+    """Why it was asked: `overflow`, or `steps` when there was room and it was time."""
 
     @property
     def ratio(self) -> float:
@@ -119,6 +126,7 @@ def fold(
     overhead: int = 0,
     pressure: int = 0,
     pinned: frozenset[int] = frozenset(),
+    every: int | None = None,
 ) -> Compressed:
     """Make a history fit: nothing is done until it overflows; then the compressor is asked once.
 
@@ -130,11 +138,12 @@ def fold(
         overhead: Tokens of what goes with the messages: system prompt, tools, workspace.
         pressure: More than 0 if the provider has just refused what the last step gave, as too long.
         pinned: The places of messages that must stay.
+        every: Ask the compressor after so many messages of the model too, though there is room.
 
     Raises:
         ConfigurationError: The compressor gives an awaitable; see `fold_async`.
     """
-    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, pinned)
+    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, pinned, every)
     if step.fits:
         return step.unchanged()
     begin = time.perf_counter()
@@ -157,9 +166,10 @@ def unless_full(
     state: Folded | None = None,
     overhead: int = 0,
     pressure: int = 0,
+    every: int | None = None,
 ) -> Compressed | None:
     """What goes out while nothing has to be cut; None when it is time for `fold`, whose arguments these are."""
-    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, frozenset())
+    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, frozenset(), every)
     return step.unchanged() if step.fits else None
 
 
@@ -172,19 +182,53 @@ async def fold_async(
     overhead: int = 0,
     pressure: int = 0,
     pinned: frozenset[int] = frozenset(),
+    every: int | None = None,
+    seconds: float | None = None,
 ) -> Compressed:
-    """The same with a compressor that may have to wait, such as for vectors; see `fold`."""
-    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, pinned)
+    """The same with a compressor that may have to wait, such as for vectors; see `fold`.
+
+    A compressor of somebody's own that works at once does so in a thread, so that it cannot hold the event loop up.
+
+    Args:
+        compressor: Makes the cut.
+        messages: See `fold`.
+        counter: See `fold`.
+        state: See `fold`.
+        overhead: See `fold`.
+        pressure: See `fold`.
+        pinned: See `fold`.
+        every: See `fold`.
+        seconds: How long the compressor may take; then the messages are those without a cut.
+    """
+    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, pinned, every)
     if step.fits:
         return step.unchanged()
     begin = time.perf_counter()
+    limit = asyncio.timeout(seconds)
     try:
-        made = compressor.compress(messages, step.budget)
-        if isinstance(made, Awaitable):
-            made = await made
+        async with limit:
+            made = await _asked(compressor, messages, step.budget)
     except Exception as error:
+        if limit.expired():
+            return step.failure(f"{compressor!r} took more than {seconds:g} s")
         return step.failure(f"{type(error).__name__}: {error}")
     return step.cut(made, time.perf_counter() - begin)
+
+
+async def _asked(compressor: Compressor, messages: Sequence[Message], budget: Budget) -> object:
+    """What a compressor gives."""
+    if _is_ours(compressor) or inspect.iscoroutinefunction(compressor.compress):
+        made = compressor.compress(messages, budget)
+    else:
+        made = await in_thread(partial(compressor.compress, messages, budget))
+    return await made if isinstance(made, Awaitable) else made
+
+
+def _is_ours(compressor: Compressor) -> bool:
+    """Whether a compressor is one of this library, which come to an end."""
+    parts: Sequence[Compressor] = getattr(compressor, "compressors", ())
+    module: str = getattr(compressor.compress, "__module__", None) or ""
+    return module.partition(".")[0] == "rxloop" and all(map(_is_ours, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +241,9 @@ class _Step:
     tokens: int
     high: int
     budget: Budget
+    max_messages: int | None
+    due: bool
+    """Whether it is time for a cut, though there may be room."""
 
     @classmethod
     def of(
@@ -208,6 +255,7 @@ class _Step:
         overhead: int,
         pressure: int,
         pinned: frozenset[int],
+        every: int | None,
     ) -> _Step:
         if state.upto > len(history):
             # Another history than the one that was cut, such as that of a fork.
@@ -220,12 +268,26 @@ class _Step:
             state = replace(state, limit=limit)
         room = max(0, limit - overhead)
         high, low = getattr(compressor, "high", 1.0), getattr(compressor, "low", _LOW)
-        budget = Budget(tokens=room, target=int(room * low), counter=counter, pinned=pinned, sent=sent)
-        return cls(history, state, sent, tokens, int(room * high), budget)
+        most: int | None = getattr(compressor, "max_messages", None)
+        due = every is not None and _calls_since(history, state.upto, every)
+        window = None if most is None else int(most * low)
+        budget = Budget(
+            tokens=room,
+            target=int(min(room, tokens) * low) if due else int(room * low),
+            counter=counter,
+            pinned=pinned,
+            sent=sent,
+            messages=window,
+        )
+        return cls(history, state, sent, tokens, int(room * high), budget, most, due)
 
     @property
     def fits(self) -> bool:
-        return self.tokens <= self.high
+        return not self.due and not self.full
+
+    @property
+    def full(self) -> bool:
+        return self.tokens > self.high or (self.max_messages is not None and len(self.sent) > self.max_messages)
 
     def unchanged(self, **fields: Any) -> Compressed:
         """What goes out without a cut."""
@@ -283,7 +345,14 @@ class _Step:
             budget_unmet=after > self.budget.tokens,
             problems=problems,
             seconds=seconds,
+            reason="overflow" if self.full else "steps",
         )
+
+
+def _calls_since(history: Sequence[Message], place: int, count: int) -> bool:
+    """Whether the model has spoken so often since that place. What a history says is the same after a resume."""
+    newer = (history[at] for at in range(len(history) - 1, place - 1, -1))
+    return sum(1 for _ in islice((message for message in newer if message.role == "assistant"), count)) >= count
 
 
 def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]:

@@ -70,7 +70,7 @@ class SemanticCompressor(Marks):
         newest = max(1, len(free) - 1)
         scores = [self.relevance * fits + age / newest for age, fits in enumerate(fitting)]
         for place in sorted(range(len(free)), key=lambda place: (-scores[place], -place)):
-            if layout.costs[free[place]] <= layout.room:
+            if layout.has_room(free[place]):
                 layout.keep(free[place])
         return layout.messages()
 

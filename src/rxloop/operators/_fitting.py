@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from rxloop.context.counting import TokenEstimator
 from rxloop.context.folding import Compressed, Folded, fold_async, unless_full
+from rxloop.errors import ConfigurationError
 from rxloop.events import ContextCompressedEvent, Event, ThinkingFailedEvent
 from rxloop.messages import Message
 from rxloop.protocols import Compressor, TokenCounter
@@ -30,12 +31,27 @@ class Fitting:
     Args:
         compressor: Makes the cuts.
         counter: Counts tokens; by default an estimator that learns from what the providers report.
+        every: Ask the compressor after so many model calls too, though there is room.
+        timeout: Seconds that the compressor may take.
         reserve: Tokens to keep free in each request.
+
+    Raises:
+        ConfigurationError: An argument is of a wrong kind.
     """
 
-    def __init__(self, compressor: Compressor, counter: TokenCounter | None, reserve: int = 0) -> None:
+    def __init__(
+        self,
+        compressor: Compressor,
+        counter: TokenCounter | None,
+        every: int | None,
+        timeout: float,
+        reserve: int = 0,
+    ) -> None:
+        _check(compressor, counter, every, timeout)
         self._compressor = compressor
         self._counter = counter if counter is not None else TokenEstimator()
+        self._every = every
+        self._timeout = timeout
         self._reserve = reserve
         self._sent: WeakKeyDictionary[Any, dict[str | None, tuple[str, float]]] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -79,6 +95,7 @@ class Fitting:
             state=self.state(request),
             overhead=self._overhead(request, counter),
             pressure=request.pressure,
+            every=self._every,
         )
 
     async def fold(self, request: ModelRequest, counter: TokenCounter) -> Compressed:
@@ -91,6 +108,8 @@ class Fitting:
             overhead=self._overhead(request, counter),
             pressure=request.pressure,
             pinned=_pinned(request),
+            every=self._every,
+            seconds=self._timeout,
         )
 
     def smaller(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
@@ -144,7 +163,7 @@ def _told(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signa
         tokens_after=found.tokens_after,
         folded=list(found.state.folded),
         summary=found.state.summary,
-        reason="refused" if request.pressure else "overflow",
+        reason="refused" if request.pressure else found.reason,
         dropped=found.dropped,
         shortened=found.shortened,
         stable_tokens=found.stable_tokens,
@@ -159,3 +178,26 @@ def _pinned(request: ModelRequest) -> frozenset[int]:
     """The places of the messages that must stay: those that are pinned, and what the run was asked."""
     asked = next((message for message in reversed(request.ctx.state.asked) if message.role == "user"), None)
     return frozenset(place for place, message in enumerate(request.messages) if message.pinned or (message is asked))
+
+
+def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:
+    """Refuse what is not a compressor, a counter or a number.
+
+    Raises:
+        ConfigurationError: An argument is of a wrong kind.
+    """
+    if not callable(getattr(compressor, "compress", None)) or not _is_number(getattr(compressor, "max_tokens", None)):
+        raise ConfigurationError(
+            f"{compressor!r} is not a compressor: give one, such as SlidingWindowCompressor(max_tokens=60_000), or an "
+            "object of your own with max_tokens and compress(messages, budget)"
+        )
+    if counter is not None and not callable(getattr(counter, "count", None)):
+        raise ConfigurationError(f"counter={counter!r} cannot count: give an object with count(messages, tools)")
+    if every is not None and (not isinstance(every, int) or every < 1):
+        raise ConfigurationError(f"every={every!r} is not a number of model calls: give 1 or more")
+    if not _is_number(timeout) or not timeout > 0:
+        raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -29,7 +29,7 @@ class Phase:
     """What one thinking phase is made of; it holds nothing of a run."""
 
     def __init__(
-        self, fitting: Fitting, model: Provider | None, note: bool, summary_tokens: int, timeout: float
+        self, fitting: Fitting, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
     ) -> None:
         self._fitting = fitting
         self._model = model
@@ -70,18 +70,21 @@ class Phase:
         return self._fitting.smaller(request.replace(thinking=thinking), found.messages, counter)
 
     async def _summarised(
-        self, model: Provider, request: ModelRequest, made: Compressed, counter: TokenCounter
+        self, model: Provider | str, request: ModelRequest, made: Compressed, counter: TokenCounter
     ) -> tuple[Compressed, dict[str, Any], Event | None]:
         """The cut with a summary by the model, what it used; and what went wrong with it, if anything did."""
         used = Usage()
+        name = model if isinstance(model, str) else type(model).__name__
         try:
+            provider = request.ctx.host.provider(model)
+            name = provider.name
             async with asyncio.timeout(self._timeout):
-                said, used = await self._ask(model, request, made)
+                said, used = await self._ask(provider, request, made)
             text = Summary.read(said).text(lambda each: counter.count([Message.user(each)]) <= self._summary_tokens)
             made = _with_summary(made, text, request, counter)
-            return made, {"thinking_model": model.name, "thinking": used}, None
+            return made, {"thinking_model": name, "thinking": used}, None
         except TimeoutError:
-            reason = f"the thinking model {model.name} took more than {self._timeout:g} s"
+            reason = f"the thinking model {name} took more than {self._timeout:g} s"
         except (RxloopError, ValueError) as error:
             reason = str(error)
         except Exception as error:
@@ -89,7 +92,7 @@ class Phase:
         failure = ThinkingFailedEvent(
             reason=reason, tokens_before=made.tokens_before, step=request.step, branch=request.branch
         )
-        return made, {"thinking_model": model.name, "thinking": used}, failure
+        return made, {"thinking_model": name, "thinking": used}, failure
 
     async def _ask(self, model: Provider, request: ModelRequest, made: Compressed) -> tuple[str, Usage]:
         """What the model says of the messages that leave the view, and the tokens that it used."""

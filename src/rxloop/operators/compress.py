@@ -10,7 +10,13 @@ from rxloop.requests import ModelRequest, Operator, Signal
 from rxloop.stream.bridges import Push, emit, from_task
 
 
-def compress(compressor: Compressor, *, counter: TokenCounter | None = None) -> Operator:
+def compress(
+    compressor: Compressor,
+    *,
+    counter: TokenCounter | None = None,
+    every: int | None = None,
+    timeout: float = 30.0,
+) -> Operator:
     """Make each `ModelRequest` fit: nothing is done until the history overflows; then it is cut once.
 
     ::
@@ -24,16 +30,23 @@ def compress(compressor: Compressor, *, counter: TokenCounter | None = None) -> 
     sends it again with more `pressure`, and it is cut further.
 
     The result of the compressor is checked and repaired before it leaves; one that is no history, or larger than
-    before, is thrown away and told as `thinking-failed`. After three failures the rest of the run goes without.
+    before, or that takes too long, is thrown away and told as `thinking-failed`. After three failures the rest of the
+    run goes without.
 
     Args:
         compressor: Makes the cuts, such as `SlidingWindowCompressor(max_tokens=60_000)`.
         counter: Counts tokens; by default an estimator that learns from what the providers report.
+        every: Cut after so many model calls too, though there is room: to the compressor's `low` part of what there is
+            by then. In between a request only grows at its end, as always.
+        timeout: Seconds that the compressor may take; then the request goes as it was.
+
+    Raises:
+        ConfigurationError: An argument is of a wrong kind.
     """
     # Imported when something is to be compressed: most programs need neither it nor what it is made of.
     from rxloop.operators._fitting import Fitting
 
-    fitting = Fitting(compressor, counter)
+    fitting = Fitting(compressor, counter, every, timeout)
 
     def answer(request: ModelRequest) -> Observable[Signal]:
         if fitting.skips(request):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any, cast
+
 from rxloop.errors import ConfigurationError
 from rxloop.operators.answering import answering
 from rxloop.protocols import Compressor, Provider, TokenCounter
@@ -9,9 +11,10 @@ from rxloop.requests import ModelRequest, Operator
 def thinking_phase(
     compressor: Compressor,
     *,
-    thinking_model: Provider | None = None,
+    thinking_model: Provider | str | None = None,
     note: bool = True,
     counter: TokenCounter | None = None,
+    every: int | None = None,
     summary_tokens: int = 400,
     timeout: float = 30.0,
 ) -> Operator:
@@ -37,22 +40,38 @@ def thinking_phase(
 
     Args:
         compressor: Makes the cuts, such as `SlidingWindowCompressor(max_tokens=60_000)`.
-        thinking_model: Writes the summaries; a small and cheap model will do.
+        thinking_model: Writes the summaries; a small and cheap model will do. A provider, or a model string such as
+            `zai:glm-4.5-air`, whose provider the agent opens and closes.
         note: Whether to tell the model where it is.
         counter: Counts tokens; by default an estimator that learns from what the providers report.
+        every: Cut after so many model calls too, though there is room; see `compress`.
         summary_tokens: What the thinking model's summary may take.
-        timeout: Seconds that it may think.
+        timeout: Seconds that the compressor may take, and then the thinking model.
+
+    Raises:
+        ConfigurationError: An argument is of a wrong kind, or the model string names nothing.
     """
-    if summary_tokens < 1 or not timeout > 0:
-        raise ConfigurationError(
-            f"summary_tokens={summary_tokens!r} must be at least 1, and timeout={timeout!r} more than 0"
-        )
+    if not isinstance(cast("Any", summary_tokens), int) or summary_tokens < 1:
+        raise ConfigurationError(f"summary_tokens={summary_tokens!r} is not a number of tokens: give 1 or more")
+    _check_model(thinking_model)
     # Imported when there is a phase: most programs need neither it nor what it is made of.
     from rxloop.operators._fitting import Fitting
     from rxloop.operators._thinking import Phase
 
-    fitting = Fitting(compressor, counter, summary_tokens if thinking_model is not None else 0)
+    fitting = Fitting(compressor, counter, every, timeout, summary_tokens if thinking_model is not None else 0)
     phase = Phase(fitting, thinking_model, note, summary_tokens, timeout)
     operator = answering(ModelRequest, phase.answer)
     operator.__qualname__ = f"thinking_phase({compressor!r})"
     return operator
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, str):
+        # Imported here: most programs name no model in an operator.
+        from rxloop.providers.models import resolve_model
+
+        resolve_model(model)
+    elif model is not None and (isinstance(model, type) or not isinstance(model, Provider)):
+        raise ConfigurationError(
+            f"thinking_model={model!r} is not a model: give a provider, or a model string such as 'zai:glm-4.5-air'"
+        )
