@@ -7,10 +7,13 @@ import contextlib
 import gzip
 import socket
 import struct
+import threading
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from reactivex import operators as ops
 
 from rxloop.errors import (
     Overloaded,
@@ -21,7 +24,7 @@ from rxloop.errors import (
     RateLimited,
     ServerError,
 )
-from rxloop.events import LLMFailedEvent
+from rxloop.events import Event, LLMFailedEvent
 from rxloop.providers import Retry, Timeouts, openai_chat
 from servers import REQUEST, Answer, Reply, Server, active, chat, collect, delta, say, sse, text
 
@@ -363,4 +366,34 @@ async def test_an_old_server_that_leaves_in_the_middle_is_not_taken_for_done() -
 async def test_news_ahead_of_the_answer_are_passed_over() -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
     answer = await asked(writes(early + CHUNKED + chunk(HELLO) + chunk(b"")))
+    assert text(answer) == "Hello"
+
+
+async def test_what_came_while_somebody_held_the_event_loop_is_no_silence() -> None:
+    begun = threading.Event()
+
+    def vendor(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(CHUNKED + chunk(HALF))
+            begun.wait(10)
+            time.sleep(0.1)
+            connection.sendall(chunk(b"".join(sse(delta(content="lo"), delta("stop")))) + b"0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=vendor, args=(listener,))
+        thread.start()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        model = openai_chat("m", base_url=address, timeout=Timeouts(idle=0.15), retry=Retry(attempts=1))
+
+        def hold(event: Event) -> None:
+            if not begun.is_set():
+                begun.set()
+                asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+
+        answer = await collect(model.call(REQUEST).pipe(ops.do_action(hold)))
+        await model.aclose()
+        thread.join()
+    assert answer.error is None
     assert text(answer) == "Hello"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rxloop.providers._vendors import PRESETS
+from rxloop.providers.bounds import Bounds
 from rxloop.providers.fallback import Fallback, fallback
 from rxloop.providers.hedge import Hedge, hedge
 from rxloop.providers.limited import Limited, limited
@@ -16,6 +17,7 @@ from rxloop.providers.routed import Routed, routed
 __all__ = [
     "PRESETS",
     "PRICES",
+    "Bounds",
     "Fallback",
     "Hedge",
     "Limited",

@@ -14,24 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import httpx
-from aiohttp.http_exceptions import BadHttpMessage, ContentEncodingError
+from aiohttp.http_exceptions import BadHttpMessage, ContentEncodingError, HttpProcessingError
 from multidict import CIMultiDict
 from typing_extensions import override
 from yarl import URL
 
 from rxloop.errors import ProviderConnectionError
-from rxloop.providers._exchange import DRAIN_SECONDS, Batches
+from rxloop.providers._exchange import Batches
+from rxloop.providers._inflate import Inflater, inflater
+from rxloop.providers.bounds import OutOfBounds
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
     from rxloop.providers._errors import Endpoint
+    from rxloop.providers.bounds import Bounds
     from rxloop.providers.openai_chat import Timeouts
 
 LARGEST_BODY = 2**20
 """aiohttp takes no more in one piece without a warning: sending it would hold up the event loop."""
 PIECE = 2**16
-LONGEST_HEADER = 2**16
+"""Bytes that are written, or read, without a turn of the event loop."""
+MOST_HEADERS = 256
 BUFFERED = 60_000
 """asyncio holds somewhat more for a socket before it makes the writer wait."""
 
@@ -60,6 +64,16 @@ class _Connector(aiohttp.TCPConnector):
         return await super()._get(key, traces)
 
     @override
+    async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> Any:
+        made = await super()._create_connection(req, traces, timeout)
+        transport: Any = made.transport
+        # The parser takes all of what is read from the socket before anybody else has a turn. Not every event loop lets
+        # one say how much that is.
+        with suppress(AttributeError):
+            transport.max_size = PIECE
+        return made
+
+    @override
     def __del__(self, _warnings: Any = None) -> None:
         # Refused where the event loop is at work in another thread.
         with suppress(RuntimeError):
@@ -85,12 +99,15 @@ class AiohttpClient:
         streamed: Whether streams are asked for.
         certificates: What vouches for servers.
         keep_seconds: How long a connection is kept that nobody uses.
+        bounds: What an answer may be.
     """
 
     streams: int | None = None
     """aiohttp finds an idle connection at once, however many there are."""
 
-    def __init__(self, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float) -> None:
+    def __init__(
+        self, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float, bounds: Bounds
+    ) -> None:
         idle = self._idle = timeouts.idle if streamed else timeouts.answer
         connect = timeouts.connect
         # aiohttp begins to count when the request is written, and would wait for ever for one who does not read it.
@@ -99,9 +116,13 @@ class AiohttpClient:
             connector=_Connector(limit=0, keepalive_timeout=keep_seconds, ssl=certificates),
             timeout=aiohttp.ClientTimeout(total=None, connect=connect, sock_connect=connect, sock_read=idle),
             cookie_jar=aiohttp.DummyCookieJar(),
-            max_line_size=LONGEST_HEADER,
-            max_field_size=LONGEST_HEADER,
+            max_line_size=bounds.head,
+            max_field_size=bounds.head,
+            max_headers=MOST_HEADERS,
+            # Done here, in pieces: few bytes may become very many.
+            auto_decompress=False,
         )
+        self._bounds = bounds
         # Gateways send their clients back to the same machine by a cookie, those without a name too. That of the
         # session would put them beside one that the user sends.
         self._cookies = aiohttp.CookieJar(unsafe=True)
@@ -118,6 +139,7 @@ class AiohttpClient:
         Raises:
             httpx.HTTPError: There is no answer.
             ProviderConnectionError: The client is closed.
+            OutOfBounds: The head of the answer is too long.
         """
         if self.session.closed:
             raise ProviderConnectionError(f"the HTTP client for {where} is closed")
@@ -139,6 +161,8 @@ class AiohttpClient:
             async with asyncio.timeout(self._longest) if len(body) > BUFFERED else nullcontext():
                 response = await self.session.post(url, headers=sent, cookies=cookies, data=data, allow_redirects=False)
         except aiohttp.ClientError as error:
+            if _is_too_long(error):
+                raise OutOfBounds("head", self._bounds.head) from error
             raise _error_of_httpx(error) from error
         except TimeoutError as error:
             raise httpx.WriteTimeout("the request was not taken") from error
@@ -163,41 +187,59 @@ class AiohttpAnswer:
         # aiohttp has a limit of its own for each read, but no reader hears of it where the parser, or the session, has
         # given the connection up: this one ends such a wait.
         self._longest = None if idle is None else 2 * idle
+        self._undo: Inflater | None = None
 
     async def read(self, batches: Batches) -> None:
         """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
+        self._undo = inflater(self.headers.get("content-encoding"))
+        content = self._response.content
+        ended = False
+        while not ended:
+            try:
+                async with asyncio.timeout(self._longest) as limit:
+                    await self._read_on(batches, limit)
+                    ended = True
+            except TimeoutError as error:
+                # Where somebody held the event loop for that long, what has come meanwhile lies here.
+                data = self._there()
+                if not data and not content.is_eof():
+                    raise httpx.ReadTimeout("nothing more came") from error
+                batches.add(data)
+        if not content.at_eof() and batches.drain:
+            with suppress(TimeoutError, httpx.HTTPError):
+                async with asyncio.timeout(batches.drain):
+                    while data := await self._raw():
+                        if len(data) == PIECE:
+                            await asyncio.sleep(0)
+
+    async def _read_on(self, batches: Batches, limit: asyncio.Timeout) -> None:
+        """Read to the end of the answer, and put the limit off as long as more comes."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        try:
-            async with asyncio.timeout(self._longest) as limit:
-                while not batches.over:
-                    data = await self._next()
-                    if not data:
-                        return
-                    if (gate := batches.closed_gate) is not None:
-                        limit.reschedule(None)
-                        await gate.wait()
-                        begun = -math.inf
-                    batches.add(data)
-                    # All that has come would else be held until more comes.
-                    del data
-                    # There is no more now: aiohttp gives all that is there at once.
-                    batches.hand_on()
-                    now = loop.time()
-                    if self._longest is not None and now - begun > self._longest / 4:
-                        limit.reschedule(now + self._longest)
-                        begun = now
-        except TimeoutError as error:
-            raise httpx.ReadTimeout("nothing more came") from error
-        if not self._response.content.at_eof():
-            # What is left in the socket, so that the connection can be used again.
-            with suppress(TimeoutError, httpx.HTTPError):
-                async with asyncio.timeout(DRAIN_SECONDS):
-                    while await self._next():
-                        pass
+        while not batches.over:
+            data = await self._next()
+            if not data:
+                return
+            if batches.held_back:
+                limit.reschedule(None)
+                await batches.wait()
+                begun = -math.inf
+            full = len(data) == PIECE
+            batches.add(data)
+            # All that has come would else be held until more comes.
+            del data
+            # There is no more now: aiohttp gives all that is there at once.
+            batches.hand_on()
+            if full:
+                await asyncio.sleep(0)
+            now = loop.time()
+            if self._longest is not None and now - begun > self._longest / 4:
+                limit.reschedule(now + self._longest)
+                begun = now
 
-    async def collect(self, found: bytearray, most: float = math.inf) -> None:
+    async def collect(self, found: bytearray, most: int) -> None:
         """Add the body to `found`, until that has more bytes than `most`."""
+        self._undo = inflater(self.headers.get("content-encoding"))
         try:
             while len(found) <= most:
                 async with asyncio.timeout(self._longest):
@@ -205,6 +247,8 @@ class AiohttpAnswer:
                 if not data:
                     return
                 found += data
+                if len(data) == PIECE:
+                    await asyncio.sleep(0)
         except TimeoutError as error:
             raise httpx.ReadTimeout("nothing more came") from error
 
@@ -217,10 +261,42 @@ class AiohttpAnswer:
 
     async def _next(self) -> bytes:
         """What is there, or comes next; nothing at the end."""
+        undo = self._undo
+        if undo is None:
+            return await self._raw()
+        # Few bytes may be many pieces.
+        await asyncio.sleep(0)
+        while not (piece := undo.take()):
+            data = await self._raw()
+            if not data:
+                return b""
+            undo.feed(data)
+        return piece
+
+    async def _raw(self) -> bytes:
+        """The same, as it was sent."""
         try:
-            return await self._response.content.readany()
+            return await self._response.content.read(PIECE)
         except aiohttp.ClientError as error:
             raise _error_of_httpx(error) from error
+
+    def _there(self) -> bytes:
+        """What is there."""
+        try:
+            data = self._response.content.read_nowait(PIECE)
+        except aiohttp.ClientError as error:
+            raise _error_of_httpx(error) from error
+        if self._undo is None or not data:
+            return data
+        self._undo.feed(data)
+        return self._undo.take()
+
+
+def _is_too_long(error: aiohttp.ClientError) -> bool:
+    """Whether the parser has given up since the head has no end; its words are all that tells."""
+    cause = error.__cause__
+    told = ("Got more than", "Too many headers")
+    return isinstance(cause, HttpProcessingError) and cause.message.startswith(told)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

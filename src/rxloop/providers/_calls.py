@@ -11,6 +11,7 @@ import orjson
 from rxloop.events import Event, ToolCallDeltaEvent
 from rxloop.messages import ToolCall
 from rxloop.providers._sanitize import clean_name
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.requests import ToolDefinition
 from rxloop.trusted import trusted
 
@@ -20,7 +21,7 @@ _delta = trusted(ToolCallDeltaEvent)
 class _Call:
     """A tool call that is being put together."""
 
-    __slots__ = ("extra", "id", "index", "name", "pieces")
+    __slots__ = ("extra", "id", "index", "name", "pieces", "size")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -28,6 +29,7 @@ class _Call:
         self.name = ""
         self.pieces: list[str] = []
         self.extra: dict[str, Any] | None = None
+        self.size = 0
 
 
 class CallAssembler:
@@ -39,11 +41,15 @@ class CallAssembler:
         step: str,
         tools: Sequence[ToolDefinition] = (),
         strip: tuple[str, ...] = (),
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
+        self.size = 0
+        """The characters of all calls together."""
         self._push = push
         self._step = step
         self._known = {tool.name: tool.hidden for tool in tools}
         self._tokens = strip
+        self._bounds = bounds
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
@@ -53,7 +59,11 @@ class CallAssembler:
         self._last: _Call | None = None
 
     def feed(self, piece: dict[str, Any]) -> None:
-        """Read one entry of `tool_calls`."""
+        """Read one entry of `tool_calls`.
+
+        Raises:
+            OutOfBounds: There are too many calls, or one is too long.
+        """
         found = piece.get("function")
         function = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
         call_id, name, arguments = _text(piece.get("id")), _text(function.get("name")), function.get("arguments")
@@ -66,9 +76,15 @@ class CallAssembler:
         if isinstance(extra := piece.get("extra_content"), dict):
             call.extra = call.extra or {}
             call.extra.update(cast("dict[str, Any]", extra))
+            self.size += size_of(cast("dict[str, Any]", extra))
         if isinstance(arguments, dict):
             arguments = orjson.dumps(arguments).decode()
         fragment = _text(arguments)
+        size = len(fragment) + len(call_id) + len(name)
+        call.size += size
+        self.size += size
+        if call.size > self._bounds.arguments:
+            raise OutOfBounds("arguments", self._bounds.arguments)
         if fragment:
             call.pieces.append(fragment)
         if not call.name or not (fragment or first):
@@ -111,6 +127,8 @@ class CallAssembler:
         else:
             call = None if name else self._last
         if call is None:
+            if len(self._calls) >= self._bounds.calls:
+                raise OutOfBounds("calls", self._bounds.calls)
             free = self._free
             call = _Call(index if isinstance(index, int) and index not in self._taken else free)
             self._taken.add(call.index)
@@ -126,6 +144,11 @@ class CallAssembler:
 
     def _made_up(self, call: _Call) -> str:
         return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
+
+
+def size_of(fields: dict[str, Any]) -> int:
+    """About how many characters there are in what a vendor wants back as it is."""
+    return len(orjson.dumps(fields))
 
 
 def _text(value: Any) -> str:

@@ -12,13 +12,18 @@ import orjson
 
 from rxloop.errors import ProviderProtocolError
 from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
-from rxloop.providers._calls import CallAssembler
+from rxloop.providers._calls import CallAssembler, size_of
+from rxloop.providers._documents import SMALL, check_document
 from rxloop.providers._errors import Endpoint, cut_short, from_error_object
 from rxloop.providers._text import AnswerText, TextRules
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.requests import ToolDefinition
 from rxloop.trusted import trusted
 
 AS_IT_IS = TextRules()
+LENIENT = 2**18
+"""Bytes of the largest document that is read a second time where it is no JSON: the lenient parser is slow."""
+SHALLOW = 32
 DONE = b"[DONE]"
 _PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
 _FINISH = {
@@ -55,17 +60,21 @@ class ChatAccumulator:
         where: Endpoint,
         tools: Sequence[ToolDefinition] = (),
         rules: TextRules = AS_IT_IS,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self.done = False
         """Whether the vendor said that the answer is over: with `[DONE]`, or by sending it whole."""
         self._push = push
         self._step = step
         self._where = where
-        self._text = AnswerText(push, step, rules)
-        self._calls = CallAssembler(push, step, tools, rules.strip)
+        self._bounds = bounds
+        self._text = AnswerText(push, step, rules, bounds)
+        self._calls = CallAssembler(push, step, tools, rules.strip, bounds)
         self._details: list[dict[str, Any]] = []
         self._detail_text = StringIO()
         """The text of the newest of them."""
+        self._kept = 0
+        """About how many characters the others are."""
         self._finish: str | None = None
         self._usage: dict[str, Any] | None = None
         self._notice: dict[str, Any] | None = None
@@ -80,7 +89,15 @@ class ChatAccumulator:
 
         Raises:
             ProviderError: The vendor reports an error, or sends what is not the protocol.
+            OutOfBounds: It sends too much.
         """
+        if payloads and max(map(len, payloads)) > SMALL:
+            for payload in payloads:
+                check_document(payload, self._bounds)
+        self._feed(payloads)
+        self._check_size()
+
+    def _feed(self, payloads: list[bytes]) -> None:
         loads, write, think = orjson.loads, self._text.write, self._text.think
         for payload in payloads:
             if self.done:
@@ -105,7 +122,7 @@ class ChatAccumulator:
                     _PLAIN.issuperset(delta)
                     and (text is None or text.__class__ is str)
                     and (thought is None or thought.__class__ is str)
-                    and (calls is None or (calls.__class__ is list and _says_no_more(chunk)))
+                    and (calls is None or (calls.__class__ is list and _says_no_more(chunk, payload)))
                     and choice.get("finish_reason") is None
                     and not choice.get("index")
                     and not chunk.get("usage")
@@ -115,6 +132,7 @@ class ChatAccumulator:
             except (KeyError, IndexError, TypeError, AttributeError):
                 plain, text, thought, calls = False, "", "", None
             if not plain:
+                check_document(payload, self._bounds)
                 self._chunk(chunk)
                 continue
             if thought:
@@ -139,6 +157,7 @@ class ChatAccumulator:
 
     def whole(self, body: bytes) -> None:
         """Read an answer that was not streamed."""
+        check_document(body, self._bounds)
         try:
             answer: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -158,6 +177,7 @@ class ChatAccumulator:
         if not choices and not answer.get("error"):
             raise from_error_object(answer, self._where)
         self._chunk({**answer, "choices": choices})
+        self._check_size()
         self.done = True
 
     def complete(self) -> None:
@@ -202,6 +222,11 @@ class ChatAccumulator:
             )
         )
 
+    def _check_size(self) -> None:
+        """See that what has been read is no more than a message may be. What is read together is little."""
+        if self._text.size + self._detail_text.tell() + self._kept + self._calls.size > self._bounds.text:
+            raise OutOfBounds("text", self._bounds.text)
+
     def _unreadable(self, payload: bytes) -> Any:
         text = payload.strip()
         if text == DONE:
@@ -209,6 +234,7 @@ class ChatAccumulator:
             return None
         if not text:
             return None
+        check_document(text, self._bounds)
         chunk = _lenient(text)
         if chunk is None:
             raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON: {_shown(text)}")
@@ -271,6 +297,7 @@ class ChatAccumulator:
             self._details.append(dict(detail))
         else:
             last.update({name: value for name, value in detail.items() if value is not None})
+        self._kept += size_of(detail)
         if piece := _text(detail.get(_part(detail))):
             self._detail_text.write(piece)
 
@@ -304,9 +331,9 @@ class ChatAccumulator:
         )
 
 
-def _says_no_more(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk has one choice, and no word of an error in its kind."""
-    return len(chunk["choices"]) == 1 and chunk.get("object") != "error"
+def _says_no_more(chunk: dict[str, Any], payload: bytes) -> bool:
+    """Whether a chunk with calls has one choice, no word of an error in its kind, and nothing that is deep."""
+    return len(chunk["choices"]) == 1 and chunk.get("object") != "error" and payload.count(b"{") < SHALLOW
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -341,6 +368,8 @@ def _alone(value: Any) -> Any:
 
 def _lenient(data: bytes) -> Any:
     """JSON that orjson refuses: half a surrogate pair, which becomes a replacement character. None if it is no JSON."""
+    if len(data) > LENIENT:
+        return None
     try:
         return json.loads(data, parse_constant=lambda _: None, object_hook=_whole_characters)
     except (ValueError, RecursionError):

@@ -30,6 +30,8 @@ from rxloop.errors import (
     ServerError,
     UnknownModel,
 )
+from rxloop.providers._documents import check_document
+from rxloop.providers.bounds import DEFAULT_BOUNDS, OutOfBounds
 from rxloop.storable import readable
 
 
@@ -102,8 +104,9 @@ def from_response(status: int, headers: Mapping[str, str], body: bytes, where: E
         target = readable(headers.get("location", "another address"))
         return ProviderProtocolError(f"{where} redirects to {target}: use that address as base_url", status=status)
     try:
+        check_document(body, DEFAULT_BOUNDS)
         found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, OutOfBounds):
         found = body.decode("utf-8", "replace")
     return _error(_unwrapped(found), status, where, retry_after(headers))
 
@@ -131,7 +134,7 @@ def _unwrapped(found: Any) -> Any:
 
 def _error(error: Any, status: int | None, where: Endpoint, wait: float | None) -> ProviderError:
     fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
-    names = [str(fields[name]) for name in ("code", "type") if fields.get(name) not in (None, "")]
+    names = [str(fields[name]) for name in ("code", "type") if isinstance(fields.get(name), str | int)]
     if status is None:
         status = next(
             (n for name in ("status_code", "status", "code") if 400 <= (n := _number(fields.get(name))) < 600), None
@@ -229,11 +232,15 @@ def from_httpx(error: Exception, where: Endpoint) -> RxloopError:
     if isinstance(error, httpx.ConnectTimeout):
         return ProviderTimeout(f"no connection to {where} within the connect timeout. {where.hint}".rstrip())
     if isinstance(error, httpx.TimeoutException):
-        return ProviderTimeout(f"{where} sent nothing within the idle timeout; a longer one goes in timeout=")
+        return ProviderTimeout(
+            f"{where} sent nothing within the idle timeout; a longer one goes in timeout=Timeouts(...)"
+        )
     if isinstance(error, httpx.ConnectError):
         return ProviderConnectionError(f"no connection to {where}: {detail}. {where.hint}".rstrip())
     if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL | httpx.LocalProtocolError):
         return ConfigurationError(f"the request to {where} cannot be sent: {detail}")
+    if isinstance(error, httpx.RemoteProtocolError) and "too long" in detail:
+        return ProviderProtocolError(f"{where} sent a line that is too long for HTTP: {detail}")
     if isinstance(error, httpx.DecodingError):
         return ProviderProtocolError(f"the answer of {where} cannot be decoded: {detail}")
     return ProviderConnectionError(f"the connection to {where} broke: {detail}")
@@ -246,6 +253,21 @@ def cut_short(where: Endpoint) -> ProviderConnectionError:
     )
 
 
+def out_of_bounds(error: OutOfBounds, where: Endpoint) -> ProviderProtocolError:
+    """More came than an answer may be."""
+    return ProviderProtocolError(f"{where} sent {error}")
+
+
+def no_event(where: Endpoint, seconds: float) -> ProviderTimeout:
+    """Bytes may have come, but nothing of an answer."""
+    return ProviderTimeout(
+        f"{where} sent no event for {seconds:g} s, only comments or single bytes, if anything; "
+        "more time goes in timeout=Timeouts(event=...)"
+    )
+
+
 def out_of_time(where: Endpoint, seconds: float) -> ProviderTimeout:
     """The call took longer than it may take in all."""
-    return ProviderTimeout(f"{where} did not finish within {seconds:g} s")
+    return ProviderTimeout(
+        f"{where} did not finish within {seconds:g} s; more time goes in timeout=Timeouts(total=...)"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -13,11 +12,12 @@ import httpx
 from rxloop.providers import _errors
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._sse import SSEDecoder
+from rxloop.providers._watch import Watch
+from rxloop.providers.bounds import Bounds, OutOfBounds
 from rxloop.stream.scope import Gate
 
 DRAIN_SECONDS = 1.0
 """How long the end of a connection is waited for, once the answer has come to its end, good or bad."""
-MOST_CHUNKS = 1024
 ERROR_SECONDS = 2.0
 ERROR_BYTES = 65_536
 
@@ -37,7 +37,7 @@ class Answer(Protocol):
         """
         ...
 
-    async def collect(self, found: bytearray, most: float = math.inf) -> None:
+    async def collect(self, found: bytearray, most: int) -> None:
         """Add the body to `found`, until that has more bytes than `most`.
 
         Raises:
@@ -102,7 +102,13 @@ async def send(client: Client, where: _errors.Endpoint, headers: dict[str, str],
 
 
 async def receive(
-    response: Answer, where: _errors.Endpoint, answer: ChatAccumulator, gate: Gate | None, streamed: bool
+    response: Answer,
+    where: _errors.Endpoint,
+    answer: ChatAccumulator,
+    streamed: bool,
+    gate: Gate | None,
+    watch: Watch,
+    bounds: Bounds,
 ) -> None:
     """Read an answer to its end.
 
@@ -110,19 +116,23 @@ async def receive(
         response: What came.
         where: Whom the request went to.
         answer: Takes what comes.
-        gate: Holds the reading back while it is closed.
         streamed: Whether a stream was asked for.
+        gate: Holds the reading back while it is closed.
+        watch: Hears of each event.
+        bounds: What the answer may be.
 
     Raises:
         ProviderError: It is no answer, or only a part of one.
+        OutOfBounds: It is too much of one.
     """
     try:
         if not 200 <= response.status < 300:
+            watch.stop()
             raise _errors.from_response(response.status, response.headers, await _read_error(response), where)
         if _is_stream(response, streamed):
-            await _read_stream(response, answer, where, gate)
+            await _read_stream(response, Batches(answer, gate, watch, bounds), where)
         else:
-            answer.whole(await _read_whole(response, where))
+            answer.whole(await _read_whole(response, where, bounds))
             answer.complete()
     finally:
         await response.aclose()
@@ -134,19 +144,17 @@ def _is_stream(response: Answer, asked: bool) -> bool:
     return "event-stream" in kind or (asked and "json" not in kind and "html" not in kind)
 
 
-async def _read_stream(response: Answer, answer: ChatAccumulator, where: _errors.Endpoint, gate: Gate | None) -> None:
-    batches = Batches(answer, gate)
+async def _read_stream(response: Answer, batches: Batches, where: _errors.Endpoint) -> None:
     try:
         await response.read(batches)
         batches.end()
     except httpx.HTTPError as error:
         batches.hand_on()
-        if batches.failure is None and not answer.ended:
+        if batches.failure is None and not batches.ended:
             raise _errors.from_httpx(error, where) from error
     if batches.failure is not None:
         raise batches.failure
-    if not batches.over:
-        answer.complete()
+    batches.complete()
 
 
 class Batches:
@@ -155,33 +163,52 @@ class Batches:
     Args:
         answer: Takes it.
         gate: Holds the reading back while it is closed.
+        watch: Hears of each batch with an event in it.
+        bounds: What it may come to.
     """
 
-    def __init__(self, answer: ChatAccumulator, gate: Gate | None) -> None:
+    def __init__(self, answer: ChatAccumulator, gate: Gate | None, watch: Watch, bounds: Bounds) -> None:
         self.failure: Exception | None = None
         """What was wrong with the answer."""
         self.over = False
         """Whether the answer has come to its end, good or bad; what comes then is left out."""
         self._answer = answer
         self._gate = gate
-        self._decoder = SSEDecoder()
+        self._watch = watch
+        self._bounds = bounds
+        self._decoder = SSEDecoder(bounds.document)
         self._held: list[bytes] = []
+        self._bytes = 0
         self._begun = False
         self._body: bytearray | None = None
         """All that came, where it is no stream of events: a whole answer, or a page, under a wrong name."""
 
     @property
-    def closed_gate(self) -> Gate | None:
-        """What to wait for before more is added, if there is something."""
-        return self._gate if self._gate is not None and self._gate.closed and not self.over else None
+    def drain(self) -> float:
+        """How long what is left in the socket may be read once it is over, so that the connection can be used again."""
+        return 0 if isinstance(self.failure, OutOfBounds) else DRAIN_SECONDS
+
+    @property
+    def ended(self) -> bool:
+        """Whether what has been read is a whole answer."""
+        return self._answer.ended
+
+    @property
+    def held_back(self) -> bool:
+        """Whether no more is to be added for now: `wait` for it."""
+        return self._gate is not None and self._gate.closed and not self.over
+
+    async def wait(self) -> None:
+        """Wait until more may be added."""
+        if self._gate is not None:
+            self._watch.hold()
+            await self._gate.wait()
+            self._watch.go_on()
 
     def add(self, data: bytes) -> None:
         """Take a chunk."""
-        if self.over:
-            return
-        self._held.append(data)
-        if len(self._held) == MOST_CHUNKS:
-            self.hand_on()
+        if not self.over:
+            self._held.append(data)
 
     def hand_on(self) -> None:
         """Read what has been collected; a failure is kept until the reading has ended."""
@@ -192,24 +219,45 @@ class Batches:
         if not self._begun and (start := data.lstrip()[:1]):
             self._begun = True
             self._body = bytearray() if start in b"{[<" else None
-        if self._body is not None:
-            self._body += data
-            return
         try:
-            self._answer.feed(self._decoder.feed(data))
-            if self._answer.done:
-                self._answer.complete()
+            self._take(data)
         except Exception as error:
             self.failure = error
         self.over = self._answer.done or self.failure is not None
+        if self.over:
+            self._watch.stop()
+
+    def _take(self, data: bytes) -> None:
+        self._bytes += len(data)
+        bounds = self._bounds
+        if self._body is not None:
+            self._body += data
+            if len(self._body) > bounds.document:
+                raise OutOfBounds("document", bounds.document)
+            return
+        payloads = self._decoder.feed(data)
+        if payloads:
+            self._watch.seen()
+            self._answer.feed(payloads)
+            if self._answer.done:
+                self._answer.complete()
+        if self._bytes > bounds.answer and not self._answer.done:
+            raise OutOfBounds("answer", bounds.answer)
 
     def end(self) -> None:
         """Read what is left: there is no more."""
         self.hand_on()
+        if self.failure is not None:
+            return
         if self._body is not None:
             self._answer.whole(bytes(self._body))
         elif not self.over:
             self._answer.last(self._decoder.flush())
+
+    def complete(self) -> None:
+        """Complete the answer, unless that is done."""
+        if not self.over:
+            self._answer.complete()
 
 
 async def _read_error(response: Answer) -> bytes:
@@ -220,10 +268,12 @@ async def _read_error(response: Answer) -> bytes:
     return bytes(found)
 
 
-async def _read_whole(response: Answer, where: _errors.Endpoint) -> bytes:
+async def _read_whole(response: Answer, where: _errors.Endpoint, bounds: Bounds) -> bytes:
     found = bytearray()
     try:
-        await response.collect(found)
+        await response.collect(found, bounds.document)
     except httpx.HTTPError as error:
         raise _errors.from_httpx(error, where) from error
+    if len(found) > bounds.document:
+        raise OutOfBounds("document", bounds.document)
     return bytes(found)

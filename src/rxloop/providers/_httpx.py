@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -11,7 +12,8 @@ import anyio
 import httpx
 
 from rxloop.errors import ProviderConnectionError
-from rxloop.providers._exchange import DRAIN_SECONDS, Batches
+from rxloop.providers._exchange import Batches
+from rxloop.providers._inflate import Inflater, inflater
 from rxloop.providers._network import with_cheap_network
 from rxloop.providers._ready import before_waiting
 
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from rxloop.providers._errors import Endpoint
+    from rxloop.providers.bounds import Bounds
     from rxloop.providers.openai_chat import Timeouts
 
+AT_ONCE = 256
+"""Pieces that are read without a turn of the event loop: each takes the parser some twenty microseconds."""
 STREAMS = 4
 """httpcore looks at every connection of a pool for every request: many small pools cost far less than one large one."""
 
@@ -46,11 +51,13 @@ class HttpxClient:
         self._made: tuple[str, dict[str, str], httpx.Request] | None = None
 
     @classmethod
-    def own(cls, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float) -> HttpxClient:
+    def own(
+        cls, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float, bounds: Bounds
+    ) -> HttpxClient:
         """A client that is made here, and closed here."""
         # No more than that many streams are lent at a time, so that a limit would only count them once more.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=STREAMS, keepalive_expiry=keep_seconds)
-        http = with_cheap_network(httpx.AsyncClient(verify=certificates, limits=limits, timeout=None))
+        http = with_cheap_network(httpx.AsyncClient(verify=certificates, limits=limits, timeout=None), bounds.head)
         return cls(http, timeouts, streamed, lasting=True)
 
     @property
@@ -65,6 +72,7 @@ class HttpxClient:
             httpx.HTTPError: There is no answer.
             httpx.InvalidURL: The address is none.
             ProviderConnectionError: The client is closed.
+            OutOfBounds: The head of the answer is too long.
         """
         try:
             request = self._request(where.url, headers, body)
@@ -116,21 +124,27 @@ class HttpxAnswer:
         """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
         source = self._pieces()
         reading = anyio.CancelScope()
+        together = 0
 
         def before_wait() -> None:
+            nonlocal together
+            together = 0
             batches.hand_on()
-            # What is left in the socket is read so that the connection can be used again.
             if batches.over and reading.deadline == math.inf:
-                reading.deadline = anyio.current_time() + DRAIN_SECONDS
+                reading.deadline = anyio.current_time() + batches.drain
 
         with reading:
             try:
                 while True:
                     data = await before_waiting(anext(source), before_wait)
                     # Behind the read: this one read waits here, and what comes after it in the socket.
-                    if (gate := batches.closed_gate) is not None:
-                        await gate.wait()
+                    if batches.held_back:
+                        await batches.wait()
                     batches.add(data)
+                    together += 1
+                    if together >= AT_ONCE:
+                        before_wait()
+                        await asyncio.sleep(0)
             except StopAsyncIteration:
                 return
             except httpx.HTTPError:
@@ -139,14 +153,18 @@ class HttpxAnswer:
                 await _end(source)
                 raise
 
-    async def collect(self, found: bytearray, most: float = math.inf) -> None:
+    async def collect(self, found: bytearray, most: int) -> None:
         """Add the body to `found`, until that has more bytes than `most`."""
         source = self._pieces()
+        pieces = 0
         try:
             async for data in source:
                 found += data
                 if len(found) > most:
                     break
+                pieces += 1
+                if not pieces % AT_ONCE:
+                    await asyncio.sleep(0)
         finally:
             await _end(source)
 
@@ -156,11 +174,25 @@ class HttpxAnswer:
 
     def _pieces(self) -> AsyncIterator[bytes]:
         response = self._response
-        if "content-encoding" in response.headers or response.is_stream_consumed:
-            # Consumed, where an event hook of the user's client has read it.
+        if response.is_stream_consumed:
+            # An event hook of the user's client has read it.
             return response.aiter_bytes()
         # What `aiter_raw` reads from: it would do no more here than hand each piece on.
-        return aiter(cast("httpx.AsyncByteStream", response.stream))
+        source = aiter(cast("httpx.AsyncByteStream", response.stream))
+        undo = inflater(response.headers.get("content-encoding"))
+        return source if undo is None else _inflated(source, undo)
+
+
+async def _inflated(source: AsyncIterator[bytes], undo: Inflater) -> AsyncIterator[bytes]:
+    try:
+        async for data in source:
+            undo.feed(data)
+            while piece := undo.take():
+                yield piece
+                # Few bytes may be many pieces.
+                await asyncio.sleep(0)
+    finally:
+        await _end(source)
 
 
 async def _end(source: AsyncIterator[bytes]) -> None:

@@ -12,12 +12,17 @@ import httpcore
 import httpx
 from typing_extensions import override
 
+from rxloop.providers._head import AT_ONCE, Head
+from rxloop.providers.bounds import DEFAULT_BOUNDS
+
 MOST_TOGETHER = 2**16
 """Bodies of up to so many bytes are copied behind their head; a larger one costs more than its own write."""
 
 
-def with_cheap_network(client: httpx.AsyncClient) -> httpx.AsyncClient:
+def with_cheap_network(client: httpx.AsyncClient, head: int = DEFAULT_BOUNDS.head) -> httpx.AsyncClient:
     """Let a client write the head and the body of a request together, and see at little cost what has been closed.
+
+    Heads of answers of more than `head` bytes it refuses.
 
     httpcore writes them one after the other, and a write is a tenth of what a small request costs. For each request it
     asks all idle connections of its pool whether the server has closed them, which takes anyio twenty times as long as
@@ -27,13 +32,14 @@ def with_cheap_network(client: httpx.AsyncClient) -> httpx.AsyncClient:
     pool: Any = getattr(getattr(client, "_transport", None), "_pool", None)
     backend = getattr(pool, "_network_backend", None)
     if isinstance(backend, httpcore.AsyncNetworkBackend):
-        pool._network_backend = _Backend(backend)
+        pool._network_backend = _Backend(backend, head)
     return client
 
 
 class _Backend(httpcore.AsyncNetworkBackend):
-    def __init__(self, inner: httpcore.AsyncNetworkBackend) -> None:
+    def __init__(self, inner: httpcore.AsyncNetworkBackend, head: int) -> None:
         self._inner = inner
+        self._longest_head = head
 
     @override
     async def connect_tcp(
@@ -45,13 +51,14 @@ class _Backend(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         stream = await self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
-        return _Stream(stream)
+        return _Stream(stream, self._longest_head)
 
     @override
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore.AsyncNetworkStream:
-        return _Stream(await self._inner.connect_unix_socket(path, timeout, socket_options))
+        stream = await self._inner.connect_unix_socket(path, timeout, socket_options)
+        return _Stream(stream, self._longest_head)
 
     @override
     async def sleep(self, seconds: float) -> None:
@@ -61,9 +68,12 @@ class _Backend(httpcore.AsyncNetworkBackend):
 class _Stream(httpcore.AsyncNetworkStream):
     """Holds what ends like the head of a request until the next piece comes, or an answer is waited for."""
 
-    def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
+    def __init__(self, inner: httpcore.AsyncNetworkStream, longest_head: int = DEFAULT_BOUNDS.head) -> None:
         self._inner = inner
         self._held = b""
+        self._longest_head = longest_head
+        self._head: Head | None = None
+        """That of the answer which is awaited."""
         self._socket: Any = inner.get_extra_info("socket")
         self._poll = None
         # It may be closed by now: some servers reset a connection as soon as it is made.
@@ -77,13 +87,21 @@ class _Stream(httpcore.AsyncNetworkStream):
             # Where nothing can be written an answer may be there already: httpcore, too, goes on to read.
             with suppress(httpcore.WriteError):
                 await self.write(b"", timeout)
-        return await self._inner.read(max_bytes, timeout)
+        head = self._head
+        if head is None:
+            return await self._inner.read(max_bytes, timeout)
+        data = await self._inner.read(min(max_bytes, AT_ONCE), timeout)
+        head.feed(data)
+        if head.over:
+            self._head = None
+        return data
 
     @override
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         held, self._held = self._held, b""
         if not held and buffer.endswith(b"\r\n\r\n"):
             self._held = buffer
+            self._head = Head(self._longest_head)
         elif held and len(buffer) > MOST_TOGETHER:
             await self._inner.write(held, timeout)
             await self._inner.write(buffer, timeout)
@@ -98,7 +116,8 @@ class _Stream(httpcore.AsyncNetworkStream):
     async def start_tls(
         self, ssl_context: SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
-        return _Stream(await self._inner.start_tls(ssl_context, server_hostname, timeout))
+        stream = await self._inner.start_tls(ssl_context, server_hostname, timeout)
+        return _Stream(stream, self._longest_head)
 
     @override
     def get_extra_info(self, info: str) -> Any:

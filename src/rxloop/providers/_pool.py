@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import anyio
 
 from rxloop.errors import ConfigurationError
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -63,6 +64,7 @@ class ClientPool:
         streamed: Whether streams are asked for.
         own: The client of the user's: the only one then.
         transport: What the clients that are made here work over; None goes by the environment.
+        bounds: What an answer may be.
     """
 
     def __init__(
@@ -71,10 +73,12 @@ class ClientPool:
         streamed: bool = True,
         own: httpx.AsyncClient | None = None,
         transport: Transport | None = None,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self._timeouts = timeouts
         self._streamed = streamed
         self._own = own
+        self._bounds = bounds
         self._transport: Transport | None = None if transport is None else checked_transport(transport)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Slot]] = WeakKeyDictionary()
 
@@ -130,8 +134,8 @@ class ClientPool:
         if self._own is not None:
             return HttpxClient(self._own, self._timeouts, self._streamed, lasting=False)
         if checked_transport(self._chosen) == "aiohttp":
-            return _aiohttp_client()(self._timeouts, self._streamed, _ssl_context(), IDLE_SECONDS)
-        return HttpxClient.own(self._timeouts, self._streamed, _ssl_context(), IDLE_SECONDS)
+            return _aiohttp_client()(self._timeouts, self._streamed, _ssl_context(), IDLE_SECONDS, self._bounds)
+        return HttpxClient.own(self._timeouts, self._streamed, _ssl_context(), IDLE_SECONDS, self._bounds)
 
     @cached_property
     def _chosen(self) -> str:

@@ -52,8 +52,9 @@ _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 class _Tails:
     """What a text may end with: the same for all texts that the same tokens come off."""
 
-    tokens: tuple[str, ...]
-    """The tokens, the longest first."""
+    tokens: frozenset[str]
+    sizes: tuple[int, ...]
+    """Their lengths, the longest first."""
     halves: frozenset[str]
     """The starts of them."""
     reach: int
@@ -67,7 +68,8 @@ class _Tails:
 @cache
 def _tails(tokens: tuple[str, ...]) -> _Tails:
     return _Tails(
-        tokens=tuple(sorted(set(tokens), key=len, reverse=True)),
+        tokens=frozenset(tokens) - {""},
+        sizes=tuple(sorted({len(token) for token in tokens if token}, reverse=True)),
         halves=frozenset(token[:size] for token in tokens for size in range(1, len(token))),
         reach=max(map(len, tokens), default=1) - 1,
         longest=max(map(len, tokens), default=0),
@@ -93,6 +95,11 @@ class TailStripper:
     def idle(self) -> bool:
         """Whether nothing is held back."""
         return not self._tokens and not self._rest
+
+    @property
+    def size(self) -> int:
+        """About how many characters are held back."""
+        return len(self._tokens) * self._tails.longest
 
     @property
     def marks(self) -> frozenset[str]:
@@ -127,7 +134,7 @@ class TailStripper:
         found: list[str] = []
         while len(text) - end not in starts:
             end += with_at_least(tails.longest - end)
-            token = _token_before(text, end, tails.tokens)
+            token = _token_before(text, end, tails)
             if not token:
                 break
             found.append(token)
@@ -149,7 +156,7 @@ class TailStripper:
         text, end = "".join(self._tokens) + self._rest, 0
         if self._rest:
             end = len(text)
-            while token := _token_before(text, end, self._tails.tokens):
+            while token := _token_before(text, end, self._tails):
                 end -= len(token)
         self._tokens, self._rest = [], ""
         return text[:end]
@@ -161,10 +168,11 @@ def _before_half(text: str, tails: _Tails) -> int:
     return next((at for at in range(max(0, end - tails.reach), end) if text[at:] in tails.halves), end)
 
 
-def _token_before(text: str, end: int, tokens: tuple[str, ...]) -> str:
-    if not text.endswith(tokens, 0, end):
-        return ""
-    return next(token for token in tokens if text.endswith(token, 0, end))
+def _token_before(text: str, end: int, tails: _Tails) -> str:
+    for size in tails.sizes:
+        if size <= end and (token := text[end - size : end]) in tails.tokens:
+            return token
+    return ""
 
 
 def clean_name(name: str, known: Collection[str], tokens: Iterable[str]) -> str:

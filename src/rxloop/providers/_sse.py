@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rxloop.providers.bounds import DEFAULT_BOUNDS, OutOfBounds
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -10,15 +12,25 @@ class SSEDecoder:
 
     It works on bytes, so that a read may end anywhere: inside a character, a line or a line end. All three line ends of
     the standard are understood; comments and other fields than `data` are left out.
+
+    Args:
+        most: Bytes of an event at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = DEFAULT_BOUNDS.document) -> None:
+        self._most = most
         self._pending: list[bytes] = []
+        self._size = 0
+        """Bytes of what is pending."""
         self._after_cr = False
         self._at_start = True
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that these bytes complete, in order."""
+        """The payloads that these bytes complete, in order.
+
+        Raises:
+            OutOfBounds: The event that has begun is too long.
+        """
         if not self._pending and data.startswith(b"data: ") and data.endswith(b"\n\n"):
             # What nearly all vendors send, and mostly in whole events of one line each. That there are two line ends
             # for each event proves it.
@@ -35,6 +47,9 @@ class SSEDecoder:
         if data:
             pending.append(data)
         if not ends:
+            self._size += len(data)
+            if self._size > self._most:
+                raise OutOfBounds("document", self._most)
             return []
         if len(pending) > 1:
             data = b"".join(pending)
@@ -44,6 +59,7 @@ class SSEDecoder:
         end = data.rfind(b"\n\n")
         rest = data[end + 2 :]
         self._pending = [rest] if rest else []
+        self._size = len(rest)
         if data.startswith(b"data: "):
             payloads = data[6:end].split(b"\n\ndata: ")
             if data.count(b"\n", 0, end) == 2 * len(payloads) - 2:

@@ -9,7 +9,11 @@ from io import StringIO
 from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent
 from rxloop.providers._sanitize import TailStripper
 from rxloop.providers._tags import TagSplitter, Thought, ThoughtText, thought_fields
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.stream.deltas import text_delta
+
+WEIGHT = 4_000
+"""What a thought counts for beside its text: an empty one is an event, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +38,11 @@ class TextRules:
 class AnswerText:
     """Pushes the text of one answer as deltas, and the thoughts that it takes out as events of their own."""
 
-    def __init__(self, push: Callable[[Event], None], step: str, rules: TextRules) -> None:
+    def __init__(
+        self, push: Callable[[Event], None], step: str, rules: TextRules, bounds: Bounds = DEFAULT_BOUNDS
+    ) -> None:
         self._push = push
+        self._most = bounds.text
         self._step = step
         self._keep = rules.keep_thoughts
         self._splitter = (
@@ -52,6 +59,14 @@ class AnswerText:
         self._deltas = 0
         self._thoughts = 0
         self._thought_deltas = 0
+        self._taken_out = 0
+        """The characters of the thoughts that were in the text."""
+
+    @property
+    def size(self) -> int:
+        """About how many characters there have been."""
+        held = 0 if self._stripper is None else self._stripper.size
+        return self._content.tell() + self._reasoning.tell() + self._taken_out + held
 
     @property
     def content(self) -> str:
@@ -114,6 +129,7 @@ class AnswerText:
             if isinstance(piece, Thought):
                 self._thought(piece)
             elif isinstance(piece, ThoughtText):
+                self._taken_out += len(piece.text)
                 self._thought_delta(piece.text)
             elif not self._keep:
                 self._delta(piece)
@@ -133,6 +149,9 @@ class AnswerText:
             # Models that have been told not to think leave an empty pair of tags.
             return
         self._thoughts += 1
+        self._taken_out += WEIGHT
+        if self.size > self._most:
+            raise OutOfBounds("text", self._most)
         event = {
             "thought_id": f"{self._step}.t{self._thoughts}",
             "content": thought.content,

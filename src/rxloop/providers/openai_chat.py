@@ -18,6 +18,7 @@ from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers._tags import THOUGHT_TAGS
 from rxloop.providers._text import TextRules
 from rxloop.providers._vendors import CUSTOM, find_preset
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.presets import Preset, checked_url
 from rxloop.providers.retry import Retry, retrying, within
 from rxloop.requests import ModelRequest
@@ -31,7 +32,7 @@ Push = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """The seconds that a model call may take; None is no limit."""
+    """The seconds that a model call may take; None is no limit, except for `event`."""
 
     connect: float | None = 10.0
     """Until there is a connection."""
@@ -39,7 +40,10 @@ class Timeouts:
     """Without a single byte, while an answer streams and before it begins."""
     answer: float | None = 600.0
     """The same for an answer that is not streamed: it comes in one piece."""
-    total: float | None = None
+    event: float | None = None
+    """Without a single event of the answer, although something comes, such as comments that keep the connection open;
+    None is ten times `idle`, or `answer`. A stream has events, of an answer that is not streamed the whole is one."""
+    total: float | None = 3600.0
     """From the request to the end of the answer, retries included."""
 
 
@@ -63,6 +67,7 @@ class OpenAIChat:
         stream: bool,
         headers: Mapping[str, str],
         rules: TextRules,
+        bounds: Bounds,
     ) -> None:
         self.model = model
         self.preset = preset
@@ -72,9 +77,12 @@ class OpenAIChat:
         self._retry = retry
         self._stream = stream
         self._rules = rules
+        self._bounds = bounds
+        silence = timeout.idle if stream else timeout.answer
+        self._silence = timeout.event if timeout.event is not None or silence is None else 10 * silence
         self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
         self._encoder = RequestEncoder(model, preset, stream)
-        self._pool = ClientPool(timeout, stream, http_client, transport)
+        self._pool = ClientPool(timeout, stream, http_client, transport, bounds)
         self._where: tuple[str, _errors.Endpoint] | None = None
 
     def __repr__(self) -> str:
@@ -113,15 +121,22 @@ class OpenAIChat:
     async def _send_once(self, request: ModelRequest, push: Push) -> None:
         # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
         from rxloop.providers._exchange import receive, send
+        from rxloop.providers._watch import Watch
 
         where = self._endpoint()
         headers = self._request_headers(request, where)
-        async with self._pool.lease() as client:
-            # The body has no name: it would be kept until the answer ends.
-            response = await send(client, where, headers, self._encoder.encode(request))
-            gate = request.ctx.scope.gate if request.ctx.run is not None else None
-            answer = ChatAccumulator(push, request.step, where, request.tools, self._rules)
-            await receive(response, where, answer, gate, self._stream)
+        watch = Watch(self._silence, self._pool.shielded)
+        try:
+            async with watch, self._pool.lease() as client:
+                # The body has no name: it would be kept until the answer ends.
+                response = await send(client, where, headers, self._encoder.encode(request))
+                gate = request.ctx.scope.gate if request.ctx.run is not None else None
+                answer = ChatAccumulator(push, request.step, where, request.tools, self._rules, self._bounds)
+                await receive(response, where, answer, self._stream, gate, watch, self._bounds)
+        except OutOfBounds as error:
+            raise _errors.out_of_bounds(error, where) from None
+        if watch.expired:
+            raise _errors.no_event(where, watch.seconds)
         await self._pool.close_idle()
 
     def _endpoint(self) -> _errors.Endpoint:
@@ -166,6 +181,7 @@ def openai_chat(
     thought_tags: bool | Sequence[str] | None = None,
     keep_thoughts: bool = False,
     sanitize: bool | None = None,
+    bounds: Bounds | None = None,
 ) -> OpenAIChat:
     """A model behind an OpenAI-compatible endpoint.
 
@@ -194,6 +210,7 @@ def openai_chat(
         keep_thoughts: Leave the tags and what is in them in the text as well.
         sanitize: Whether control tokens of chat templates, such as `<|im_end|>`, are taken off the end of a message and
             out of the names of tools. None goes by the preset.
+        bounds: What an answer may be at most: bytes, characters, calls.
 
     Raises:
         ConfigurationError: The preset or the transport is unknown, there is no model, or the address is none.
@@ -219,6 +236,7 @@ def openai_chat(
         stream=stream,
         headers=headers or {},
         rules=_text_rules(preset, thought_tags, keep_thoughts, sanitize),
+        bounds=bounds or DEFAULT_BOUNDS,
     )
 
 

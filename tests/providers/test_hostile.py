@@ -1,0 +1,112 @@
+"""What a vendor may send that means harm: a typed error that names the bound, little memory, and nobody held up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hostile
+from rxloop import errors
+
+MEMORY = 64
+"""Megabytes above what there was before."""
+HELD = 250
+"""Milliseconds of work between two turns of the event loop: less than 50 where the machine has nothing else to do."""
+BOUND = {
+    "endless line": "document",
+    "endless event": "document",
+    "endless comments in one event": "document",
+    "endless empty events": "answer",
+    "endless short texts": "answer",
+    "endless text": "text",
+    "endless reasoning": "text",
+    "endless arguments": "arguments",
+    "endless headers": "head",
+    "an endless header": "head",
+    "an endless status": "head",
+    "endless thoughts": "text",
+    "gzip bomb": "document",
+    "gzip bomb, not streamed": "document",
+    "deflate bomb": "document",
+    "raw deflate bomb": "document",
+    "a million calls": "calls",
+    "a million calls at once": "document",
+    "a call of many megabytes": "arguments",
+    "deep JSON": "depth",
+    "deep lists": "depth",
+    "deep JSON without an end": "depth",
+    "rather deep JSON": "depth",
+    "deep arguments": "depth",
+    "deep JSON, not streamed": "depth",
+    "many small lists": "values",
+    "many numbers": "values",
+    "many strings": "values",
+    "many bad numbers": "values",
+    "a whole answer of many megabytes": "document",
+    "a page without an end": "document",
+}
+COMMENTS = ("endless comments", "endless empty comments", "endless blank lines", "gzip bomb of comments")
+TIME = ("one comment a moment", "one byte a moment", "one byte a moment, not streamed", "an interim answer a moment")
+
+
+@cache
+def measured(transport: str) -> dict[str, dict[str, Any]]:
+    """What each way of being hostile came to: in a process of its own, for the sake of its memory."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(Path(hostile.__file__)), transport]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    assert not done.returncode, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {each["kind"]: each for each in found}
+
+
+@pytest.fixture(params=["httpx", "aiohttp"])
+def results(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the peak of the memory of a process is known on Linux alone")
+    return measured(request.param)
+
+
+def test_every_hostile_answer_ends_in_an_error_of_the_tree(results: dict[str, dict[str, Any]]) -> None:
+    assert set(results) == set(hostile.KINDS)
+    for each in results.values():
+        assert issubclass(getattr(errors, each["error"], object), errors.ProviderError), each
+
+
+def test_no_hostile_answer_takes_much_memory_or_time(results: dict[str, dict[str, Any]]) -> None:
+    for each in results.values():
+        assert each["megabytes"] < MEMORY, each
+        assert each["seconds"] < hostile.TIMEOUTS.total, each
+
+
+def test_no_hostile_answer_holds_the_event_loop(results: dict[str, dict[str, Any]]) -> None:
+    for each in results.values():
+        assert each["milliseconds"] < HELD, each
+
+
+def test_the_error_names_the_bound_and_how_to_raise_it(results: dict[str, dict[str, Any]]) -> None:
+    for kind, bound in BOUND.items():
+        assert f"bounds=Bounds({bound}=" in results[kind]["message"], results[kind]
+    for kind in TIME:
+        assert "timeout=Timeouts(event=" in results[kind]["message"], results[kind]
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd"])
+def test_an_encoding_that_cannot_be_undone_in_pieces_is_refused(
+    results: dict[str, dict[str, Any]], encoding: str
+) -> None:
+    assert f"encoded as '{encoding}'" in results[f"{encoding} bomb"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["endless interim answers", *COMMENTS])
+def test_what_is_no_event_is_no_sign_of_life(results: dict[str, dict[str, Any]], kind: str) -> None:
+    # Which of its bounds it meets first depends on how fast it comes.
+    told = results[kind]["message"]
+    assert "bounds=Bounds(" in told or "timeout=Timeouts(event=" in told, results[kind]
