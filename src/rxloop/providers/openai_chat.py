@@ -128,6 +128,8 @@ class OpenAIChat:
         watch = Watch(self._silence, self._pool.shielded)
         try:
             async with watch, self._pool.lease() as client:
+                # Making the first client may take a while: what carries it is loaded then.
+                watch.seen()
                 # The body has no name: it would be kept until the answer ends.
                 response = await send(client, where, headers, self._encoder.encode(request))
                 gate = request.ctx.scope.gate if request.ctx.run is not None else None
