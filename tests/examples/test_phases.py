@@ -1,0 +1,63 @@
+"""The machine of three phases: analyze, research, design."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import MemoryEventLog
+from rxloop.testing import ScriptedModel, call
+
+PATH = Path(__file__).parents[2] / "examples/phases.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("phases", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_each_phase_is_a_run_whose_answer_the_next_one_reads(example: Any) -> None:
+    log, model = MemoryEventLog(), example.offline_model()
+    results = await example.machine(model, log)
+    assert [run.task_id for run in await log.runs(context_id="move")] == [result.task_id for result in results]
+    assert [run.state for run in await log.runs(context_id="move")] == ["completed"] * 3
+    read = [message.text for message in model.requests[-1].messages]
+    assert [result.output in read for result in results] == [True, True, False]
+    assert "warning" not in "".join(read)
+
+
+async def test_the_thoughts_of_all_phases_are_one_tree(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    await example.main()
+    said = capsys.readouterr().out
+    assert "[analyze] = " in said
+    assert said.count("\n   └─ reasoning copy: ") == 1
+    assert "unknown" not in said
+    assert "not here" not in said
+
+
+async def test_the_last_step_of_a_phase_has_to_be_the_answer(example: Any) -> None:
+    # T51, T52
+    looking = [call("look_up", topic="size")]
+    model = ScriptedModel("?", *[looking] * 14, "Found.", *[looking] * 19, "Made.")
+    results = await example.machine(model, MemoryEventLog())
+    assert [result.output for result in results] == ["?", "Found.", "Made."]
+    choices = [request.settings.tool_choice for request in model.requests]
+    assert [at for at, choice in enumerate(choices) if choice == "none"] == [0, 15, 35]
+
+
+async def test_a_phase_that_comes_to_no_answer_says_so_and_ends_the_machine(
+    example: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # T51
+    model = ScriptedModel("?", *[[call("look_up", topic="size")]] * 15)
+    results = await example.machine(model, MemoryEventLog())
+    assert [result.output for result in results] == ["?"]
+    assert "[research] no answer: no answer after 15 iterations" in capsys.readouterr().out
