@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,80 @@ def test_without_its_package_yaml_is_refused_with_the_name_of_the_extra(monkeypa
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigurationError, match=r'which is not installed: pip install "rxloop\[yaml\]"'):
         StrategyDefinition.from_yaml(YAML)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghijkl")
+)
+HOSTILE_YAML = {
+    "aliases": (BOMB + "name: *l", "has more than 50000 values, its aliases written out (line 5, column"),
+    "aliases of texts": (f"a: &a {'x' * 1_000}\nname: [{', '.join(['*a'] * 60_000)}]", "has more than 50000 values"),
+    "merges": (
+        "a: &a {k: v}\n"
+        + "".join(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 20)}]}}\n" for a, b in pairwise("abcdefg")),
+        "has more than 50000 values",
+    ),
+    "depth": ("name: " + "[" * 10_000, "goes deeper than 50 levels (line 1, column 56)"),
+    "depth of mappings": ("\n".join(" " * at + "a:" for at in range(400)), "goes deeper than 50 levels"),
+    "a date": ("name: 2001-99-99", "month must be in 1..12"),
+    "a number": ("name: " + "9" * 10_000, "Exceeds the limit"),
+    "base64": ("name: !!binary '='", "the YAML of a strategy"),
+    "a key": ("? [a, b]\n: c", "the YAML of a strategy"),
+    "an alias to nothing": ("name: *nothing", "undefined alias"),
+    "a control character": ("name: \x07", "the YAML of a strategy"),
+    "a set": ("name: !!set {a, [b]}", "the YAML of a strategy"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_YAML)
+def test_no_yaml_is_too_much(kind: str) -> None:
+    text, said = HOSTILE_YAML[kind]
+    with pytest.raises(ConfigurationError) as caught:
+        StrategyDefinition.from_yaml(text)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 5_000
+
+
+HOSTILE_JSON = {
+    "depth": ('{"name": ' + "[" * 100_000, "goes deeper than 50 levels (line 1, column 59)"),
+    "a text that does not end": ('"\\"' * 80_000, "the JSON of a strategy"),
+    "brackets in a text": ('{"name": "' + "[" * 1_000 + '"}', "stages is missing"),
+    "a number": ('{"name": ' + "9" * 10_000 + "}", "Exceeds the limit"),
+    "size": (" " * 300_000, "has more than 262144 characters"),
+    "many faults": ('{"name": "x", "stages": [' + ", ".join(["1"] * 5_000) + "]}", "; and 4980 more"),
+    "many stages": ('{"name": "x", "stages": [' + ", ".join(f'{{"name": "s{n}"}}' for n in range(501)) + "]}", "501"),
+    "a long name": ('{"name": "' + "x" * 100_000 + '", "stages": ["a"]}', "the JSON of a strategy"),
+    "an endless name": ('{"name": "' + "x" * 100_000 + '", "stages": [{"name": "a"}]}', "100 at most"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_JSON)
+def test_no_json_is_too_much(kind: str) -> None:
+    text, said = HOSTILE_JSON[kind]
+    with pytest.raises(ConfigurationError) as caught:
+        StrategyDefinition.from_json(text)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 5_000
+
+
+def test_a_file_that_cannot_be_taken_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_bytes(b"name: \xff")
+    with pytest.raises(ConfigurationError, match=r"own\.yaml is not UTF-8: .* \(at byte 6\)"):
+        StrategyDefinition.from_yaml(path)
+    path.write_text("name: " + "[" * 100)
+    with pytest.raises(ConfigurationError, match=r"own\.yaml is not right: goes deeper than 50 levels"):
+        StrategyDefinition.from_yaml(path)
+    with path.open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(ConfigurationError, match=r"own\.yaml has more than 262144 characters"):
+        StrategyDefinition.from_yaml(path)
+    for wrong in (tmp_path, Path("a\0b")):
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            StrategyDefinition.from_json(wrong)
+
+
+def test_aliases_of_ordinary_size_are_taken() -> None:
+    text = "name: x\nstages:\n  a: &stage {next: end, prompt: Think.}\n  b: *stage\n  end:\ninitial: a\n"
+    with pytest.raises(ConfigurationError, match="no way from 'a' to b"):
+        StrategyDefinition.from_yaml(text)

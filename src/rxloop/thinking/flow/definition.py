@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, get_args
 from pydantic import BeforeValidator, ConfigDict
 
 from rxloop.errors import ConfigurationError
+from rxloop.thinking.brief import brief
 from rxloop.thinking.flow import routes
 
 Trait = Literal[
@@ -26,7 +27,9 @@ Trait = Literal[
 ]
 BranchingKind = Literal["explicit", "parallel_paths", "tree"]
 
-_NAME = re.compile(r"\w[\w.-]*")
+_NAME = re.compile(r"\w[\w.-]{0,99}")
+_STAGES = 500
+"""Stages of a strategy; what is worked out of them takes time by the square."""
 
 
 def _one_or_many(value: object) -> object:
@@ -142,6 +145,8 @@ class StrategyDefinition:
         stages = tuple(self.stages)
         if not stages:
             self._wrong("has no stages")
+        if len(stages) > _STAGES:
+            self._wrong(f"has {len(stages)} stages; {_STAGES} are allowed")
         _set(
             self,
             stages=stages,
@@ -252,11 +257,13 @@ class StrategyDefinition:
     def _check_names(self) -> None:
         for name in (self.name, *self.aliases):
             if not _NAME.fullmatch(name):
-                self._wrong(f"has the name {name!r}; a name is of letters, digits, '_', '-' and '.'")
+                self._wrong(f"has the name {brief(name)}; a name is of letters, digits, '_', '-', '.': 100 at most")
         seen = set[str]()
         for stage in self.stages:
             if not _NAME.fullmatch(stage.name):
-                self._wrong(f"has a stage {stage.name!r}; a name is of letters, digits, '_', '-' and '.'")
+                self._wrong(
+                    f"has a stage {brief(stage.name)}; a name is of letters, digits, '_', '-', '.': 100 at most"
+                )
             if stage.name in seen:
                 self._wrong(f"has two stages {stage.name!r}")
             seen.add(stage.name)
@@ -269,16 +276,19 @@ class StrategyDefinition:
 
     def _check_transitions(self) -> None:
         for stage in self.stages:
+            seen = set[str]()
             for target in stage.next:
                 if target not in self._by_name:
-                    self._wrong(f"has no stage {target!r}, which is to follow {stage.name!r}")
-                if stage.next.count(target) > 1:
+                    self._wrong(f"has no stage {brief(target)}, which is to follow {stage.name!r}")
+                if target in seen:
                     self._wrong(f"names {target!r} twice after {stage.name!r}")
                 if target == stage.name:
                     self._wrong(f"lets {target!r} follow itself; a further thought in a stage needs no transition")
+                seen.add(target)
             if stage.name in self.terminal and stage.next:
                 self._wrong(f"ends at {stage.name!r}, but lets {_listed(stage.next)} follow it")
-        lost = [name for name in self.transitions if name not in routes.reachable(self.transitions, self.initial)]
+        found = routes.reachable(self.transitions, self.initial)
+        lost = [name for name in self.transitions if name not in found]
         if lost:
             self._wrong(f"has no way from {self.initial!r} to {_listed(lost)}")
         stuck = [name for name in self.transitions if name not in self._steps]
@@ -303,7 +313,7 @@ class StrategyDefinition:
             self._wrong(f"branches at {self.branching.stage!r}, which is no stage of it")
 
     def _wrong(self, what: str) -> NoReturn:
-        raise ConfigurationError(f"strategy {self.name!r} {what}")
+        raise ConfigurationError(f"strategy {brief(self.name)} {what}")
 
 
 def _listed(names: Iterable[str]) -> str:

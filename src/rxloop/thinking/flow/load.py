@@ -13,21 +13,30 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from rxloop.errors import ConfigurationError
+from rxloop.thinking.brief import brief
+from rxloop.thinking.flow._nesting import MOST_CHARACTERS, TooMuch, check_json, check_yaml
 from rxloop.thinking.flow.definition import StrategyDefinition
 
 T = TypeVar("T")
+
+_FAULTS = 20
+"""Faults that an error names."""
 
 
 def from_json(source: str | bytes | PathLike[str]) -> StrategyDefinition:
     """A strategy from JSON text, or from a file of it."""
     text, where = _read(source, "the JSON of a strategy")
     try:
+        check_json(text)
         data = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise ConfigurationError(
             f"{where}: {error.msg} (line {error.lineno}, column {error.colno}){_hint(text)}"
         ) from None
-    except _Repeated as error:
+    except TooMuch as error:
+        raise ConfigurationError(f"{where} is not right: {error}") from None
+    except ValueError as error:
+        # What is ours, and a number with too many digits.
         raise ConfigurationError(f"{where}: {error}") from None
     return _strategy(data, where)
 
@@ -42,6 +51,7 @@ def from_yaml(source: str | bytes | PathLike[str]) -> StrategyDefinition:
         ) from None
     text, where = _read(source, "the YAML of a strategy")
     try:
+        check_yaml(text)
         loader: Any = yaml.SafeLoader(text)
         root = loader.get_single_node()
         _refuse_repeated(root)
@@ -50,7 +60,10 @@ def from_yaml(source: str | bytes | PathLike[str]) -> StrategyDefinition:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
         raise ConfigurationError(f"{where}: {problem}{at}") from None
-    except _Repeated as error:
+    except TooMuch as error:
+        raise ConfigurationError(f"{where} is not right: {error}") from None
+    except (ValueError, TypeError, ArithmeticError) as error:
+        # What is ours, and a date, number or piece of base64 that is none.
         raise ConfigurationError(f"{where}: {error}") from None
     if isinstance(data, str):
         raise ConfigurationError(f"{where} is a piece of text, not a mapping{_hint(text)}")
@@ -66,8 +79,10 @@ def validated(model: type[T], data: object, what: str) -> T:
     try:
         return _adapter(model).validate_python(data)
     except ValidationError as error:
-        faults = "; ".join(_fault(each, data) for each in error.errors(include_url=False))
-        raise ConfigurationError(f"{what} is not right: {faults}") from None
+        faults = error.errors(include_url=False)
+        said = "; ".join(_fault(each, data) for each in faults[:_FAULTS])
+        more = f"; and {len(faults) - _FAULTS} more" if len(faults) > _FAULTS else ""
+        raise ConfigurationError(f"{what} is not right: {said}{more}") from None
 
 
 class _Repeated(ValueError):
@@ -112,9 +127,8 @@ def _fault(error: ErrorDetails, data: Any) -> str:
         case "unexpected_keyword_argument" | "extra_forbidden":
             return f"there is no field {where}"
         case _:
-            got = repr(error["input"])
             said = error["msg"][:1].lower() + error["msg"][1:]
-            return f"{where or 'it'}: {said} (got {got if len(got) <= 60 else got[:59] + '…'})"
+            return f"{where or 'it'}: {said} (got {brief(error['input'])})"
 
 
 def _path(location: tuple[int | str, ...], data: Any) -> str:
@@ -123,7 +137,7 @@ def _path(location: tuple[int | str, ...], data: Any) -> str:
     for part in location:
         data = _inside(data, part)
         name = _inside(data, "name") if isinstance(part, int) else None
-        parts.append(str(part if name is None else name))
+        parts.append(str(part) if name is None else name if isinstance(name, str) else brief(name))
     return ".".join(parts)
 
 
@@ -137,16 +151,24 @@ def _inside(data: Any, part: int | str) -> Any:
 def _read(source: str | bytes | PathLike[str], what: str) -> tuple[str, str]:
     """The text, and what to call it."""
     try:
-        if isinstance(source, str):
-            return source, what
-        if isinstance(source, bytes):
-            return source.decode(), what
+        if isinstance(source, str | bytes):
+            return _text(source, what), what
         path = Path(source)
-        return path.read_text(encoding="utf-8"), f"{what} in {path}"
-    except OSError as error:
-        raise ConfigurationError(f"{what} cannot be read: {error}") from error
+        what = f"{what} in {path}"
+        with path.open("rb") as file:
+            return _text(file.read(4 * MOST_CHARACTERS + 1), what), what
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{what} is not UTF-8: {error}") from None
+        raise ConfigurationError(f"{what} is not UTF-8: {error.reason} (at byte {error.start})") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{what} cannot be read: {error}") from error
+
+
+def _text(source: str | bytes, what: str) -> str:
+    # A character is four bytes at most.
+    text = source if isinstance(source, str) or len(source) > 4 * MOST_CHARACTERS else source.decode()
+    if isinstance(text, bytes) or len(text) > MOST_CHARACTERS:
+        raise ConfigurationError(f"{what} has more than {MOST_CHARACTERS} characters")
+    return text
 
 
 def _hint(text: str) -> str:

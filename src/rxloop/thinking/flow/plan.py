@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,7 +55,7 @@ class Plan:
         if not steps:
             raise PlanRefused(f"the plan has no step; {_FORM}")
         ids = [step.id for step in steps]
-        if twice := [each for each in ids if ids.count(each) > 1]:
+        if twice := [each for each, count in Counter(ids).items() if count > 1]:
             raise PlanRefused(f"the plan has two steps #{twice[0]}; give each a number of its own")
         for step in steps:
             if unknown := step.needs - set(ids):

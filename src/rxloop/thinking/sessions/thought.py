@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from rxloop.errors import InvalidThought
 from rxloop.messages import Wire
 from rxloop.storable import readable
+from rxloop.thinking.brief import brief
 
 # A number as JavaScript's Number() reads it: clients of the reference server may send any of these.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -140,9 +141,8 @@ class ThoughtInput(Wire):
 def _reason(error: Any) -> str:
     if error["type"] == "missing":
         return "required, but missing"
-    shown = repr(error["input"])
     reason = "must be text" if error["type"] == "string_type" else error["msg"]
-    return f"{reason} (got {shown if len(shown) <= 60 else shown[:57] + '...'})"
+    return f"{reason} (got {brief(error['input'])})"
 
 
 class ThoughtWarning(Wire):

@@ -1,0 +1,24 @@
+"""A value in an error: short, and without walking through all of it."""
+
+from __future__ import annotations
+
+from reprlib import Repr
+
+_WIDTH = 60
+
+
+class _Brief(Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = self.maxlong = _WIDTH
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 10
+
+
+_BRIEF = _Brief()
+
+
+def brief(value: object) -> str:
+    """The value as `repr` writes it, cut: one that is made of itself many times over costs no more than a small one."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
