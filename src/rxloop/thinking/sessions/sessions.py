@@ -125,12 +125,13 @@ class ThinkingSessions:
             raise ConfigurationError(f"session_id={session_id[:60]!r} {wrong}")
         given = ThoughtInput.of(thought)
         wanted = session_id if session_id is not None else given.session_id
-        await self._tidy()
-        # What the model names has to be the owner's; only a program's word leads to somebody else's session.
-        owner = (owner or "") if session_id is None else await self._whose(session_id, owner)
-        async with self._lock(owner, wanted or ""):
+        # Before anything else that waits: thoughts of one session keep the order in which they came.
+        async with self._lock(owner or "", wanted or ""):
+            await self._tidy()
+            # What the model names has to be the owner's; only a program's word leads to somebody else's session.
+            whose = (owner or "") if session_id is None else await self._whose(session_id, owner)
             return await self._retried(
-                owner, lambda: self._think(given, owner, wanted, call_id, admit, adopt=session_id is not None)
+                whose, lambda: self._think(given, whose, wanted, call_id, admit, adopt=session_id is not None)
             )
 
     async def get_session(self, session_id: str, *, owner: str | None = None) -> Session:
@@ -164,9 +165,9 @@ class ThinkingSessions:
         Raises:
             UnknownSession: The owner has no such session.
         """
-        owner = await self._whose(session_id, owner)
-        async with self._lock(owner, session_id):
-            return await self._retried(owner, lambda: self._clear(owner, session_id))
+        async with self._lock(owner or "", session_id):
+            whose = await self._whose(session_id, owner)
+            return await self._retried(whose, lambda: self._clear(whose, session_id))
 
     async def clear_all_sessions(self, *, owner: str = "") -> int:
         """Remove all sessions of an owner, by default of the program; how many there were."""
