@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic.alias_generators import to_camel
 
 from rxloop import protocol_schema
 from rxloop.envelope import EVENT_TYPES, Event
+from rxloop.visibility import ENVELOPE, PUBLIC
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path("docs/protocol.md")
@@ -113,6 +115,8 @@ def _kinds(defs: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         visible = "all" if cls.visibility == "public" else "the house"
         if "hidden" in cls.model_fields:
             visible = "all, unless hidden"
+        elif "public" in vars(cls):
+            visible = "all, if people said it"
         definition = defs[cls.__name__]
         names = ", ".join(f"`{name}`{_mark(definition, name)}" for name in _own(cls))
         yield f"`{kind}`", _first_line(definition), kept, visible, names
@@ -122,18 +126,27 @@ def _fields(defs: dict[str, Any]) -> Iterator[str]:
     """Every field with its type, and the word that its model has on it."""
     for kind, cls in EVENT_TYPES.items():
         definition = defs[cls.__name__]
-        yield f"* `{kind}`, in Python `{cls.__name__}`\n{_listed(definition, _own(cls))}"
+        yield f"* `{kind}`, in Python `{cls.__name__}`\n{_listed(definition, _own(cls), kind)}"
     for name in SHAPES:
-        yield f"* {name}: {_first_line(defs[name])}\n{_listed(defs[name], list(defs[name]['properties']))}"
+        yield f"* {name}: {_first_line(defs[name])}\n{_listed(defs[name], list(defs[name]['properties']), name)}"
 
 
-def _listed(definition: dict[str, Any], names: list[str]) -> str:
+def _listed(definition: dict[str, Any], names: list[str], owner: str) -> str:
     properties = definition["properties"]
     lines = [
         f"  * `{name}`{_mark(definition, name)} {shape_of(properties[name])}{_meaning(properties[name])}"
+        f"{_seen(name, owner)}"
         for name in names
     ]
     return "\n".join(lines)
+
+
+def _seen(name: str, owner: str) -> str:
+    """Whether clients get a field, where they do not get all of it."""
+    public = {to_camel(each): shape for each, shape in (ENVELOPE | PUBLIC[owner]).items()}
+    if name not in public:
+        return " *Not for clients.*"
+    return " *Not all of it is for clients.*" if public[name] is not None else ""
 
 
 def _mark(definition: dict[str, Any], name: str) -> str:

@@ -68,6 +68,9 @@ class FakeHost:
     def state(self, branch: str | None) -> RunState:
         return self.main
 
+    def hides(self, name: str) -> bool:
+        return False
+
     def recorded(self, step: str) -> Event | None:
         return None
 

@@ -205,8 +205,8 @@ def test_what_is_for_clients_leaves_internal_kinds_and_hidden_tools_out_and_keep
 
     assert not any(isinstance(event, LLMFailedEvent) for event in seen)
     assert not any(getattr(event, "hidden", False) for event in seen)
-    assert seen == [event for event in EVENTS if event in seen]
-    assert len(seen) == len(EVENTS) - 3  # llm-failed, and the two of the hidden call
+    left_out = {"llm-failed", "tool-call-delta", "tool-start", "message-added"}
+    assert [event.kind for event in seen] == [event.kind for event in EVENTS if event.kind not in left_out]
 
 
 def test_what_the_provider_wants_back_is_not_for_clients() -> None:

@@ -25,6 +25,7 @@ from rxloop.checks import (
 )
 from rxloop.conversation import reading
 from rxloop.core import Core
+from rxloop.envelope import check_id
 from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RxloopError
 from rxloop.messages import Message, as_messages
 from rxloop.operators.compose import compose
@@ -180,6 +181,8 @@ class Agent(Generic[D, O]):
             raise ConfigurationError(
                 f"context_id={context_id!r} needs a log that keeps the conversation: Agent(..., log=MemoryEventLog())"
             )
+        if context_id is not None:
+            check_id(context_id, "context_id")
         messages = as_messages(prompt)
         if not messages:
             raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")

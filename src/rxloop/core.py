@@ -18,6 +18,7 @@ from rxloop.events import (
     ContentCompleteEvent,
     Event,
     StatusUpdateEvent,
+    SubtaskEvent,
     TaskEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
@@ -36,11 +37,12 @@ from rxloop.requests import (
     Signal,
     ToolDefinition,
     ToolRequest,
+    marked,
 )
 from rxloop.settings import Limits
 from rxloop.spec import Canceled, End, RunSpec
 from rxloop.state import Batch, RunState, Slot, fold, fold_beside
-from rxloop.storable import EMPTY_DICT, FrozenDict, settle
+from rxloop.storable import EMPTY_DICT, FrozenDict, FrozenList, settle
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.guard import as_error, leave_to_loop
@@ -300,6 +302,7 @@ class Core:
             fields["task_id"] = self.spec.task_id
         elif fields["parent_task_id"] is None and fields["task_id"] != self.spec.task_id:
             # Another run's event that somebody passes on: it is told here, and is no part of this run.
+            event.check_ids()
             fields["parent_task_id"] = self.spec.task_id
         elif fields["parent_task_id"] not in (None, self.spec.task_id):
             fields["metadata"] = FrozenDict({**fields["metadata"], ROOT: self.spec.task_id})
@@ -308,13 +311,25 @@ class Core:
         if event.durable:
             self._seq += 1
             self._sub = 0
-            if isinstance(event, ThoughtStreamEvent) and event.index < 0:
-                fields["index"] = self.states[None].thought_count
+            if isinstance(event, ThoughtStreamEvent | SubtaskEvent):
+                self._refer(event)
         else:
             self._sub += 1
         fields["seq"] = self._seq
         fields["sub"] = self._sub
         return event
+
+    def _refer(self, event: ThoughtStreamEvent | SubtaskEvent) -> None:
+        """Number a thought; and note which of the calls that an event names are not for clients."""
+        fields, main = vars(event), self.states[None]
+        named = [event.tool_call_id]
+        if isinstance(event, ThoughtStreamEvent):
+            if event.index < 0:
+                fields["index"] = main.thought_count
+            named.append(event.related_to)
+        hidden = [each for each in named if each is not None and each in main.calls and main.calls[each].hidden]
+        if hidden:
+            fields["hidden_calls"] = FrozenList(hidden)
 
     def emit(self, event: Event, out: Callable[[Event], None] | None) -> None:
         """Give an event to `out`, or else to `publish`; from any thread.
@@ -424,7 +439,7 @@ class Core:
         return ToolCompleteEvent(
             call=call,
             index=index,
-            hidden=tool is not None and tool.definition.hidden,
+            hidden=call.hidden,
             step=batch.step,
             branch=branch,
             success=False,
@@ -474,6 +489,22 @@ class Core:
         if tool is None or name not in offered or not tool.enabled(request.ctx):
             return self.spec.tools.why_not(name, list(offered))
         return tool
+
+    def hides(self, name: str) -> bool:
+        """Whether the tool of that name is not for clients."""
+        return self.spec.tools.hides(name)
+
+    def asked(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages that a run is started with: each with an id, and with its hidden calls marked."""
+        return [self._named(message, place) for place, message in enumerate(messages)]
+
+    def _named(self, message: Message, place: int) -> Message:
+        changes: dict[str, Any] = {}
+        if message.message_id is None:
+            changes["message_id"] = f"{self.task_id}:input:{place}"
+        if any(self.hides(call.name) and not call.hidden for call in message.tool_calls):
+            changes["tool_calls"] = tuple(marked(call, self) for call in message.tool_calls)
+        return message.model_copy(update=changes) if changes else message
 
     def set_tools(self, tools: dict[str, Tool]) -> None:
         """The tools that calls from before a resume may use."""

@@ -164,6 +164,7 @@ async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
         agent_name=core.agent_name,
         model=core.model.name,
         metadata={**events[0].metadata, **core.spec.metadata},
+        asked=core.asked,
     )
     if not _occupied(core, event_log):
         await _turn(core, event_log)
@@ -306,7 +307,7 @@ async def _announce(core: Core) -> None:
     first: list[Event] = []
     if not spec.resume and not resumed:
         task = TaskEvent(
-            messages=list(spec.messages),
+            messages=core.asked(spec.messages),
             model=spec.model.name,
             agent_name=spec.agent_name,
             strategy=spec.strategy,
@@ -349,10 +350,7 @@ async def _claim(core: Core, first: Sequence[Event]) -> None:
 
 def _part(core: Core, fork: Fork) -> None:
     """Put on the stream what a fork has in other words than the run that it is made of."""
-    # For the names of hidden tools; families of tools are asked later.
-    tools = core.spec.tools.resolve_now(core.context()) or {}
-    core.set_tools(tools)
-    for answer in fork.answers(core.past, lambda name: name in tools and tools[name].definition.hidden):
+    for answer in fork.answers(core.past):
         core.publish(answer)
         # A strategy that runs again finds it here.
         core.recorded_past.results[answer.step or "", answer.index] = answer

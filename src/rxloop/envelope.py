@@ -7,15 +7,24 @@ Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in 
 # pyright: reportIncompatibleVariableOverride=false
 
 import re
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import Field, PlainSerializer, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.messages import Wire
+from rxloop.visibility import ENVELOPE, ROOT, form_of, public_form
 
 PROTOCOL_VERSION = 1
 
@@ -68,11 +77,22 @@ Timestamp = Annotated[
 ]
 
 
-_NOT_FOR_CLIENTS: Any = {"provider_state": True, "messages": {"__all__": {"provider_state"}}}
+_LINE_ENDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-ROOT = "root_task_id"
-"""In the metadata of an event of a run that is nested more than once: the outermost run, which numbers the event."""
+_PLAIN: "set[type[Event]]" = set()
+"""The classes whose events have nothing to hide but metadata: one look, at each delta."""
+
+
+def check_id(value: str, what: str) -> str:
+    """The value, if it can stand on a line: an id or a kind with a line end would forge frames and lines of a log.
+
+    Raises:
+        ConfigurationError: It has a line end or another control character in it, or half a character.
+    """
+    if value.isprintable() or _LINE_ENDS.search(value) is None:
+        return value
+    raise ConfigurationError(f"{what} is {value!r}: it must have no line ends or other control characters")
 
 
 def absent(value: Any) -> bool:
@@ -88,10 +108,13 @@ class Event(Wire):
     """
 
     # Where a reader's encoded frame is kept, so that an event is serialised once however many read it.
-    __slots__ = ("_wire",)
+    # And the form of it that clients get, so that there is one for all of them.
+    __slots__ = ("_public", "_wire")
 
     visibility: ClassVar[Visibility] = "public"
     """Whether events of this kind are for clients."""
+    public_fields: ClassVar[tuple[str, ...]] = ()
+    """Of an event class of your own: the fields that are for clients. What is named nowhere does not leave."""
     durable: ClassVar[bool] = True
     """Whether events of this kind are numbered by `seq` and kept in the log."""
 
@@ -118,11 +141,31 @@ class Event(Wire):
     branch: str | None = Field(default=None, exclude_if=absent)
     """A line of a strategy beside the main one; None on the main line."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=absent)
+    """For the house, but for what stands under the key `public`."""
 
     @property
     def public(self) -> bool:
-        """Whether this event is for clients."""
-        return type(self).visibility == "public"
+        """Whether clients get this event, in the form that `for_clients` gives."""
+        return self.visibility == "public"
+
+    def for_clients(self) -> "Event | None":
+        """The event as clients may see it: itself where there is nothing to hide, and None where it is not for them."""
+        cls = type(self)
+        if cls in _PLAIN and not self.metadata:
+            return self
+        if not self.public:
+            return None
+        if form_of(cls).plain and cls.public is Event.public:
+            _PLAIN.add(cls)
+        try:
+            return _public_of(self)
+        except AttributeError:
+            pass
+        shown = public_form(self)
+        # One that is not published yet has still to get its numbers.
+        if shown is not self and self.attempt:
+            object.__setattr__(self, "_public", shown)
+        return shown
 
     @property
     def root_task_id(self) -> str:
@@ -140,9 +183,14 @@ class Event(Wire):
         """The event as JSON in camelCase.
 
         Args:
-            public: Leave out what is not for clients (`providerState`).
+            public: As clients may see it; of an event that is not for them the envelope alone.
         """
-        return self.__pydantic_serializer__.to_json(self, exclude=_NOT_FOR_CLIENTS if public else None)
+        if not public:
+            return self.__pydantic_serializer__.to_json(self)
+        shown, left_out = self.for_clients(), form_of(type(self)).left_out
+        if shown is None:
+            shown, left_out = self, frozenset(type(self).model_fields) - ENVELOPE.keys() | {"metadata"}
+        return self.__pydantic_serializer__.to_json(shown, exclude=left_out)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
     def from_json(data: bytes | str, *, strict: bool = False) -> "Event":
@@ -167,14 +215,32 @@ class Event(Wire):
             raise ConfigurationError(f"unknown kind {kind!r}; the kinds are {', '.join(EVENT_TYPES)}")
         try:
             if cls is None:
-                return UnknownEvent.model_validate_json(data)
-            return cls.model_validate_json(data, extra="forbid" if strict else "ignore")
+                event = UnknownEvent.model_validate_json(data)
+            else:
+                event = cls.model_validate_json(data, extra="forbid" if strict else "ignore")
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             # No field is named where the JSON itself is broken.
             said = f"{where}: {first['msg']}" if where else first["msg"]
             raise ConfigurationError(f"not an event of kind {kind!r}: {said}") from error
+        event.check_ids()
+        return event
+
+    def check_ids(self) -> None:
+        """Refuse ids that break a line.
+
+        Raises:
+            ConfigurationError: One of them has a line end or another control character in it.
+        """
+        root = self.metadata.get(ROOT)
+        # One look at all of them, at each event that is read.
+        if f"{self.context_id}{self.task_id}{self.parent_task_id}{self.step}{self.branch}{root}".isprintable():
+            return
+        for name in ("context_id", "task_id", "parent_task_id", "step", "branch"):
+            check_id(getattr(self, name) or "", f"the {name} of an event of kind {self.kind!r}")
+        if isinstance(root, str):
+            check_id(root, f"metadata[{ROOT!r}] of an event of kind {self.kind!r}")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -182,21 +248,30 @@ class Event(Wire):
         super().__pydantic_init_subclass__(**kwargs)
         kind = cls.model_fields["kind"].default
         if isinstance(kind, str):
-            EVENT_TYPES.setdefault(kind, cls)
+            EVENT_TYPES.setdefault(check_id(kind, f"the kind of {cls.__qualname__}"), cls)
 
     def __repr__(self) -> str:
-        envelope = Event.model_fields
-        own = ", ".join(
-            f"{name}={_short(getattr(self, name))}"
-            for name, field in type(self).model_fields.items()
-            if name not in envelope and getattr(self, name) != field.get_default(call_default_factory=True)
-        )
+        # As clients may see it: what is shown in logs, traces and test reports is seen by many.
+        own = ", ".join(f"{name}={_short(value)}" for name, value in self.__repr_args__())
         where = f" step={self.step}" if self.step else ""
         branch = f" branch={self.branch}" if self.branch else ""
         return f"<{self.kind} {self.attempt}.{self.seq}.{self.sub}{where}{branch}{' ' if own else ''}{own}>"
 
     __str__ = __repr__
 
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        shown = self.for_clients()
+        return [
+            (name, getattr(shown, name))
+            for name, field in type(self).model_fields.items()
+            if name not in ENVELOPE
+            and shown is not None
+            and getattr(shown, name) != field.get_default(call_default_factory=True)
+        ]
+
+
+# The slot itself: where it is empty, pydantic would look for the name in other places first.
+_public_of: Callable[[Event], Event] = vars(Event)["_public"].__get__
 
 _KIND = re.compile(rb'\{"version":\d+,"kind":"([a-z-]+)",')
 
@@ -215,3 +290,8 @@ class UnknownEvent(Event):
 
     model_config = {"extra": "allow"}
     kind: str
+
+    @field_validator("kind")
+    @classmethod
+    def _is_one_line(cls, value: str) -> str:
+        return check_id(value, "the kind")

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 from rxloop.envelope import Event, absent
 from rxloop.messages import Content, ErrorInfo, Message, ToolCall, Usage, Wire
 from rxloop.trusted import trusted
+from rxloop.visibility import public_question
 
 Verbosity = Literal["brief", "normal", "detailed"]
 State = Literal["submitted", "working", "completed", "failed", "canceled", "input-required", "auth-required"]
@@ -43,6 +44,10 @@ class PendingInput(Wire):
     """The tool call that asks."""
     index: int = 0
     step: str | None = None
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        shown = public_question(self)
+        return super().__repr_args__() if shown is self else shown.__repr_args__()
 
 
 class TaskEvent(Event):
@@ -117,7 +122,9 @@ class ContentCompleteEvent(Event):
     raw_finish_reason: str | None = None
     """What the vendor called it."""
     provider_state: dict[str, Any] | None = None
-    """Opaque data to be sent back with the message; not for clients."""
+    """Opaque data to be sent back with the message."""
+    left_out: list[int] = Field(default_factory=list[int], exclude_if=absent)
+    """In what clients get: the places of the calls that are not for them, which `tool_calls` lacks."""
 
 
 class ToolCallDeltaEvent(Event):
@@ -192,6 +199,8 @@ class ThoughtStreamEvent(Event):
     """The text ended inside the thought."""
     session: SessionLink | None = Field(default=None, exclude_if=absent)
     """Its place in a thinking session."""
+    hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=absent)
+    """Of `related_to` and `tool_call_id`, the ids of calls that are not for clients; said by the run."""
 
 
 class _ToolEvent(Event):
@@ -199,7 +208,7 @@ class _ToolEvent(Event):
     index: int = 0
     """The place of the call in its message, from 0."""
     hidden: bool = Field(default=False, exclude_if=absent)
-    """The tool is not for clients."""
+    """The tool is not for clients, as in `call`."""
 
     @property
     def tool_call_id(self) -> str:
@@ -213,7 +222,7 @@ class _ToolEvent(Event):
 
     @property
     def public(self) -> bool:
-        return not self.hidden
+        return not (self.hidden or self.call.hidden)
 
 
 class ToolStartEvent(_ToolEvent):
@@ -284,7 +293,13 @@ class MessageAddedEvent(Event):
     role: Literal["user", "system"] = "user"
     content: Content
     cause: str = "steering"
-    """Why: `steering`, `retry`, `tool`, `fork`, `strategy`."""
+    """Why: `steering`, `retry`, `tool`, `fork`, `strategy`. Those of people, `steering` and `fork`, are for clients."""
+    message_id: str | None = Field(default=None, exclude_if=absent)
+    """That of the message, where its author has given it one."""
+
+    @property
+    def public(self) -> bool:
+        return self.role == "user" and self.cause in ("steering", "fork")
 
 
 class CheckpointEvent(Event):
@@ -356,7 +371,8 @@ class InputReceivedEvent(Event):
 
     kind: Literal["input-received"] = "input-received"
     input_id: str
-    value: Any
+    value: Any = None
+    """The answer."""
 
 
 class StageEvent(Event):
@@ -413,6 +429,8 @@ class SubtaskEvent(Event):
     subtask_id: str
     agent_name: str
     tool_call_id: str | None = None
+    hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=absent)
+    """Has `tool_call_id` where that call is not for clients; said by the run."""
 
 
 class CustomEvent(Event):
@@ -476,8 +494,8 @@ def ends_attempt(event: Event) -> bool:
 
 
 def external(events: Iterable[Event]) -> list[Event]:
-    """The events that are for clients, in order."""
-    return [event for event in events if event.public]
+    """The events as clients may see them, in order."""
+    return [form for event in events if (form := event.for_clients()) is not None]
 
 
 def protocol_schema() -> dict[str, Any]:

@@ -27,12 +27,20 @@ class Fork:
     results: Mapping[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Outcomes of tool calls, as fields of their events, by the id of the call or by its slot."""
 
-    def past(self, events: Sequence[Event], before: Sequence[Message], **envelope: Any) -> list[Event]:
+    def past(
+        self,
+        events: Sequence[Event],
+        before: Sequence[Message],
+        *,
+        asked: Callable[[Sequence[Message]], list[Message]] = list,
+        **envelope: Any,
+    ) -> list[Event]:
         """The events that the fork takes over, as its own.
 
         Args:
             events: Those of the run that it is made of.
             before: The history of the conversation before that run: a fork stands for itself.
+            asked: Makes of messages those that a run is started with.
             envelope: Fields of its `task` event.
 
         Raises:
@@ -59,25 +67,20 @@ class Fork:
                 changes["metadata"] = {**event.metadata, ROOT: ids["task_id"]}
             elif isinstance(event, TaskEvent):
                 messages = [*before, *self._asked(event.messages)]
-                changes.update(envelope, messages=messages, fork_of=self.task_id, fork_seq=self.at)
+                changes.update(envelope, messages=asked(messages), fork_of=self.task_id, fork_seq=self.at)
             elif isinstance(event, ToolCompleteEvent):
                 changes.update(outcomes.get((event.step or "", event.index), {}))
             past.append(event.model_copy(update=changes))
         return past
 
-    def answers(self, past: Sequence[Event], hidden: Callable[[str], bool]) -> Iterator[ToolCompleteEvent]:
-        """The answers to calls that are open where the fork begins.
-
-        Args:
-            past: The events that it has taken over.
-            hidden: Whether the tool of that name is not for clients.
-        """
+    def answers(self, past: Sequence[Event]) -> Iterator[ToolCompleteEvent]:
+        """The answers to calls that are open where the fork begins, behind the events that it has taken over."""
         outcomes = self._outcomes(past)
         answered = {(event.step or "", event.index) for event in past if isinstance(event, ToolCompleteEvent)}
         for slot, (call, branch) in _calls(past).items():
             if slot in outcomes and slot not in answered:
                 yield ToolCompleteEvent(
-                    call=call, step=slot[0], index=slot[1], branch=branch, hidden=hidden(call.name), **outcomes[slot]
+                    call=call, step=slot[0], index=slot[1], branch=branch, hidden=call.hidden, **outcomes[slot]
                 )
 
     def added(self) -> Iterator[MessageAddedEvent]:
@@ -85,7 +88,7 @@ class Fork:
         if self.at > 1:
             for message in self.messages:
                 role = "system" if message.role == "system" else "user"
-                yield MessageAddedEvent(role=role, content=message.content, cause="fork")
+                yield MessageAddedEvent(role=role, content=message.content, cause="fork", message_id=message.message_id)
 
     def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
         """What the run was started with, with another question where there is one."""

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from os import PathLike
@@ -159,6 +159,11 @@ class ToolCall(Wire):
     """The arguments as the model wrote them, to be sent back byte for byte."""
     error: str | None = None
     """Why the arguments could not be read, or None."""
+    hidden: bool = Field(default=False, exclude_if=lambda value: not value)
+    """The tool is not for clients, and so is all of this call; said by the run, and never sent to a vendor."""
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return [("hidden", True)] if self.hidden else super().__repr_args__()
 
     @classmethod
     def parse(cls, id: str, name: str, raw: str | None) -> "ToolCall":
@@ -203,6 +208,17 @@ class Message(Wire):
     """Opaque data that the provider wants back with this message, such as signed reasoning."""
     pinned: bool = Field(default=False, exclude_if=lambda value: not value)
     """Never left out of a request, however long the history gets."""
+    message_id: str | None = Field(default=None, exclude_if=lambda value: not value)
+    """Names the message for programs: its author's, or made by the run; never sent to a vendor."""
+
+    def __eq__(self, other: object) -> bool:
+        # A name for the message, and no part of what it says.
+        if not isinstance(other, Message):
+            return NotImplemented
+        return {**vars(self), "message_id": None} == {**vars(other), "message_id": None}
+
+    def __hash__(self) -> int:
+        return hash((self.role, self.text, self.tool_call_id))
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
@@ -220,9 +236,15 @@ class Message(Wire):
         return cls(role="system", content=_content(content))
 
     @classmethod
-    def user(cls, content: str | Sequence[Part], *, pinned: bool = False) -> "Message":
-        """A message of the person who asks; one that is pinned stays in every request."""
-        return cls(role="user", content=_content(content), pinned=pinned)
+    def user(cls, content: str | Sequence[Part], *, pinned: bool = False, message_id: str | None = None) -> "Message":
+        """A message of the person who asks.
+
+        Args:
+            content: A text, or parts of several kinds.
+            pinned: It stays in every request.
+            message_id: Names the message for programs; the run makes one where there is none.
+        """
+        return cls(role="user", content=_content(content), pinned=pinned, message_id=message_id)
 
     @classmethod
     def assistant(cls, content: str = "", *, tool_calls: Sequence[ToolCall] = ()) -> "Message":

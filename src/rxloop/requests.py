@@ -13,6 +13,7 @@ import orjson
 from reactivex import Observable
 from typing_extensions import TypeVar
 
+from rxloop.envelope import check_id
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.events import Event, ToolCompleteEvent, ToolProgressEvent
 from rxloop.messages import Message, ToolCall, Usage
@@ -101,6 +102,10 @@ class Host(Protocol):
         """The tool that a call asks for, or the reason why it cannot be called."""
         ...
 
+    def hides(self, name: str) -> bool:
+        """Whether the tool of that name is not for clients."""
+        ...
+
     def recorded(self, step: str) -> Event | None:
         """The message that an earlier attempt received for that step, if there is one."""
         ...
@@ -129,7 +134,6 @@ class RunContext(Generic[D]):
         index: The place of the call in its message.
         step: The model call that this context belongs to.
         branch: The line of a strategy that it belongs to; None on the main line.
-        hidden: The call is not for clients.
         asker: Who asks questions where there is no call: the name of the operator.
         answer: The call gives the answer of the run.
     """
@@ -140,7 +144,6 @@ class RunContext(Generic[D]):
     index: int = 0
     step: str | None = None
     branch: str | None = None
-    hidden: bool = False
     answer: bool = False
     asker: str = "run"
     out: Callable[[Event], None] | None = field(default=None, repr=False)
@@ -152,6 +155,11 @@ class RunContext(Generic[D]):
         if self.run is None:
             raise RxloopError("this RunContext belongs to no run: it was made by hand, outside agent.run()")
         return self.run
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the call is not for clients."""
+        return self.call is not None and self.call.hidden
 
     @property
     def context_id(self) -> str:
@@ -348,6 +356,9 @@ class ModelRequest(Request):
     ctx: RunContext[Any] = field(default_factory=RunContext, repr=False)
 
     def __post_init__(self) -> None:
+        check_id(self.step, "the step of a ModelRequest")
+        if self.branch is not None:
+            check_id(self.branch, "the branch of a ModelRequest")
         if (self.ctx.step, self.ctx.branch) != (self.step, self.branch):
             object.__setattr__(self, "ctx", self.ctx.bind(step=self.step, branch=self.branch))
 
@@ -404,6 +415,11 @@ class ToolRequest(Request):
             branch=ctx.branch,
             **fields,
         )
+
+
+def marked(call: ToolCall, host: Host) -> ToolCall:
+    """The call, marked as hidden if its tool is not for clients."""
+    return call.model_copy(update={"hidden": True}) if not call.hidden and host.hides(call.name) else call
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from rxloop.events import PendingInput, State
 from rxloop.messages import ErrorInfo, Message, Usage
 from rxloop.thinking.graph import ThoughtGraph
 from rxloop.totals import CompressionTotals
+from rxloop.visibility import public_error, public_question
 
 O = TypeVar("O", default=str)  # noqa: E741
 
@@ -48,6 +49,22 @@ class Result(Generic[O]):
     parsed: Any = field(default=None, repr=False)
     misfit: str | None = field(default=None, repr=False)
     """Why the answer of a run that is over does not fit an `output_type` that the run did not have."""
+
+    def __repr__(self) -> str:
+        # As clients may see it, like the repr of an event.
+        error = None if self.error is None else public_error(self.error, self.reason)
+        shown = {
+            "task_id": self.task_id,
+            "context_id": self.context_id,
+            "state": self.state,
+            "usage": self.usage,
+            "content": self.content,
+            "reason": self.reason,
+            "finish_reason": self.finish_reason,
+            "pending": [public_question(question) for question in self.pending],
+            "error": error,
+        }
+        return f"Result({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def output(self) -> O:

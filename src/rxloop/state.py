@@ -81,7 +81,12 @@ class Batch:
         """The assistant message and one result for each call, in call order."""
         asking = self.asking(pending)
         results = [
-            _message(role="tool", tool_call_id=call.id, content=self._answer(index, asking))
+            _message(
+                role="tool",
+                tool_call_id=call.id,
+                content=self._answer(index, asking),
+                message_id=f"{self.message.message_id}:{index}",
+            )
             for index, call in enumerate(self.calls)
         ]
         return [self.message, *results]
@@ -383,6 +388,7 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
         reasoning=event.reasoning,
         tool_calls=tuple(event.tool_calls),
         provider_state=event.provider_state,
+        message_id=f"{event.task_id}:{event.step}",
     )
     changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "answered": False}
     changes["content"] = event.content
@@ -434,7 +440,8 @@ def _answer(state: RunState, batch: Batch) -> dict[str, Any]:
 
 
 def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
-    message = Message(role=event.role, content=event.content)
+    message_id = event.message_id or f"{event.task_id}:added:{event.seq}"
+    message = Message(role=event.role, content=event.content, message_id=message_id)
     changes: dict[str, Any] = {"retries": state.retries + 1} if event.cause == "retry" else {}
     if state.batch is not None or state.open_step is not None:
         return {**changes, "held": (*state.held, message)}

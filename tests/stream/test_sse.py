@@ -49,7 +49,7 @@ def test_a_frame_has_the_cursor_the_kind_and_the_event() -> None:
     "text", ["a\nb", "a\r\nb", "a\rb", "data: x\n\ndata: y", "\u2028\u2029\x85", "\x00", "🙂", ": no"]
 )
 def test_no_text_breaks_a_frame(text: str) -> None:  # L139
-    event = stamped(CustomEvent(name=text, data={text: [text]}, metadata={"k": text}))
+    event = stamped(CustomEvent(name=text, data={text: [text]}, metadata={"public": {"k": text}}))
     assert Event.from_json(parsed(frame(event))["data"], strict=True) == event
 
 
@@ -74,7 +74,8 @@ def test_an_event_is_encoded_once_however_many_read_it() -> None:
 
 
 def test_a_final_event_is_readable_for_a_client_that_knows_only_json() -> None:
-    event = stamped(StatusUpdateEvent(state="failed", final=True, error=ErrorInfo(code="log", message="no\nroom")))
+    info = ErrorInfo(code="canceled", message="no\nroom")
+    event = stamped(StatusUpdateEvent(state="canceled", final=True, reason="canceled", error=info))
     data = orjson.loads(parsed(frame(event))["data"])
     assert data["final"] is True
     assert data["error"]["message"] == "no\nroom"

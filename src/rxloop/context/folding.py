@@ -60,7 +60,7 @@ class Folded:
         view: list[Any] = []
         for item in self.view:
             if isinstance(item, Message):
-                view.append(item.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+                view.append(item.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"message_id"}))
             elif view and isinstance(view[-1], list) and view[-1][1] == item - 1:
                 view[-1][1] = item
             else:

@@ -153,12 +153,12 @@ def _place(event: Event, message: ContentCompleteEvent) -> int | None:
     return next((place for place, call in enumerate(message.tool_calls) if call.id == call_id), None)
 
 
-_CALL: Any = {"id", "raw"}
+_CALL: Any = {"id", "raw", "hidden"}
 _NO_FACTS = {
     *(Event.model_fields.keys() - {"kind", "step", "branch"}),
     *("agent_name", "fork_of", "fork_seq", "resumed", "after_seq", "usage", "pending", "subtask_id"),
     *("estimated_input_tokens", "provider_state", "raw_finish_reason", "thought_id", "related_to", "tool_call_id"),
-    *("idempotency_key", "duration", "seconds", "thinking"),
+    *("idempotency_key", "duration", "seconds", "thinking", "message_id", "hidden", "hidden_calls", "left_out"),
 }
 _EXCLUDE: dict[str, Any] = {
     **dict.fromkeys(_NO_FACTS, True),
@@ -185,7 +185,8 @@ def fact(event: Event, before: Sequence[Message]) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    exclude: Any = {"provider_state": True, "tool_call_id": True, "tool_calls": {"__all__": _CALL}}
+    ids = dict.fromkeys(("provider_state", "tool_call_id", "message_id"), True)
+    exclude: Any = {**ids, "tool_calls": {"__all__": _CALL}}
     return message.model_dump(mode="json", by_alias=False, exclude=exclude)
 
 

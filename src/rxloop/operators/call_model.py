@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from reactivex import Observable, abc
 
 from rxloop.errors import ContextLengthExceeded, PipelineError
-from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent
+from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.history import History
 from rxloop.messages import ErrorInfo, Message
 from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
-from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest
+from rxloop.requests import Host, ModelRequest, Operator, Signal, ToolRequest, marked
 from rxloop.storable import settle
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
@@ -29,6 +29,7 @@ _UNSTAMPED: dict[str, Any] = {
     "attempt": 0,
     "timestamp": 0,
 }
+_WITH_CALLS = {ContentCompleteEvent, ToolCallDeltaEvent}
 _llm_call = trusted(LLMCallEvent)
 
 
@@ -145,6 +146,8 @@ class _Call(abc.DisposableBase):
             fields["step"] = self._step
         if self._branch is not None:
             fields["branch"] = self._branch
+        if type(event) in _WITH_CALLS:
+            _hide(event, self._request.ctx.host)
         if not event.durable or not isinstance(event, ContentCompleteEvent):
             self._observer.on_next(event)
         else:
@@ -172,11 +175,19 @@ class _Call(abc.DisposableBase):
 def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list[ToolRequest]:
     if message.finish_reason == "canceled":
         return []
-    hidden = {tool.name for tool in request.tools if tool.hidden}
     return [
-        ToolRequest(call, request.ctx.bind(call=call, index=index, hidden=call.name in hidden), request.tools)
+        ToolRequest(call, request.ctx.bind(call=call, index=index), request.tools)
         for index, call in enumerate(message.tool_calls)
     ]
+
+
+def _hide(event: Event, host: Host) -> None:
+    """Mark the calls of tools that are not for clients: everything later on knows it from the call."""
+    if isinstance(event, ToolCallDeltaEvent):
+        if not event.hidden and host.hides(event.name):
+            vars(event)["hidden"] = True
+    elif isinstance(event, ContentCompleteEvent) and event.tool_calls:
+        vars(event)["tool_calls"] = [marked(call, host) for call in event.tool_calls]
 
 
 def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:

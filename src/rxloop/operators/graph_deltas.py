@@ -57,7 +57,8 @@ def graph_deltas() -> View[Event, GraphDelta]:
 
     For a drawing that grows, on a page or over a wire: `thought_graph` gives the whole graph at each thought. Who adds
     up all changes has the same nodes and edges. An edge comes when both its ends are there, so a reference to a
-    thought that is still to come gives its edge later. All tool calls are there, also those that no thought names.
+    thought that is still to come gives its edge later. All tool calls are there, also those that no thought names, but
+    for those of hidden tools: a drawing is for everybody.
 
     ::
 
@@ -78,6 +79,7 @@ def graph_deltas() -> View[Event, GraphDelta]:
             graph = ThoughtGraph()
             # The thoughts whose references have led to nothing so far, by the run and the id that they name.
             dangling: dict[tuple[str, str], list[int]] = {}
+            hidden: set[int] = set()
 
             def on_next(event: Event) -> None:
                 nonlocal graph
@@ -91,9 +93,13 @@ def graph_deltas() -> View[Event, GraphDelta]:
                     if isinstance(node, ThoughtStreamEvent) and node.related_to and key not in led:
                         dangling.setdefault((node.task_id, node.related_to), []).append(key)
                 for key, node in nodes.items():
-                    observer.on_next(NodeAdded(key, node))
+                    if (shown := drawing.shown(node)) is not None:
+                        observer.on_next(NodeAdded(key, shown))
+                    else:
+                        hidden.add(key)
                 for link in links:
-                    observer.on_next(EdgeAdded(*link))
+                    if not hidden & {link.source, link.target}:
+                        observer.on_next(EdgeAdded(*link))
 
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 

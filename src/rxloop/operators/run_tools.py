@@ -12,7 +12,7 @@ from rxloop.events import ToolCompleteEvent, ToolStartEvent
 from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
-from rxloop.requests import Operator, RunContext, Signal, ToolRequest
+from rxloop.requests import Operator, RunContext, Signal, ToolRequest, marked
 from rxloop.state import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.storable import readable, storable, thawed
 from rxloop.stream.bridges import Push, emit, from_task
@@ -56,8 +56,9 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     if isinstance(tool, str):
         return emit(request.refuse(tool))
     definition = tool.definition
-    if (request.ctx.hidden, request.ctx.answer) != (definition.hidden, definition.answer):
-        request = replace(request, ctx=request.ctx.bind(hidden=definition.hidden, answer=definition.answer))
+    if request.ctx.answer != definition.answer or (definition.hidden and not request.call.hidden):
+        call = marked(request.call, host)
+        request = replace(request, call=call, ctx=request.ctx.bind(call=call, answer=definition.answer))
     if request.call.error is not None:
         return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
     if not tool.idempotent and host.interrupted(request.slot):
@@ -69,7 +70,7 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     def abandon() -> None:
         host.abandon(request.ctx)
 
-    return from_task(work, request.ctx, name=f"rxloop-tool-{request.call.name}", abandoned=abandon)
+    return from_task(work, request.ctx, name=f"rxloop-tool-{_shown(request.ctx)}", abandoned=abandon)
 
 
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
@@ -135,9 +136,14 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     except SystemExit as error:
         return _failure(f"{call.name} tried to exit the process with status {error.code}.")
     except Exception as error:
-        log.warning("the tool %s failed", call.name, exc_info=error)
+        log.warning("the tool %s failed", _shown(ctx), exc_info=error)
         return _failure(_describe(error))
     return {"success": True, "result": result, "content": content}
+
+
+def _shown(ctx: RunContext[Any]) -> str:
+    """A tool as it may be named to anybody: of a hidden one the place of its call."""
+    return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
 
 
 def _failure(text: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from rxloop.requests import (
     RunContext,
     ToolDefinition,
     ToolRequest,
+    marked,
 )
 from rxloop.settings import ModelSettings
 from rxloop.state import THINK_ALOUD, RunState
@@ -241,7 +242,7 @@ class Reasoning:
         """
         ctx = self.ctx.bind(step=branch, branch=branch)
         given = dict(arguments)
-        call = ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode())
+        call = marked(ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode()), ctx.host)
         request = ToolRequest(call, ctx.bind(call=call), await self.tools())
         answer = await self._answered(request)
         earlier = answer.attempt and answer.attempt < ctx.attempt

@@ -33,7 +33,8 @@ def react(max_cycles: int = 8) -> Strategy:
             nonlocal before
             if reply.calls:
                 run.stage("action_planning")
-                planned = reply.text.strip() or "Call " + ", ".join(call.name for call in reply.calls)
+                named = ", ".join(call.name for call in reply.calls if not call.hidden)
+                planned = reply.text.strip() or f"Call {named or 'a tool'}"
                 before = run.thought(planned, type="planning", related_to=before, reply=reply)
                 run.stage("action_execution")
 
@@ -46,7 +47,8 @@ def react(max_cycles: int = 8) -> Strategy:
             prompt = None
             planned = before
             run.stage("observation_reception")
-            for result in sorted(reply.results, key=lambda each: each.index):
+            # Thoughts are for clients; what hidden tools find out is not.
+            for result in sorted((each for each in reply.results if each.public), key=lambda each: each.index):
                 before = run.thought(
                     result.content, type="observation", related_to=planned, reply=reply, tool_call_id=result.call.id
                 )

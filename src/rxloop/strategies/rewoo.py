@@ -38,7 +38,11 @@ def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
         prompt = run.stage("planning_phase", "tool_call_specification")
         plan = await _plan(run, f"{prompt}\nThe tools:\n{_described(tools.values())}", list(tools), replans)
         planned = {
-            step.id: run.thought(step.why or f"Call {step.tool}.", type="planning", id=f"rewoo/plan/{step.id}")
+            step.id: run.thought(
+                step.why or f"Call {'a tool' if tools[step.tool].hidden else step.tool}.",
+                type="planning",
+                id=f"rewoo/plan/{step.id}",
+            )
             for step in plan
         }
         run.stage("working_phase")
@@ -46,7 +50,9 @@ def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
         run.stage("evidence_collection")
         for label, thought in planned.items():
             answer = answers[label]
-            run.thought(answer.content, type="observation", related_to=thought, tool_call_id=answer.call.id)
+            # Thoughts are for clients; what hidden tools find out is not.
+            if answer.public:
+                run.thought(answer.content, type="observation", related_to=thought, tool_call_id=answer.call.id)
         evidence = {label: _value(answer) for label, answer in answers.items()}
         return await run.conclude(f"{run.stage('solving_phase', 'final_response')}\n\n{plan.with_evidence(evidence)}")
 

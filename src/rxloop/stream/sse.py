@@ -23,11 +23,18 @@ def frame(event: Event) -> bytes:
     except AttributeError:
         pass
     # A gap is no place to come back to: with an id it would move the client's cursor.
-    place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % event.cursor.encode()
+    place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % _one_line(event.cursor)
     # JSON escapes line ends, so that the data is one line whatever is in it.
-    encoded = b"%bevent: %b\ndata: %b\n\n" % (place, event.kind.encode(), event.to_json(public=True))
+    encoded = b"%bevent: %b\ndata: %b\n\n" % (place, _one_line(event.kind), event.to_json(public=True))
     object.__setattr__(event, "_wire", encoded)
     return encoded
+
+
+def _one_line(text: str) -> bytes:
+    """A text as one line; ids and kinds are checked where they come in, and a frame is safe by itself all the same."""
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return text.encode()
 
 
 async def frames(events: Reader[Event], heartbeat: float | None) -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic_core import to_json
 
@@ -35,6 +35,13 @@ _WIDTH = 120
 # Mermaid reads Markdown, directives and comments even inside quotes, and ends an entity at the wrong place where a
 # colon stands before it: whatever is no letter, digit or one of these is written as the number of its character.
 _SAFE = frozenset(" ,'()/?!")
+
+
+def shown(node: Node) -> Node | None:
+    """A node as clients may see it; None for a call that is not for them."""
+    if isinstance(node, ToolCall):
+        return None if node.hidden else node
+    return cast("ThoughtStreamEvent | None", node.for_clients())
 
 
 def one_line(text: str, width: int = 40) -> str:

@@ -220,8 +220,9 @@ class ThoughtGraph:
             width: The characters of a thought that are shown.
         """
         parents = self._parents()
-        edges = dict(parents)
         self._place_calls(parents)
+        parents = {place: above for place, above in parents.items() if self._seen(place) and self._seen(above)}
+        edges = dict(parents)
         parents = _without_circles(parents)
         drawn = {*self._store.thoughts[: self._thoughts], *parents, *parents.values()}
         below: dict[int | None, list[int]] = {}
@@ -229,7 +230,7 @@ class ThoughtGraph:
             below.setdefault(parents.get(place), []).append(place)
 
         def label(place: int) -> str:
-            node = self._store.nodes[place]
+            node = drawing.shown(self._store.nodes[place]) or self._store.nodes[place]
             text = drawing.label(node, width)
             if isinstance(node, ThoughtStreamEvent) and node.related_to and place not in parents:
                 text += f" [circle: {drawing.one_line(node.related_to)}]" if place in edges else _dangling(node)
@@ -261,11 +262,18 @@ class ThoughtGraph:
         return html(*self._drawing(), title)
 
     def _drawing(self) -> tuple[dict[int, Node], list[Link]]:
-        """The nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges."""
+        """The nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges.
+
+        A drawing is for everybody: it has no calls of hidden tools.
+        """
         parents = self._parents()
         drawn = sorted({*self._store.thoughts[: self._thoughts], *parents.values()})
-        nodes = {place: self._store.nodes[place] for place in drawn}
-        return nodes, self._links(parents)
+        nodes = {place: node for place in drawn if (node := drawing.shown(self._store.nodes[place])) is not None}
+        return nodes, [link for link in self._links(parents) if self._seen(link.source) and self._seen(link.target)]
+
+    def _seen(self, place: int) -> bool:
+        """Whether a node is in drawings."""
+        return drawing.shown(self._store.nodes[place]) is not None
 
     def _links(self, parents: dict[int, int]) -> list[Link]:
         """All edges between places, in the order of the thoughts: what each follows from, and what it revises."""

@@ -34,6 +34,7 @@ class Toolset:
         """
         self._parts: list[Tool | ToolProvider] = [_part(each) for each in tools]
         self._plain: dict[str, Tool] = {}
+        self._hidden: set[str] = set()
         for part in self._parts:
             if isinstance(part, ToolProvider):
                 continue
@@ -42,6 +43,7 @@ class Toolset:
             if name in self._plain:
                 raise ConfigurationError(f"two tools are called {name!r}; give one of them another name=...")
             self._plain[name] = part
+            self._know(part)
         self._definitions: tuple[tuple[ToolDefinition, ...], ...] = ()
         self._warned: set[str] = set()
 
@@ -52,6 +54,10 @@ class Toolset:
     def providers(self) -> tuple[ToolProvider, ...]:
         """The families of tools."""
         return tuple(part for part in self._parts if isinstance(part, ToolProvider))
+
+    def hides(self, name: str) -> bool:
+        """Whether a tool of that name is not for clients; also one that is not enabled, or was offered some time."""
+        return name in self._hidden
 
     def resolve_now(self, ctx: RunContext[Any]) -> dict[str, Tool] | None:
         """The tools that are offered now, as `resolve` gives them; None if families of tools have to be asked first."""
@@ -91,13 +97,14 @@ class Toolset:
         return current
 
     def why_not(self, name: str, offered: Iterable[str]) -> str:
-        """What the model reads when it calls a tool that it was not offered.
+        """What the model reads when it calls a tool that it was not offered; clients see it, too.
 
         Args:
             name: The tool that it called.
             offered: The tools that it may call.
         """
-        names = list(offered)
+        # The model has the hidden ones in its list of tools anyway.
+        names = [each for each in offered if not self.hides(each)]
         known = f"The tool {name!r} is not available now." if name in self._plain else f"There is no tool {name!r}."
         if not names:
             return f"{known} No tools are available: answer without them."
@@ -120,7 +127,12 @@ class Toolset:
             if name in found:
                 self._warn(f"tool {name!r} of {type(provider).__qualname__} is left out: one before it has that name")
             elif self._usable(name, provider):
+                self._know(tool)
                 found[name] = tool
+
+    def _know(self, tool: Tool) -> None:
+        if tool.definition.hidden:
+            self._hidden.add(tool.definition.name)
 
     def _usable(self, name: str, provider: ToolProvider) -> bool:
         try:
