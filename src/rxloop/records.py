@@ -30,7 +30,7 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended for good."""
+        """Whether the run is over. One that failed by what may pass is, too, until somebody resumes it."""
         return self.state in ("completed", "failed")
 
 

@@ -65,6 +65,15 @@ def test_a_wrong_answer_is_one_line_and_changes_nothing(waiting: Place, given: s
     assert waiting.rows()[0]["attempt"] == 1
 
 
+def test_a_run_that_found_no_model_goes_on_when_there_is_one(place: Place, offline: OfflineModel) -> None:
+    place.run("run", "2 + 2", "--base-url", "http://127.0.0.1:9/v1", code=1)
+    assert place.rows()[0]["state"] == "failed"
+    done = place.run("resume", "last", "--base-url", offline.base_url)
+    assert "4" in done.stdout
+    assert "is over" not in done.stderr
+    assert [(row["state"], row["attempt"]) for row in place.rows()] == [("completed", 2)]
+
+
 def test_a_run_that_is_over_shows_its_end_and_asks_no_model(place: Place, offline: OfflineModel) -> None:
     live = place.run("run", "2 + 2")
     asked = len(offline.requests)

@@ -179,7 +179,8 @@ def ending(event: StatusUpdateEvent) -> Text:
         case _:
             code = event.error.code if event.error else event.reason
             why = f": {clean(event.error.message)}" if event.error else ""
-            return Text.assemble(("failed", "bold red"), f" ({code}){why}")
+            how = "not recorded" if event.state == "working" else "failed"
+            return Text.assemble((how, "bold red"), f" ({code}){why}")
 
 
 def _thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text | None:

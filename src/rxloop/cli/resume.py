@@ -50,9 +50,11 @@ def resume(
         answers = pairs(inputs, "--input")
         async with opened(db) as log:
             record = await find_run(log, run)
-            if record.finished:
+            so_far = await replay(log, record.task_id).result()
+            may_pass = so_far.error is not None and so_far.error.retryable
+            if record.finished and not may_pass:
                 return await _over(log, record, thoughts, json)
-            pending = (await replay(log, record.task_id).result()).pending
+            pending = so_far.pending
             session = Session(thoughts, json, log, db, given.flags())
             if pending and not answers:
                 asked = await _asked(session, log, record, pending)
