@@ -52,6 +52,7 @@ from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
 from rxloop.stream.writer import LogWriter
 from rxloop.thinking.graph import ThoughtGraph
+from rxloop.tools.toolset import asked, decided_elsewhere
 
 log = logging.getLogger("rxloop")
 
@@ -485,8 +486,8 @@ class Core:
         """The tool that a call asks for, or the reason why it cannot be called."""
         name = request.call.name
         offered = self._tools if request.offered is None else _names(request.offered)
-        tool = self._tools.get(name) or (self.spec.tools.resolve_now(request.ctx) or {}).get(name)
-        if tool is None or name not in offered or not tool.enabled(request.ctx):
+        tool = self._tools.get(name) or self.spec.tools.plain.get(name)
+        if tool is None or name not in offered or not (decided_elsewhere(tool) or tool.enabled(request.ctx)):
             return self.spec.tools.why_not(name, list(offered))
         return tool
 
@@ -505,6 +506,13 @@ class Core:
         if any(self.hides(call.name) and not call.hidden for call in message.tool_calls):
             changes["tool_calls"] = tuple(marked(call, self) for call in message.tool_calls)
         return message.model_copy(update=changes) if changes else message
+
+    async def disabled(self, request: ToolRequest, tool: Tool) -> str | None:
+        """The reason why a tool cannot be called after all, where that takes waiting; None if it can."""
+        if not decided_elsewhere(tool) or (await asked([tool], request.ctx))[0]:
+            return None
+        offered = self._tools if request.offered is None else _names(request.offered)
+        return self.spec.tools.why_not(request.call.name, list(offered))
 
     def set_tools(self, tools: dict[str, Tool]) -> None:
         """The tools that calls from before a resume may use."""

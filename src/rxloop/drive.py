@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +32,7 @@ from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.stream.guard import as_error, leave_to_loop, raiser
 from rxloop.stream.scheduler import RunScheduler
+from rxloop.stream.within import called, within
 from rxloop.stream.writer import LogWriter
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ async def _begin(core: Core) -> None:
     try:
         if spec.resume:
             # So that the calls of before can be closed, whatever happens next.
-            core.set_tools(spec.tools.resolve_now(core.context()) or {})
+            core.set_tools(dict(spec.tools.plain))
         if core.ended:
             return
         core.system = await _system(core)
@@ -362,18 +362,15 @@ def _part(core: Core, fork: Fork) -> None:
 
 async def _system(core: Core) -> tuple[Message, ...]:
     instructions = core.spec.instructions
-    text = instructions if isinstance(instructions, str) else instructions(core.context())
-    if inspect.isawaitable(text):
-        text = await _until_end(core, _value(text))
-    if not isinstance(text, str) and not core.ended:
-        name = getattr(instructions, "__name__", "function")
-        raise ConfigurationError(f"the instructions {name}() gave {text!r}: they have to give a text")
+    text: Any = instructions
+    if not isinstance(instructions, str):
+        name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
+        ctx = core.context()
+        text = await _until_end(core, within(ctx, called(instructions, ctx), name))
+        if not isinstance(text, str) and not core.ended:
+            raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
     texts = [part for part in (text, core.spec.output_prompt) if part]
     return (Message.system("\n\n".join(texts)),) if texts else ()
-
-
-async def _value(awaitable: Awaitable[T]) -> T:
-    return await awaitable
 
 
 async def _wait(core: Core) -> None:

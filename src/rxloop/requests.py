@@ -106,6 +106,10 @@ class Host(Protocol):
         """Whether the tool of that name is not for clients."""
         ...
 
+    async def disabled(self, request: ToolRequest, tool: Tool) -> str | None:
+        """The reason why a tool cannot be called after all, where that takes waiting; None if it can."""
+        ...
+
     def recorded(self, step: str) -> Event | None:
         """The message that an earlier attempt received for that step, if there is one."""
         ...

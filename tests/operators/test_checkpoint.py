@@ -2,11 +2,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from reactivex import Observable, abc
+from reactivex import operators as ops
 
 from runs import collect, letters, repeated
-from rxloop import Agent, CheckpointEvent, Event, MemoryEventLog, RunContext, Usage, op, tool
+from rxloop import Agent, CheckpointEvent, CustomEvent, Event, MemoryEventLog, RunContext, Signal, Usage, op, tool
 from rxloop.operators.checkpoint import checkpoint
-from rxloop.testing import ScriptedModel, assert_marbles, call, turn, virtual_time
+from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
 
 
 @tool(idempotent=True)
@@ -98,3 +100,26 @@ async def test_a_pause_is_a_checkpoint() -> None:  # L86
 def test_an_interval_below_one_is_refused_at_once(every: int) -> None:
     with pytest.raises(ValueError, match="every must be at least 1"):
         checkpoint(every=every)
+
+
+def test_an_operator_behind_it_that_holds_events_back_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    loop: list[Any] = [*op.standard(), ops.delay(0.1)]
+    with virtual_time() as time:
+        result = time.run(Agent(ScriptedModel(frames("-H-i-|")), loop=loop).run("Go."))
+    assert result.output == "Hi"
+    assert "an operator behind op.checkpoint() holds it back" in caplog.text
+
+
+async def test_what_comes_behind_the_end_of_an_operator_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    def late(source: Observable[Signal]) -> Observable[Signal]:
+        def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> Any:
+            def on_completed() -> None:
+                observer.on_completed()
+                observer.on_next(CustomEvent(name="late", data={}))
+
+            return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    assert (await Agent(ScriptedModel("Hi."), loop=[*op.standard(), late]).run("Go.")).output == "Hi."
+    assert "came behind the end" in caplog.text

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 from reactivex import Observable
 
 from rxloop.errors import ConfigurationError
@@ -9,6 +11,7 @@ from rxloop.requests import IterationEnd, Operator, Signal
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.trusted import trusted
 
+log = logging.getLogger("rxloop")
 _checkpoint = trusted(CheckpointEvent)
 
 
@@ -33,7 +36,14 @@ def checkpoint(every: int = 1) -> Operator:
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state
         if state.open_step is not None:
-            # The request was too long for the model, and the same iteration is about to be tried again.
+            # The request was too long for the model, and the same iteration is about to be tried again. Or else its
+            # message is still on its way, and what this would say is not true yet.
+            if state.failure is None:
+                log.warning(
+                    "iteration %s gets no checkpoint, since its message has not come out of the loop: if there is one, "
+                    "an operator behind op.checkpoint() holds it back, and events have to pass at once",
+                    end.iteration,
+                )
             return emit(end)
         if end.iteration % every and not state.done and not state.pending:
             return emit(end)

@@ -76,6 +76,10 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
     ctx: RunContext[Any] = request.ctx.bind(out=push)
     call = request.call
+    reason = await ctx.host.disabled(request, tool)
+    if reason is not None:
+        push(request.refuse(reason))
+        return
     if tool.approve and not await ctx.ask(f"Call {call.name} with {call.arguments}?"):
         push(request.refuse(f"The call of {call.name} was not approved."))
         return

@@ -143,6 +143,7 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
         if not self.stopped:
             on_completed = self._on_completed
             self._stop()
+            self.on_next = _late  # pyright: ignore[reportAttributeAccessIssue]
             try:
                 on_completed()
             finally:
@@ -170,6 +171,10 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             subscription.dispose()
+
+
+def _late(value: Any) -> None:
+    log.warning("%r came behind the end of the operator that sent it, and is lost: events have to pass at once", value)
 
 
 def _ignore(value: Any) -> None:

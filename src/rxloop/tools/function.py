@@ -110,6 +110,11 @@ class FunctionTool(Generic[P, R]):
         """Whether a person must agree to each call."""
         return self._approve
 
+    @property
+    def asks(self) -> bool:
+        """Whether a function of the user's decides if the tool is offered."""
+        return self._enabled is not None
+
     def enabled(self, ctx: RunContext[Any]) -> bool:
         """Whether the tool is offered in this run now."""
         return self._enabled is None or bool(self._enabled(ctx))

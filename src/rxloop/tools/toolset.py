@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocols import Tool, ToolProvider
 from rxloop.requests import RunContext, ToolDefinition
-from rxloop.tools.function import as_tool, check_name, is_tool
+from rxloop.tools.function import FunctionTool, as_tool, check_name, is_tool
 
 AnyTool = Tool | Callable[..., Any] | ToolProvider
 """What `tools=` of an agent takes."""
@@ -44,6 +44,7 @@ class Toolset:
                 raise ConfigurationError(f"two tools are called {name!r}; give one of them another name=...")
             self._plain[name] = part
             self._know(part)
+        self._waits = len(self._plain) < len(self._parts) or any(map(decided_elsewhere, self._plain.values()))
         self._definitions: tuple[tuple[ToolDefinition, ...], ...] = ()
         self._warned: set[str] = set()
 
@@ -60,10 +61,18 @@ class Toolset:
         return name in self._hidden
 
     def resolve_now(self, ctx: RunContext[Any]) -> dict[str, Tool] | None:
-        """The tools that are offered now, as `resolve` gives them; None if families of tools have to be asked first."""
-        if len(self._plain) < len(self._parts):
+        """The tools that are offered now, as `resolve` gives them.
+
+        None if that takes waiting: for families of tools, or functions of the user's that decide about a tool.
+        """
+        if self._waits:
             return None
         return {name: tool for name, tool in self._plain.items() if tool.enabled(ctx)}
+
+    @property
+    def plain(self) -> Mapping[str, Tool]:
+        """The tools that stand by themselves, by name, be they offered now or not."""
+        return self._plain
 
     async def resolve(self, ctx: RunContext[Any]) -> dict[str, Tool]:
         """The tools that are offered now, by name, in order.
@@ -73,11 +82,14 @@ class Toolset:
         Raises:
             ConfigurationError: One family has two tools of one name.
         """
+        # Not before it is needed: importing the tools is quicker without.
+        from rxloop.stream.within import within
+
         # A tool that is not enabled keeps its name: no other one takes its place for the time being.
         found: dict[str, Tool] = {}
         for part in self._parts:
             if isinstance(part, ToolProvider):
-                given = cast("object", await part.tools(ctx))
+                given = cast("object", await within(ctx, part.tools(ctx), f"{type(part).__qualname__}.tools()"))
                 if not isinstance(given, Iterable):
                     raise ConfigurationError(f"{type(part).__qualname__}.tools() gave {given!r}: give a list of tools")
                 self._add(found, part, cast("Iterable[Tool]", given))
@@ -85,7 +97,8 @@ class Toolset:
                 self._warn(f"tool {part.definition.name!r} is left out: a family before it has one of that name")
             else:
                 found[part.definition.name] = part
-        return {name: tool for name, tool in found.items() if tool.enabled(ctx)}
+        enabled = await asked(list(found.values()), ctx)
+        return {name: tool for (name, tool), is_enabled in zip(found.items(), enabled, strict=True) if is_enabled}
 
     def definitions(self, tools: Mapping[str, Tool]) -> tuple[ToolDefinition, ...]:
         """How the tools are offered: the identical tuple for the same tools, so that it is encoded once."""
@@ -147,6 +160,36 @@ class Toolset:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
+
+
+def decided_elsewhere(tool: Tool) -> bool:
+    """Whether code that is not of this library decides if a tool is offered, which may take any time."""
+    return tool.asks if isinstance(tool, FunctionTool) else not type(tool).__module__.startswith("rxloop.")
+
+
+async def asked(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool]:
+    """Whether each tool is offered now; what the user wrote is asked in a thread, where it can hold up nothing.
+
+    Raises:
+        RxloopError: One of them took too long.
+    """
+    current = ""
+
+    def ask() -> list[bool]:
+        nonlocal current
+        answers: list[bool] = []
+        for tool in tools:
+            current = tool.definition.name
+            answers.append(tool.enabled(ctx))
+        return answers
+
+    if not any(map(decided_elsewhere, tools)):
+        return ask()
+    # Not before it is needed: importing the tools is quicker without.
+    from rxloop.stream.threads import in_thread
+    from rxloop.stream.within import within
+
+    return await within(ctx, in_thread(ask), lambda: f"enabled= of the tool {current}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

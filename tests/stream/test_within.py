@@ -1,0 +1,155 @@
+"""What others wrote and a run waits for has a time limit, and is named when it does not keep to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from run_checks import Recorder, finals, nothing_left
+from rxloop import Agent, Limits, RunContext, RunError, tool
+from rxloop.testing import ScriptedModel, call, virtual_time
+
+SHORT = Limits(preparation=0.05)
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What holds a thread until the end of the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def failure(agent: Agent[Any, Any]) -> str:
+    run = agent.run("Go.")
+    recorder = Recorder(run.events)
+    with pytest.raises(RunError) as caught:
+        async with asyncio.timeout(10):
+            await run
+    assert len(finals(recorder.events)) == 1
+    await nothing_left()
+    return str(caught.value)
+
+
+async def test_async_instructions_that_never_come_end_the_run() -> None:
+    async def mine(ctx: RunContext[Any]) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    told = await failure(Agent(ScriptedModel("Hi."), instructions=mine, limits=SHORT))
+    assert "the instructions mine() took more than 0.05 s" in told
+    assert "Limits(preparation=...)" in told
+
+
+async def test_so_do_those_that_do_not_listen_when_they_are_cancelled() -> None:
+    stop = asyncio.Event()
+
+    async def deaf(ctx: RunContext[Any]) -> str:
+        while not stop.is_set():
+            try:
+                await stop.wait()
+            except asyncio.CancelledError:
+                continue
+        return ""
+
+    with pytest.raises(RunError, match="deaf"):
+        async with asyncio.timeout(10):
+            await Agent(ScriptedModel("Hi."), instructions=deaf, limits=SHORT).run("Go.")
+    stop.set()
+    await nothing_left()
+
+
+async def test_so_do_plain_ones_that_never_return(released: threading.Event) -> None:
+    def mine(ctx: RunContext[Any]) -> str:
+        released.wait()
+        return ""
+
+    assert "the instructions mine()" in await failure(Agent(ScriptedModel("Hi."), instructions=mine, limits=SHORT))
+
+
+async def test_a_family_of_tools_that_never_comes_ends_the_run() -> None:
+    class Family:
+        async def tools(self, ctx: RunContext[Any]) -> list[Any]:
+            await asyncio.Event().wait()
+            return []
+
+        async def aclose(self) -> None: ...
+
+    assert "Family.tools() took more" in await failure(Agent(ScriptedModel("Hi."), tools=[Family()], limits=SHORT))
+
+
+async def test_a_function_that_decides_about_a_tool_and_never_returns_ends_the_run(released: threading.Event) -> None:
+    def never(ctx: RunContext[Any]) -> bool:
+        return released.wait()
+
+    @tool(enabled=never)
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    assert "enabled= of the tool look" in await failure(Agent(ScriptedModel("Hi."), tools=[look], limits=SHORT))
+
+
+async def test_so_does_one_that_hangs_when_the_tool_is_called(released: threading.Event) -> None:
+    asked = 0
+
+    def once(ctx: RunContext[Any]) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 1 or released.wait()
+
+    @tool(enabled=once)
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    agent = Agent(ScriptedModel(call("look"), "Hi."), tools=[look], limits=SHORT)
+    assert "enabled= of the tool look" in await failure(agent)
+
+
+async def test_a_tool_that_is_not_enabled_any_more_when_it_is_called_is_refused() -> None:
+    answers = iter([True, False, True])
+
+    @tool(enabled=lambda ctx: next(answers))
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    result = await Agent(ScriptedModel(call("look"), "Hi."), tools=[look]).run("Go.")
+    assert "not available now" in result.messages[2].text
+
+
+def test_what_takes_long_but_not_too_long_is_waited_for() -> None:
+    async def mine(ctx: RunContext[Any]) -> str:
+        await asyncio.sleep(59)
+        return "Be brief."
+
+    model = ScriptedModel("Hi.")
+    with virtual_time() as time:
+        time.run(Agent(model, instructions=mine).run("Go."))
+        assert time.now == 59
+    assert model.requests[0].system[0].text == "Be brief."
+
+
+async def test_a_run_that_is_cancelled_waits_for_none_of_it() -> None:
+    begun = asyncio.Event()
+    cleaned_up = False
+
+    async def mine(ctx: RunContext[Any]) -> str:
+        nonlocal cleaned_up
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned_up = True
+        return ""
+
+    run = Agent(ScriptedModel("Hi."), instructions=mine).run("Go.")
+    async with run:
+        await begun.wait()
+    assert cleaned_up
+    await nothing_left()
