@@ -145,6 +145,13 @@ def test_a_run_that_is_there_already_is_not_imported_and_nothing_else_is(told: P
     assert len(told.rows("--db", "other.db")) == 1
 
 
+def _nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def _without(name: str) -> Callable[[list[bytes]], list[bytes]]:
     return lambda lines: [orjson.dumps({**orjson.loads(lines[0]), name: ""}), *lines[1:]]
 
@@ -167,6 +174,10 @@ def _changed(**fields: object) -> Callable[[list[bytes]], list[bytes]]:
         (_without("taskId"), "f, line 1: the event has no taskId"),
         (_without("contextId"), "no contextId"),
         (_changed(contextId="another"), "f, line 2: the run .* has changed its conversation"),
+        (_changed(timestamp="10000-01-01T00:00:00Z"), "f, line 2: not an event of kind 'status-update': timestamp"),
+        (_changed(metadata={"a": _nested(101)}), "f, line 2: status-update: metadata.* nested more than 100 deep"),
+        (_changed(metadata={"a": _nested(190)}), "f, line 2: "),
+        (lambda lines: [lines[0], b'{"kind":"custom","data":' + b"[" * 100_000], "f, line 2: not an event"),
         (_changed(version=99), "f, line 2: version 99 of the protocol is newer than this rxloop"),
         (
             lambda lines: [b'{"kind":"usage","taskId":"t","contextId":"c","seq":1}'],
@@ -182,6 +193,16 @@ def test_what_is_no_whole_run_is_refused_with_its_line_and_makes_no_database(
         read_runs(data, "f")
     (told.folder / "bad.jsonl").write_bytes(data)
     assert told.run("import", "bad.jsonl", "--db", "new/other.db", code=2).stderr.startswith("rxloop: bad.jsonl")
+    assert not (told.folder / "new").exists()
+
+
+def test_what_the_database_cannot_take_is_seen_before_anything_is_written(told: Place) -> None:
+    good = told.run("export", "last").stdout
+    lines = good.replace("01", "02").splitlines()
+    lines[-1] = lines[-1].replace('"attempt":1', f'"attempt":{2**64 - 1}')
+    (told.folder / "bad.jsonl").write_text("\n".join([*good.splitlines(), *lines]), encoding="utf-8")
+    done = told.run("import", "bad.jsonl", "--db", "new/other.db", code=2)
+    assert re.fullmatch("rxloop: the run .* cannot be kept in a database: .*\n", done.stderr)
     assert not (told.folder / "new").exists()
 
 

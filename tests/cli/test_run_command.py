@@ -198,7 +198,7 @@ def test_a_run_that_waits_is_exit_code_3_and_goes_on_with_the_line_that_it_print
 
 
 def test_what_a_model_writes_cannot_steer_the_terminal(place: Place) -> None:
-    assert place.run("run", "Please escape.").stdout == "[31mred[0m\n"
+    assert place.run("run", "Please escape.").stdout == "\\u001b[31mred\\u001b[0m\n"
 
 
 def test_the_events_of_json_can_be_imported(place: Place) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any, NamedTuple, cast
@@ -62,9 +63,34 @@ class _Group(TyperGroup):
         return self.commands.get(cmd_name)
 
     @override
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _in_visible_words():
+            return super().make_context(*args, **kwargs)
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        with _in_visible_words():
+            return super().invoke(ctx)
+
+    @override
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+
+
+@contextmanager
+def _in_visible_words() -> Generator[None]:
+    """Let no argument steer the terminal in what is said of its misuse, which goes there by itself."""
+    try:
+        yield
+    except Exception as error:
+        # Typer has the class of it from click, or from a copy of its own.
+        usage: Any = error
+        if hasattr(usage, "format_message"):
+            from rxloop.thinking.drawing import visible
+
+            usage.message = visible(usage.message)
+        raise
 
 
 def _loaded(name: str) -> Any:

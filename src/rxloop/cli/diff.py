@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.render import clean
 from rxloop.cli.store import find_run, opened
 from rxloop.cli.terminal import running, write
 from rxloop.differences import diff as compare
@@ -23,6 +22,6 @@ def diff(
     async def main() -> None:
         async with opened(db) as log:
             left, right = await find_run(log, a), await find_run(log, b)
-            write(f"{clean(str(await compare(log, left.task_id, right.task_id)))}\n")
+            write(f"{await compare(log, left.task_id, right.task_id)}\n")
 
     running(main())

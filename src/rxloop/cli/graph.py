@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.render import clean
 from rxloop.cli.store import find_run, opened
-from rxloop.cli.terminal import running, say
+from rxloop.cli.terminal import running, say, write_plain
 from rxloop.thinking.graph import ThoughtGraph
 
 
@@ -28,7 +26,7 @@ class GraphFormat(StrEnum):
 
 
 _WRITERS: dict[GraphFormat, Callable[[ThoughtGraph], str]] = {
-    GraphFormat.tree: lambda graph: clean(graph.tree()),
+    GraphFormat.tree: ThoughtGraph.tree,
     GraphFormat.mermaid: ThoughtGraph.to_mermaid,
     GraphFormat.dot: ThoughtGraph.to_dot,
     GraphFormat.json: lambda graph: graph.to_json().decode(),
@@ -55,7 +53,7 @@ def graph(
             output.write_text(text, encoding="utf-8")
             say(f"{output} has {len(thoughts)} thoughts")
         elif len(thoughts) or format is not GraphFormat.tree:
-            sys.stdout.write(text)
+            write_plain(text)
         else:
             say("this run has no thoughts")
 

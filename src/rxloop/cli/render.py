@@ -41,14 +41,6 @@ from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 WIDTH = 160
 """The characters of arguments and results that are shown."""
 
-# A model writes what it likes: what would move the cursor or change the colours of the terminal is taken out.
-_CONTROL = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
-
-
-def clean(text: str) -> str:
-    """The text without control characters other than line ends and tabs."""
-    return text.translate(_CONTROL)
-
 
 def many(number: int, noun: str) -> str:
     """A number with its noun."""
@@ -67,7 +59,7 @@ def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
     """What happened, as somebody wants to see it who looks on; None for what is bookkeeping, and for plain text."""
     shown = _thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _happened(event)
     if shown is not None and event.agent_path:
-        return Text.assemble((f"{' > '.join(event.agent_path)} ", "dim"), shown)
+        return Text.assemble((f"{' > '.join(map(one_line, event.agent_path))} ", "dim"), shown)
     return shown
 
 
@@ -82,7 +74,7 @@ def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
 
 def question(pending: PendingInput) -> Text:
     """A question that waits for an answer."""
-    text = Text.assemble(("? ", "bold yellow"), clean(pending.prompt))
+    text = Text.assemble(("? ", "bold yellow"), pending.prompt)
     if pending.options is not None:
         text.append(f" ({', '.join(map(_json, pending.options))})")
     elif pending.input_kind == "confirmation":
@@ -106,13 +98,13 @@ def _happened(event: Event) -> Text | None:
         case InputReceivedEvent():
             return Text.assemble(("! ", "yellow"), one_line(_json(event.value), WIDTH))
         case MessageAddedEvent():
-            said = clean(Message(role=event.role, content=event.content).text)
-            return Text.assemble((f"+ {event.role} ({event.cause}): ", "yellow"), said)
+            said = Message(role=event.role, content=event.content).text
+            return Text.assemble((f"+ {event.role} ({one_line(event.cause)}): ", "yellow"), said)
         case LLMFailedEvent():
             again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
             return Text.assemble(("! ", "yellow"), one_line(event.error.message, WIDTH), (again, "dim"))
         case AuthRequiredEvent():
-            where = f" at {clean(event.url)}" if event.url else ""
+            where = f" at {one_line(event.url, 2_000)}" if event.url else ""
             return Text.assemble(("? ", "bold yellow"), f"{one_line(event.provider)} wants you to sign in{where}")
         case _:
             return _moved(event)
@@ -122,17 +114,17 @@ def _moved(event: Event) -> Text | None:
     match event:
         case StageEvent():
             refused = "" if event.accepted else f" refused: {one_line(event.reason, WIDTH)}"
-            return Text(f"~ {event.strategy}: {event.to_stage}{refused}", "blue")
+            return Text(f"~ {one_line(event.strategy)}: {one_line(event.to_stage)}{refused}", "blue")
         case ContextCompressedEvent():
             return Text(f"~ compressed: {event.tokens_before:,} to {event.tokens_after:,} tokens", "blue")
         case ThinkingFailedEvent():
             return Text.assemble(("! ", "yellow"), f"not compressed: {one_line(event.reason, WIDTH)}")
         case SubtaskEvent():
-            return Text(f"~ {event.agent_name} begins", "blue")
+            return Text(f"~ {one_line(event.agent_name)} begins", "blue")
         case CustomEvent():
-            return Text(f"~ {event.name} {one_line(_json(event.data), WIDTH)}", "blue")
+            return Text(f"~ {one_line(event.name)} {one_line(_json(event.data), WIDTH)}", "blue")
         case ArtifactUpdateEvent():
-            return Text(f"~ file {event.name or event.artifact_id}, part {event.index}", "blue")
+            return Text(f"~ file {one_line(event.name or event.artifact_id)}, part {event.index}", "blue")
         case GapEvent():
             count = f"{event.count} events are" if event.count else "something is"
             return Text(f"! {count} missing here ({event.reason})", "yellow")
@@ -143,34 +135,34 @@ def _moved(event: Event) -> Text | None:
 def _booked(event: Event) -> Text:
     match event:
         case TaskEvent():
-            text = clean(event.messages[-1].text) if event.messages else ""
-            fork = f" (fork of {event.fork_of} at {event.fork_seq})" if event.fork_of else ""
+            text = event.messages[-1].text if event.messages else ""
+            fork = f" (fork of {one_line(event.fork_of)} at {event.fork_seq})" if event.fork_of else ""
             return Text.assemble((f"> {text}", "bold"), (fork, "dim"))
         case StatusUpdateEvent():
             return ending(event) if event.final else Text(f"{event.state}{' again' * event.resumed}", "dim")
         case LLMCallEvent():
             size = f"{many(event.message_count, 'message')}, {many(event.tool_count, 'tool')}"
-            return Text(f"model {event.model}, {size}", "dim")
+            return Text(f"model {one_line(event.model, WIDTH)}, {size}", "dim")
         case ContentCompleteEvent():
             # What it thinks comes as thoughts.
-            calls = ", ".join(call.name if call.name == THINK_ALOUD else called(call) for call in event.tool_calls)
-            text = Text(clean(event.content).strip())
-            return text or Text(f"asks for {calls}" if calls else f"({event.finish_reason})", "dim")
+            calls = ", ".join(THINK_ALOUD if call.name == THINK_ALOUD else called(call) for call in event.tool_calls)
+            text = Text(event.content.strip())
+            return text or Text(f"asks for {calls}" if calls else f"({one_line(event.finish_reason)})", "dim")
         case UsageEvent():
             return Text(f"{event.input_tokens:,} tokens in, {event.output_tokens:,} out", "dim")
         case CheckpointEvent():
             return Text(f"checkpoint{f' at {event.durable_seq}' if event.durable_seq else ''}", "dim")
         case ToolStartEvent() | ToolCompleteEvent():
-            return Text(f"{event.kind} {event.name}", "dim")
+            return Text(f"{event.kind} {one_line(event.name)}", "dim")
         case _:
-            return Text(event.kind, "dim")
+            return Text(one_line(event.kind), "dim")
 
 
 def ending(event: StatusUpdateEvent) -> Text:
     """How an attempt ended."""
     match event.state:
         case "completed":
-            cut = f", cut off ({event.finish_reason})" if event.finish_reason not in (None, "stop") else ""
+            cut = f", cut off ({one_line(event.finish_reason)})" if event.finish_reason not in (None, "stop") else ""
             return Text.assemble((f"completed{cut}", "green"))
         case "canceled":
             return Text("cancelled", "yellow")
@@ -178,9 +170,9 @@ def ending(event: StatusUpdateEvent) -> Text:
             return Text(f"waits for {many(len(event.pending), 'answer') if event.pending else 'a sign-in'}", "yellow")
         case _:
             code = event.error.code if event.error else event.reason
-            why = f": {clean(event.error.message)}" if event.error else ""
+            why = f": {event.error.message}" if event.error else ""
             how = "not recorded" if event.state == "working" else "failed"
-            return Text.assemble((how, "bold red"), f" ({code}){why}")
+            return Text.assemble((how, "bold red"), f" ({one_line(code or 'error')}){why}")
 
 
 def _thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text | None:
@@ -191,9 +183,9 @@ def _thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text | None:
     basis = f" <- {one_line(event.related_to)}" if event.related_to else ""
     sure = f" ({event.confidence:.2g})" if event.confidence is not None else ""
     text = Text.assemble((f"· {event.thought_type} {one_line(event.thought_id)}{basis}{sure}: ", "magenta"))
-    text.append(clean(event.content).strip(), "magenta")
+    text.append(event.content.strip(), "magenta")
     for other in event.alternatives:
-        text.append(f"\n    or: {clean(other)}", "magenta dim")
+        text.append(f"\n    or: {other}", "magenta dim")
     return text
 
 

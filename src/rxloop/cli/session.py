@@ -18,7 +18,7 @@ from rxloop.cli.agents import Ready
 from rxloop.cli.answers import ask, example
 from rxloop.cli.models import without_secrets
 from rxloop.cli.options import ThoughtLevel
-from rxloop.cli.render import clean, question
+from rxloop.cli.render import question
 from rxloop.cli.status import status
 from rxloop.cli.store import short_id
 from rxloop.cli.terminal import CANCELLED, FAILED, WAITS, asks, say, status_line, write, write_json
@@ -92,7 +92,7 @@ class Session:
 
     async def _close(self, result: Result[Any]) -> None:
         if not self.json and self.thoughts is not ThoughtLevel.none and len(result.thoughts):
-            say(Text(f"\n{clean(result.thoughts.tree())}", "magenta"))
+            say(Text(f"\n{result.thoughts.tree()}", "magenta"))
         if self.log is None:
             return
         name = await short_id(self.log, result.task_id)

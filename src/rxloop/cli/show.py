@@ -17,6 +17,7 @@ from rxloop.cli.views import numbered
 from rxloop.events import Event
 from rxloop.playback import follow as following
 from rxloop.playback import replay as replaying
+from rxloop.thinking.drawing import one_line
 
 
 def show(
@@ -43,7 +44,7 @@ def show(
             first = await first_event(log, record.task_id)
             if first is not None and not json and not after:
                 ids = f"run {record.task_id}, conversation {record.context_id}\n"
-                who = f"{record.agent_name} with {first.model}, {record.state}\n"
+                who = f"{one_line(record.agent_name)} with {one_line(first.model)}, {record.state}\n"
                 write(Text(ids + who, "dim"))
             stream = following(log, record.task_id) if follow else replaying(log, record.task_id, deltas=False)
             events = stream.pipe(rx.filter(comes_later))

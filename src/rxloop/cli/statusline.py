@@ -9,6 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from rxloop.cli.visible import shown
+
 _ERASE = "\x1b[J"
 """Everything from the cursor on: behind the cursor there is nothing but the line."""
 _BELOW = "\x1bD\x1b[A\x1b7\x1b[B\r"
@@ -41,7 +43,7 @@ class StatusLine:
     def show(self, text: Text) -> None:
         """Show this line in the place of the one that is there."""
         self._erase()
-        self._text = text
+        self._text = shown(text)
         self._draw()
 
     @property
@@ -86,10 +88,10 @@ class StatusLine:
         # the cursor is moved: there is no line then until something more is written.
         if self._text is None or self._column >= width:
             return
-        shown = self._text.copy()
-        shown.truncate(width - 1, overflow="ellipsis")
+        line = self._text.copy()
+        line.truncate(width - 1, overflow="ellipsis")
         with self._console.capture() as drawn:
-            self._console.print(shown, end="", soft_wrap=True)
+            self._console.print(line, end="", soft_wrap=True)
         self._write(f"{_BELOW if self._column else _HERE}{drawn.get()}{_BACK}")
 
     def _write(self, text: str) -> None:

@@ -19,9 +19,10 @@ from typing_extensions import override
 
 from rxloop.cli.options import as_text
 from rxloop.cli.statusline import StatusLine
+from rxloop.cli.visible import shown
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError
 from rxloop.events import Event
-from rxloop.thinking.drawing import one_line
+from rxloop.thinking.drawing import one_line, visible
 
 FAILED = 1
 USAGE = 2
@@ -35,12 +36,15 @@ _OURS = str(Path(__file__).parents[1])
 
 
 def write(text: Text | str, *, beside: bool = False) -> None:
-    """Write a text as it is, in colours where there is a terminal.
+    """Write a text, in colours where there is a terminal; what a terminal would act upon is made visible.
+
+    All that the command says goes through here: nobody has to remember where a text has come from.
 
     Args:
         text: With its own line ends.
         beside: On stderr, so that what goes to a file or a pipe is the answer alone.
     """
+    text = shown(text)
     with _STATUS.aside(text):
         (_ERR if beside else _OUT).print(text, end="", soft_wrap=True)
 
@@ -53,7 +57,12 @@ def say(text: Text | str) -> None:
 
 def write_json(event: Event) -> None:
     """An event as one line."""
-    sys.stdout.write(event.to_json().decode() + "\n")
+    write_plain(event.to_json().decode() + "\n")
+
+
+def write_plain(text: str) -> None:
+    """Write a text for other programs, which is neither coloured nor broken into lines."""
+    sys.stdout.write(visible(text))
     sys.stdout.flush()
 
 

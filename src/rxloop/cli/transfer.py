@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -13,9 +15,12 @@ from rxloop.cli.render import many
 from rxloop.cli.store import find_run, opened, short_id
 from rxloop.cli.terminal import running, say, write_json
 from rxloop.envelope import PROTOCOL_VERSION
-from rxloop.errors import ConfigurationError, ConflictError, UnknownRun
+from rxloop.errors import ConfigurationError, ConflictError, RxloopError, UnknownRun
+from rxloop.eventlog import SqliteEventLog
 from rxloop.events import Event, TaskEvent
 from rxloop.protocols import EventLog
+from rxloop.state import fold_all
+from rxloop.storable import settle
 
 
 def export(run: options.RunId, db: options.Database = None) -> None:
@@ -43,6 +48,7 @@ def import_(
         name = "stdin" if str(file) == "-" else str(file)
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         runs = read_runs(data, name)
+        await _rehearse(runs)
         async with opened(db, write=True) as log:
             for task_id in runs:
                 await _must_be_new(log, task_id)
@@ -60,7 +66,8 @@ def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
         ConfigurationError: A line is no event, or the events of a run are not those of a whole run from its beginning.
     """
     runs: dict[str, list[Event]] = {}
-    for number, line in enumerate(data.splitlines(), start=1):
+    # Not `splitlines`, which takes more than line ends for line ends.
+    for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             event = _read(line, f"{name}, line {number}")
             # What streamed is in the message that came of it.
@@ -69,13 +76,15 @@ def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
                 runs[event.task_id].append(event)
     if not runs:
         raise ConfigurationError(f"{name} holds no events")
-    return runs
+    # As they began, so that they are listed in that order, whatever the order in the file.
+    return dict(sorted(runs.items(), key=lambda run: run[1][0].timestamp))
 
 
 def _read(line: bytes, where: str) -> Event:
     try:
         event = Event.from_json(line)
-    except (ConfigurationError, ValueError) as error:
+        settle(event)
+    except (RxloopError, ValueError, ArithmeticError, RecursionError) as error:
         raise ConfigurationError(f"{where}: {error}") from error
     if event.version > PROTOCOL_VERSION:
         raise ConfigurationError(f"{where}: version {event.version} of the protocol is newer than this rxloop")
@@ -93,6 +102,25 @@ def _check(event: Event, before: list[Event], where: str) -> None:
         raise ConfigurationError(f"{where}: the first event of a run is a task, not a {event.kind}")
     if before and event.context_id != before[0].context_id:
         raise ConfigurationError(f"{where}: the run {event.task_id} has changed its conversation")
+
+
+async def _rehearse(runs: Mapping[str, Sequence[Event]]) -> None:
+    """Write the runs to a database that is thrown away, and read them again: what fails there has changed nothing.
+
+    Raises:
+        ConfigurationError: A run cannot be written, or not be read.
+    """
+    with TemporaryDirectory(prefix="rxloop-import-") as folder:
+        log = SqliteEventLog(Path(folder) / "rehearsal.db")
+        try:
+            for task_id, events in runs.items():
+                try:
+                    await log.append(task_id, events, expected_seq=0)
+                    fold_all(await log.read(task_id))
+                except Exception as error:
+                    raise ConfigurationError(f"the run {task_id} cannot be kept in a database: {error}") from error
+        finally:
+            await log.aclose()
 
 
 async def _must_be_new(log: EventLog, task_id: str) -> None:

@@ -8,7 +8,7 @@ from reactivex import Observable, abc
 from rich.text import Text
 
 from rxloop.cli.options import ThoughtLevel
-from rxloop.cli.render import clean, describe, ending, many, record
+from rxloop.cli.render import describe, ending, many, record
 from rxloop.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -64,7 +64,7 @@ class _Live:
         elif isinstance(event, ThoughtDeltaEvent):
             if main and self._thoughts is ThoughtLevel.all:
                 self._reasoned = True
-                self._write(clean(event.delta), "magenta")
+                self._write(event.delta, "magenta")
         elif main and ends_attempt(event) and isinstance(event, StatusUpdateEvent):
             self._end(event)
         else:
@@ -93,7 +93,7 @@ class _Live:
             if self._last is not None and not self._last.answer:
                 self._put(Piece(Text("\n"), answer=False))
         self._message += text
-        self._put(Piece(Text(clean(text)), answer=True))
+        self._put(Piece(Text(text), answer=True))
 
     def _end(self, event: StatusUpdateEvent) -> None:
         if event.state == "completed" and event.content and event.content != self._message:

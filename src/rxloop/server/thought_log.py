@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from rxloop.server._extra import missing
-from rxloop.thinking.drawing import one_line
+from rxloop.thinking.drawing import one_line, visible
 from rxloop.thinking.sessions import ThoughtResult
 
 try:
@@ -27,8 +27,6 @@ _WAITING = 1_000
 """Boxes that wait to be written; of more, the newest are left out."""
 _GRACE = 1.0
 """Seconds that the end waits for the boxes that are still to be written."""
-# A client writes what it likes: what would move the cursor or change the colours of the terminal is taken out.
-_CONTROL = dict.fromkeys([*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
 
 
 def logs_thoughts(environment: Mapping[str, str] = os.environ) -> bool:
@@ -98,7 +96,7 @@ class ThoughtLog:
 
 def box(result: ThoughtResult) -> Panel:
     """A thought in a box that says what kind of thought it is."""
-    thought = result.thought.thought.translate(_CONTROL)
+    thought = visible(result.thought.thought)
     if len(thought) > _SHOWN:
         thought = f"{thought[:_SHOWN]}… and {len(thought) - _SHOWN:,} more characters"
     kind, beside, colour = _kind(result)
@@ -113,7 +111,7 @@ def _kind(result: ThoughtResult) -> tuple[str, str, str]:
     if thought.is_revision or thought.revises_thought is not None:
         target = "" if thought.revises_thought is None else f"revising thought {thought.revises_thought}"
         return "🔄 Revision", target, "yellow"
-    name = "" if placed.branch is None else f"ID: {one_line(placed.branch)}"
+    name = "" if placed.branch is None else f"ID: {visible(one_line(placed.branch))}"
     if placed.branch is not None or thought.branch_from_thought is not None:
         origin = "" if thought.branch_from_thought is None else f"from thought {thought.branch_from_thought}"
         return "🌿 Branch", ", ".join(filter(None, (origin, name))), "green"

@@ -5,6 +5,7 @@ Whatever a model wrote is escaped: no thought can add a line, a node or a direct
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -42,6 +43,19 @@ def shown(node: Node) -> Node | None:
     if isinstance(node, ToolCall):
         return None if node.hidden else node
     return cast("ThoughtStreamEvent | None", node.for_clients())
+
+
+# Control characters but for line ends and tabs, with which a text moves the cursor, writes the clipboard or hides what
+# was there; and what changes the direction of writing, or ends a line that nobody sees ending.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""The text with an escape such as `\u001b` in the place of each character that a terminal would act upon.
+
+    JSON stays the same JSON: the escapes are those that it has itself.
+    """
+    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
 
 
 def one_line(text: str, width: int = 40) -> str:

@@ -1,0 +1,148 @@
+"""Text from outside cannot steer the terminal: not by any field of any event, through any command that prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+import orjson
+import pytest
+from rich.text import Text
+
+from commands import Place
+from rxloop import Event
+from rxloop.cli.visible import shown
+from rxloop.envelope import EVENT_TYPES
+from rxloop.thinking.drawing import UNSEEN, visible
+
+EVIL = (
+    "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2J\x9b31md\x08\x7f\x85e"
+    "\u202ef\u202dg\u2066h\u2069i\u200ej\u200fk\u061cl\u2028m\u2029\x0b\x0cn"
+)
+BAD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def spoilt(name: str, annotation: Any) -> Any:
+    """A value of that type in which every text is evil."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is str:
+        return EVIL
+    if annotation in (int, float, bool):
+        return annotation(1)
+    if hasattr(annotation, "model_fields"):
+        return {key: spoilt(key, field.annotation) for key, field in annotation.model_fields.items()}
+    if origin is list or origin is tuple:
+        return [spoilt(name, args[0])]
+    if origin is dict or annotation is Any:
+        return {EVIL: [EVIL]}
+    if origin is not None and str in args:
+        return EVIL
+    if origin is not None and any(hasattr(arg, "model_fields") for arg in args):
+        return spoilt(name, next(arg for arg in args if hasattr(arg, "model_fields")))
+    if origin is not None and type(None) in args:
+        return spoilt(name, args[0])
+    return args[0] if args else None
+
+
+def evil_lines(task_id: str) -> Iterator[bytes]:
+    """A run of every kind with an evil text in every field that takes one."""
+    task = {"kind": "task", "messages": [{"role": "user", "content": EVIL}], "model": EVIL, "agentName": EVIL}
+    made: list[dict[str, Any]] = [{**task, "metadata": {EVIL: EVIL}, "forkOf": EVIL, "forkSeq": 1}]
+    for kind, cls in EVENT_TYPES.items():
+        if kind == "task" or not cls.durable or not cls.__module__.startswith("rxloop."):
+            continue
+        own = {name: each for name, each in cls.model_fields.items() if name not in Event.model_fields}
+        fields: dict[Any, Any] = {each.serialization_alias: spoilt(name, each.annotation) for name, each in own.items()}
+        if kind == "message-added":
+            fields["content"] = EVIL
+        common: dict[str, Any] = {"kind": kind, "step": EVIL, "metadata": {EVIL: EVIL}, **fields}
+        made += [common, {**common, "agentPath": [EVIL], "parentTaskId": task_id, "branch": EVIL}]
+    made.append({"kind": "strange", EVIL: EVIL})
+    for state in ("failed", "input-required", "completed"):
+        error = {"code": EVIL, "message": EVIL}
+        pending = [{"inputId": EVIL, "prompt": EVIL, "options": [EVIL], "inputKind": "selection"}]
+        made.append(
+            {"kind": "status-update", "state": state, "final": True, "error": error, "content": EVIL, "reason": EVIL}
+            | {"finishReason": EVIL, "pending": pending}
+        )
+    for seq, fields in enumerate(made, start=1):
+        envelope = {"contextId": f"context-of-{task_id}", "taskId": task_id, "seq": seq, "attempt": 1}
+        yield orjson.dumps({**envelope, "timestamp": "2025-01-01T00:00:00.000Z", **fields})
+
+
+@pytest.fixture
+def evil(place: Place) -> Place:
+    """A place whose database holds two such runs."""
+    (place.folder / "evil.jsonl").write_bytes(b"\n".join([*evil_lines("one-1111"), *evil_lines("two-2222")]))
+    done = place.run("import", "evil.jsonl")
+    assert not BAD.search(done.output)
+    return place
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "last"],
+        ["show", "last", "--thoughts", "all"],
+        ["show", "last", "--json"],
+        ["replay", "last"],
+        ["replay", "last", "--thoughts", "all"],
+        ["replay", "last", "--json"],
+        ["runs"],
+        ["runs", "--json"],
+        ["graph", "last"],
+        ["graph", "last", "-f", "mermaid"],
+        ["graph", "last", "-f", "dot"],
+        ["graph", "last", "-f", "json"],
+        ["graph", "last", "-f", "html"],
+        ["diff", "one-1111", "two-2222"],
+        ["export", "last"],
+        ["resume", "last"],
+        ["fork", "last", "--at", "3"],
+        ["import", "evil.jsonl"],
+        ["runs", "--context", EVIL],
+        ["show", EVIL],
+        ["run", "Hi", "-m", EVIL],
+        ["run", "Hi", "--agent", EVIL],
+        ["models", EVIL],
+        ["runs", f"--{EVIL}"],
+        [f"--{EVIL}"],
+        [EVIL],
+        ["protocol", EVIL],
+        ["strategies", EVIL],
+        ["import", EVIL.replace("\x00", "")],
+        ["doctor"],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(EVIL, "EVIL"),
+)
+def test_no_command_writes_what_a_terminal_would_act_upon(evil: Place, arguments: list[str]) -> None:
+    done = evil.run(*arguments, code=None)
+    assert done.output
+    assert BAD.findall(done.output.replace("\r\n", "\n")) == []
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+def test_what_is_exported_with_escapes_is_the_same_json(evil: Place) -> None:
+    lines = evil.run("export", "last").stdout.splitlines()
+    assert orjson.loads(lines[0])["agentName"] == EVIL
+
+
+def test_a_live_run_and_a_chat_show_such_text_by_its_escapes(place: Place) -> None:
+    said = place.run("run", "Please escape.").output + place.run("chat", given="Please escape.\n").output
+    assert "\\u001b[31mred" in said
+    assert not BAD.search(said)
+
+
+def test_escapes_keep_the_colours_of_what_is_around_them() -> None:
+    made = shown(Text.assemble(("a\x1bb", "red"), ("c\u202e", "blue"), "d"))
+    assert made.plain == "a\\u001bbc\\u202ed"
+    at = {made.plain[span.start : span.end]: str(span.style) for span in made.spans}
+    assert {"a": "red", "b": "red", "c": "blue"}.items() <= at.items()
+
+
+def test_plain_text_stays_the_same_object() -> None:
+    text = Text("né → 👩‍🚀\n\tx", "red")
+    assert shown(text) is text
+    assert visible("né → 👩‍🚀\n\tx") == "né → 👩‍🚀\n\tx"
+    assert UNSEEN.pattern == BAD.pattern
