@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, cast
-from unicodedata import category
 
 from rxloop import operators
 from rxloop.errors import ConfigurationError, InvalidEvent
@@ -70,9 +69,6 @@ def check_agent(
         _check_log(log)
 
 
-_NO_PART_OF_AN_ID = ("Cc", "Cs", "Zl", "Zp")
-
-
 def check_options(
     *,
     context_id: Any = None,
@@ -91,8 +87,6 @@ def check_options(
     """
     if context_id is not None and not isinstance(context_id, str):
         raise _wrong("context_id", context_id, "give a text")
-    if context_id is not None and any(category(char) in _NO_PART_OF_AN_ID for char in context_id):
-        raise _wrong("context_id", context_id, "give a text without line ends, control characters and half characters")
     if when_busy not in (None, "refuse", "wait"):
         raise _wrong("when_busy", when_busy, "give 'refuse' or 'wait'")
     if model is not None:

@@ -20,6 +20,8 @@ EVIL = (
     "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2J\x9b31md\x08\x7f\x85e"
     "\u202ef\u202dg\u2066h\u2069i\u200ej\u200fk\u061cl\u2028m\u2029\x0b\x0cn"
 )
+# What the envelope itself takes for an id.
+EVIL_ID = "\u202ef\u202dg\u2066h\u2069i\u200ej\u200fk\u061cl"
 BAD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -56,8 +58,8 @@ def evil_lines(task_id: str) -> Iterator[bytes]:
         fields: dict[Any, Any] = {each.serialization_alias: spoilt(name, each.annotation) for name, each in own.items()}
         if kind == "message-added":
             fields["content"] = EVIL
-        common: dict[str, Any] = {"kind": kind, "step": EVIL, "metadata": {EVIL: EVIL}, **fields}
-        made += [common, {**common, "agentPath": [EVIL], "parentTaskId": task_id, "branch": EVIL}]
+        common: dict[str, Any] = {"kind": kind, "step": EVIL_ID, "metadata": {EVIL: EVIL}, **fields}
+        made += [common, {**common, "agentPath": [EVIL], "parentTaskId": task_id, "branch": EVIL_ID}]
     made.append({"kind": "strange", EVIL: EVIL})
     for state in ("failed", "input-required", "completed"):
         error = {"code": EVIL, "message": EVIL}
