@@ -1,6 +1,9 @@
 """Conversations: the history of a context is the fold of its runs in the log."""
 
 import asyncio
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,15 +12,18 @@ from runs import collect, outcome, shape, well_formed
 from rxloop import (
     Agent,
     ConfigurationError,
+    ContentCompleteEvent,
     ContextBusy,
     Event,
     ImagePart,
     MemoryEventLog,
     Message,
     RunCancelled,
+    SqliteEventLog,
     TaskEvent,
     TextPart,
     ToolCall,
+    conversation,
     tool,
 )
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
@@ -281,3 +287,137 @@ async def test_a_long_conversation_keeps_every_turn_in_order() -> None:
     await of.run("the end", context_id="c")
 
     assert sent(of)[:-1] == [text for n in range(20) for text in (f"user: question {n}", f"assistant: answer {n}")]
+
+
+class Counting:
+    """Counts the events of earlier runs that a log gives to a new one."""
+
+    def __init__(self, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events = 0
+        if hasattr(log, "histories"):
+            histories = log.histories
+
+            async def counted(*arguments: Any, **options: Any) -> Any:
+                found = await histories(*arguments, **options)
+                self.events += len(found.events)
+                return found
+
+            monkeypatch.setattr(log, "histories", counted)
+        else:
+            read = log.read
+
+            async def counted(*arguments: Any, **options: Any) -> Any:
+                found = await read(*arguments, **options)
+                self.events += len(found)
+                return found
+
+            monkeypatch.setattr(log, "read", counted)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    log: Any = MemoryEventLog() if request.param == "memory" else SqliteEventLog(tmp_path / "runs.db")
+    yield log
+    await log.aclose()
+
+
+async def test_a_turn_reads_what_is_new_of_its_conversation_and_not_all_of_it(
+    kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(30):
+        await agent(kept, f"answer {n}").run(f"question {n}", context_id="c")
+    counting = Counting(kept, monkeypatch)
+    of = agent(kept, "last")
+    await of.run("the end", context_id="c")
+
+    assert 0 < counting.events < 10
+    assert len(sent(of)) == 61
+
+
+async def test_a_run_that_went_on_or_was_deleted_is_read_anew(kept: Any) -> None:
+    first = agent(kept, "never").run("1", context_id="c")
+    first.cancel()
+    await outcome(first)
+    second = await agent(kept, "two").run("2", context_id="c")
+    await agent(kept, "three").run("3", context_id="c")
+
+    await agent(kept, "one after all").resume(first.task_id)
+    of = agent(kept, "four")
+    fourth = await of.run("4", context_id="c")
+    assert sent(of) == [
+        "user: 1",
+        "assistant: one after all",
+        "user: 2",
+        "assistant: two",
+        "user: 3",
+        "assistant: three",
+        "user: 4",
+    ]
+
+    await kept.delete(second.task_id)
+    await kept.delete(fourth.task_id)
+    of = agent(kept, "five")
+    await of.run("5", context_id="c")
+    assert sent(of) == ["user: 1", "assistant: one after all", "user: 3", "assistant: three", "user: 5"]
+
+
+async def test_what_is_remembered_of_conversations_is_bounded(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "_CONVERSATIONS", 3)
+    for n in range(6):
+        await agent(kept, "hello").run("hi", context_id=f"c{n}")
+    assert list(conversation._FOLDED[id(kept)]) == ["c3", "c4", "c5"]
+
+    monkeypatch.setattr(conversation, "_CHARACTERS", 100)
+    await agent(kept, "hello").run("x" * 200, context_id="long")
+    await agent(kept, "hello").run("hi", context_id="long")
+    assert list(conversation._FOLDED[id(kept)]) == ["long"]
+
+
+async def test_what_is_remembered_goes_with_its_log() -> None:
+    log = MemoryEventLog()
+    await agent(log, "hello").run("hi", context_id="c")
+    key = id(log)
+    assert key in conversation._FOLDED
+    del log
+    gc.collect()
+    assert key not in conversation._FOLDED
+
+
+async def test_a_long_conversation_does_not_hold_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryEventLog()
+    for n in range(300):
+        events: Any = [
+            TaskEvent(
+                seq=1,
+                attempt=1,
+                task_id=str(n),
+                context_id="c",
+                messages=[Message.user("Hi")],
+                model="m",
+                agent_name="a",
+            ),
+            ContentCompleteEvent(seq=2, attempt=1, task_id=str(n), context_id="c", step="1", content="Hello."),
+        ]
+        await log.append(str(n), events, expected_seq=0)
+    at_once: list[int] = []
+    fold_all = conversation.fold_all
+
+    def counted(events: Any, *arguments: Any) -> Any:
+        at_once.append(len(events))
+        return fold_all(events, *arguments)
+
+    monkeypatch.setattr(conversation, "fold_all", counted)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(others())
+    state = await conversation.conversation(log, "c", before="none")
+    other.cancel()
+    assert len(state.messages) == 600
+    assert at_once == [200, 200, 200]
+    assert turns >= 2

@@ -1,6 +1,8 @@
 """One run at a time in each conversation, whichever log object and event loop of the process it is in."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -155,3 +157,17 @@ async def test_conversations_of_two_files_do_not_wait_for_each_other(tmp_path: P
     assert all(turns.take(log, "c") for log in logs)
     for log in logs:
         turns.give_back(log, "c")
+
+
+def test_a_forked_process_has_none_of_the_turns_of_its_parent() -> None:
+    program = """
+import os
+from rxloop import MemoryEventLog, turns
+log = MemoryEventLog()
+assert turns.take(log, "c")
+if os.fork() == 0:
+    os._exit(0 if turns.take(log, "c") else 1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+assert not turns.take(log, "c")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

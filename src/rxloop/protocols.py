@@ -12,7 +12,7 @@ from rxloop.messages import Message
 from rxloop.requests import ModelRequest, RunContext, ToolDefinition
 
 if TYPE_CHECKING:
-    from rxloop.records import Budget, Rendered, RunRecord, SessionChange, SessionRecord
+    from rxloop.records import Budget, Histories, Mark, Rendered, RunRecord, SessionChange, SessionRecord, Until
 
 
 @runtime_checkable
@@ -122,8 +122,16 @@ class EventLog(Protocol):
         """
         ...
 
-    def follow(self, task_id: str, *, after_seq: int = 0) -> AsyncIterator[Event]:
+    def follow(
+        self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
+    ) -> AsyncIterator[Event]:
         """The durable events behind `after_seq`, then those that come, until the final one of an attempt.
+
+        Args:
+            task_id: The run.
+            after_seq: The last `seq` that is not wanted.
+            deltas: Give the transient events too, where the log keeps them; those of `after_seq` come again.
+            until: `"end"` goes on over pauses and attempts until the run is completed or failed.
 
         Raises:
             UnknownRun: The log holds no such run; raised by the first step of the iteration.
@@ -145,6 +153,22 @@ class AppendsNow(Protocol):
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
         """Append a batch if that takes no waiting, as `append` does and with its errors; False if it was not done."""
+        ...
+
+
+@runtime_checkable
+class ReadsConversations(Protocol):
+    """What an event log may have beside `read`: a conversation in one round trip, and only what is new of it."""
+
+    async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
+        """The durable events of the runs of a conversation that come before a run, in one go.
+
+        Args:
+            context_id: The conversation.
+            before: The run; where the log does not hold it, all runs of the conversation come before it.
+            after: Where an earlier answer ended. Only what comes behind it is given, if what lies before it is as it
+                was: no run was deleted there and none went on.
+        """
         ...
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rxloop.events import State
+from rxloop.events import Event, State
 from rxloop.messages import Message
 
 if TYPE_CHECKING:
@@ -32,6 +32,30 @@ class RunRecord:
     def finished(self) -> bool:
         """Whether the run is over. One that failed by what may pass is, too, until somebody resumes it."""
         return self.state in ("completed", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a conversation: behind which runs, and how they stood."""
+
+    runs: int
+    """How many."""
+    events: int
+    """How many durable events they had."""
+    last: str
+    """The id of the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """What a conversation has behind a mark, or has at all."""
+
+    events: Sequence[Event]
+    """The durable events of run after run."""
+    mark: Mark
+    """Behind the last of these runs."""
+    whole: bool
+    """The events begin with the first run: no mark was given, or a run before it is not as it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +122,8 @@ class WorkspacePart:
     kind: Literal["static", "live"] = "live"
     """`static` parts stand behind the system prompt, where the provider's cache keeps them; `live` ones at the end."""
 
+
+Until = Literal["attempt", "end"]
+"""Where a follower stops: at the end of the run's attempt, or when the run is over for good."""
 
 Rendered = str | Sequence[WorkspacePart]

@@ -7,6 +7,7 @@ log. Other processes are not seen from here.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Hashable
@@ -65,6 +66,16 @@ def give_back(log: object, context_id: str) -> None:
                 turn.get_loop().call_soon_threadsafe(_tell, turn)
                 return
         del _TAKEN[key]
+
+
+def _forget() -> None:
+    """A forked process has none of the runs of its parent."""
+    _TAKEN.clear()
+    _LOCK.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_forget)
 
 
 def _tell(turn: Turn) -> None:

@@ -75,10 +75,10 @@ def begun_at(timestamp: int) -> list[Event]:
 class Follower:
     """Reads a run in a task of its own."""
 
-    def __init__(self, log: BuiltIn, task_id: str = "run", after_seq: int = 0) -> None:
+    def __init__(self, log: BuiltIn, task_id: str = "run", after_seq: int = 0, **options: Any) -> None:
         self.seen: list[int] = []
         self._more = asyncio.Event()
-        self.task = asyncio.create_task(self._read(log.follow(task_id, after_seq=after_seq)))
+        self.task = asyncio.create_task(self._read(log.follow(task_id, after_seq=after_seq, **options)))
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
@@ -327,6 +327,42 @@ async def test_following_a_resumed_run_goes_on_into_the_new_attempt(log: BuiltIn
     await follower.task
 
     assert follower.seen == [1, 2, 3, 4, 5]
+
+
+async def test_following_until_the_end_goes_on_over_pauses_and_attempts(log: BuiltIn) -> None:
+    await log.append("run", [*begun(), status(3, "input-required", final=True)], expected_seq=0)
+    follower, behind = Follower(log, until="end"), Follower(log, after_seq=9, until="end")
+    await follower.sees(1, 2, 3)
+
+    again = [status(4, "working", attempt=2, resumed=True, after_seq=3), status(5, "canceled", final=True, attempt=2)]
+    await log.append("run", again, expected_seq=3)
+    await follower.sees(1, 2, 3, 4, 5)
+    assert not follower.task.done()
+
+    await log.append("run", [status(6, "working", attempt=3), status(7, "failed", final=True)], expected_seq=5)
+    async with asyncio.timeout(10):
+        await asyncio.gather(follower.task, behind.task)
+    assert follower.seen == [1, 2, 3, 4, 5, 6, 7]
+    assert behind.seen == []
+
+
+async def test_a_follower_gets_the_transient_events_on_demand(make_log: MakeLog) -> None:
+    log = make_log(keep_deltas=True)
+    deltas = [ContentDeltaEvent(seq=2, sub=sub, delta="a") for sub in (1, 2, 3)]
+    await log.append("run", [*begun(), *deltas[:1]], expected_seq=0)
+    whole, durable = Follower(log, deltas=True), Follower(log)
+    later = Follower(log, after_seq=2, deltas=True)
+    await whole.sees(1, 2, 2)
+
+    await log.append("run", deltas[1:], expected_seq=2)
+    await whole.sees(1, 2, 2, 2, 2)
+    await log.append("run", [note(3), status(4, "completed", final=True)], expected_seq=2)
+    await asyncio.gather(whole.task, durable.task, later.task)
+
+    assert whole.seen == [1, 2, 2, 2, 2, 3, 4]
+    assert durable.seen == [1, 2, 3, 4]
+    assert later.seen == [2, 2, 2, 3, 4]
+    await log.aclose()
 
 
 async def test_the_end_of_a_nested_run_ends_no_follower(log: BuiltIn) -> None:  # L10

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from rxloop import Agent, ConfigurationError, ConflictError, EventLogError, RunError, SqliteEventLog
 from rxloop.eventlog import _database
-from rxloop.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
+from rxloop.events import ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.messages import Message
 from rxloop.testing import ScriptedModel, call
 
@@ -150,6 +151,87 @@ async def test_a_follower_sees_what_another_process_writes(path: Path) -> None:
     await theirs.aclose()
 
 
+async def test_a_follower_with_deltas_sees_those_that_another_process_writes(path: Path) -> None:
+    mine, theirs = SqliteEventLog(path), SqliteEventLog(path, keep_deltas=True)
+    await theirs.append("run", [task(task_id="run")], expected_seq=0)
+    following = aiter(mine.follow("run", deltas=True))
+    assert (await anext(following)).seq == 1
+    for sub in (1, 2):
+        waiting = asyncio.ensure_future(anext(following))
+        await asyncio.sleep(0.05)
+        await theirs.append("run", [ContentDeltaEvent(seq=1, sub=sub, delta="a")], expected_seq=1)
+        assert (await asyncio.wait_for(waiting, 10)).sub == sub
+    await theirs.aclose()
+    await mine.aclose()
+
+
+async def test_those_who_wait_cost_one_question_whether_anybody_has_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    opened = _database._connect
+
+    def traced(*arguments: Any) -> sqlite3.Connection:
+        connection = opened(*arguments)
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    await written(path)
+    monkeypatch.setattr(_database, "_connect", traced)
+    log, other = SqliteEventLog(path), SqliteEventLog(path)
+    await other.append("other", [task(task_id="other")], expected_seq=0)
+    followers = [asyncio.ensure_future(anext(log.follow("run", after_seq=3))) for _ in range(100)]
+    await asyncio.sleep(0.3)
+
+    statements.clear()
+    await asyncio.sleep(0.2)
+    assert 2 <= len(statements) <= 11
+    assert set(statements) == {"PRAGMA data_version"}
+
+    statements.clear()
+    await other.append("other", notes(2, 2), expected_seq=1)
+    await asyncio.sleep(0.1)
+    asked = [each for each in statements if each.startswith("SELECT task_id, seq, at_rest")]
+    assert len(asked) == 1, "one question for all, and none of them reads"
+    assert not any("json FROM events" in each for each in statements)
+
+    await other.append("run", notes(4, 4), expected_seq=3)
+    assert {event.seq for event in await asyncio.wait_for(asyncio.gather(*followers), 10)} == {4}
+    await log.aclose()
+    await other.aclose()
+
+
+async def test_a_log_that_is_closed_under_a_follower_serves_it_on(path: Path) -> None:
+    await written(path)
+    mine, theirs = SqliteEventLog(path), SqliteEventLog(path)
+    waiting = asyncio.ensure_future(anext(mine.follow("run", after_seq=3)))
+    await asyncio.sleep(0.05)
+    await mine.aclose()
+    await theirs.append("run", notes(4, 4), expected_seq=3)
+    assert (await asyncio.wait_for(waiting, 10)).seq == 4
+    await theirs.aclose()
+    await mine.aclose()
+
+
+async def test_events_are_parsed_in_the_thread_and_not_on_the_event_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse, threads = Event.from_json, set[str]()
+
+    def noted(data: bytes) -> Event:
+        threads.add(threading.current_thread().name)
+        return parse(data)
+
+    await written(path)
+    monkeypatch.setattr(Event, "from_json", noted)
+    log = SqliteEventLog(path)
+    assert len(await log.read("run")) == 3
+    assert (await anext(log.follow("run"))).seq == 1
+    assert len((await log.histories("", before="none")).events) == 3
+    assert threads == {"rxloop-log-reader"}
+    await log.aclose()
+
+
 async def test_a_second_process_that_writes_the_same_run_is_stopped(path: Path) -> None:
     """Two agents go on with one run: the one that comes second ends, and says why."""
     log = SqliteEventLog(path)
@@ -184,7 +266,7 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     says = await refused(path)
-    assert "newer version of rxloop (schema 99; this one knows 3)" in says
+    assert "newer version of rxloop (schema 99; this one knows 4)" in says
     assert "install" in says
 
 
@@ -200,7 +282,7 @@ async def test_a_file_of_the_first_schema_gets_what_came_since(path: Path) -> No
     connection.close()
     await written_on(path)
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
         assert connection.execute("SELECT count(*) FROM tool_sessions").fetchone() == (0,)
         assert connection.execute("SELECT owner, seq FROM runs").fetchall() == [("", 4)]
     connection.close()
@@ -213,7 +295,7 @@ async def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(_database, "SCHEMA", steps)
     await written_on(path)
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (5,)
         assert connection.execute("SELECT note, seq FROM runs").fetchall() == [(None, 4)]
     connection.close()
 

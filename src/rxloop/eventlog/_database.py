@@ -190,9 +190,17 @@ def begin(connection: sqlite3.Connection, wait: float) -> None:
     connection.execute("BEGIN IMMEDIATE")
 
 
-def checkpoint(connection: sqlite3.Connection) -> None:
-    """Move what is in the write-ahead log to its place, as far as no reader is in the way."""
+def checkpoint(connection: sqlite3.Connection, *, cut: bool) -> None:
+    """Move what is in the write-ahead log to its place, as far as no reader is in the way, and maybe cut it off."""
+    # This is the long part, and keeps no writer waiting; the other one waits for nobody.
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    if not cut:
+        return
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1000)}")
 
 
 def roll_back(connection: sqlite3.Connection) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from rxloop.errors import EventLogError
 from rxloop.stream.threads import in_thread
 
 T = TypeVar("T")
 Connect = Callable[[], sqlite3.Connection]
 Work = Callable[[sqlite3.Connection], None]
+
+LOOK_SECONDS = 0.02
 
 
 class Answer(Generic[T]):
@@ -49,33 +54,74 @@ class Answer(Generic[T]):
 class _Shared:
     """What a worker and its thread both know."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Work | None) -> None:
         self.queue: SimpleQueue[tuple[Work, Callable[[Exception], None]] | None] = SimpleQueue()
         self.lock = threading.Lock()
         """Held by whoever uses the connection."""
         self.connection: sqlite3.Connection | None = None
+        self.look = look
+        self.looking = False
+        self.reopen = False
+        """It was closed for a fork of the process."""
+        self.pid = os.getpid()
+
+    def close(self, *, reopen: bool = False) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+            self.reopen = reopen
 
 
 class Worker:
-    """A thread and its connection, both made when they are first needed, and gone with this object if not before."""
+    """A thread and its connection, both made when they are first needed, and gone with this object if not before.
 
-    def __init__(self, connect: Connect, name: str) -> None:
+    Neither passes a fork of the process, where SQLite would take the parent's locks for the child's: the connection is
+    closed before, and the parent opens it again; the child makes a connection and a thread of its own.
+    """
+
+    def __init__(self, connect: Connect, name: str, look: Work | None = None) -> None:
+        """Make a worker; no thread is started yet.
+
+        Args:
+            connect: Opens the connection.
+            name: The name of the thread.
+            look: What the thread does every 20 ms, while that is wanted. It keeps neither this object nor its owner.
+        """
         self._connect = connect
         self._name = name
+        self._look = look
         self._shared: _Shared | None = None
         self._thread: threading.Thread | None = None
+        _WORKERS.add(self)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a connection."""
+        shared = self._shared
+        return shared is not None and shared.connection is not None
 
     def submit(self, work: Work, failed: Callable[[Exception], None]) -> None:
         """Have something done with the connection; `failed` is told what it raises, or that there is no connection."""
-        if self._shared is None:
-            self._shared = _Shared()
+        self._running().queue.put((work, failed))
+
+    def keep_looking(self, wanted: bool) -> None:
+        """Have the thread look every 20 ms, or no longer."""
+        shared = self._running() if wanted else self._shared
+        if shared is not None and shared.looking != wanted:
+            shared.looking = wanted
+            # It may sleep until there is something to do.
+            shared.queue.put(_NOTHING)
+
+    def _running(self) -> _Shared:
+        shared = self._shared
+        if shared is None:
+            shared = self._shared = _Shared(self._look)
             # A daemon: at the end of the process everything that somebody waits for is done.
-            self._thread = threading.Thread(
-                target=_serve, args=(self._shared, self._connect), name=self._name, daemon=True
-            )
+            self._thread = threading.Thread(target=_serve, args=(shared, self._connect), name=self._name, daemon=True)
             self._thread.start()
-            weakref.finalize(self, self._shared.queue.put, None).atexit = False
-        self._shared.queue.put((work, failed))
+            weakref.finalize(self, shared.queue.put, None).atexit = False
+        _check_process(shared)
+        return shared
 
     @contextmanager
     def borrowed(self) -> Generator[sqlite3.Connection | None]:
@@ -85,6 +131,7 @@ class Worker:
             yield None
             return
         try:
+            _check_process(shared)
             yield shared.connection
         finally:
             shared.lock.release()
@@ -95,26 +142,101 @@ class Worker:
         self.submit(lambda connection: answer.give(work(connection)), answer.fail)
         return await answer.future
 
-    async def aclose(self) -> None:
-        """Finish what is to be done, close the connection and end the thread; the next work makes new ones."""
+    async def aclose(self, last: Work | None = None) -> None:
+        """Finish what is to be done, and as the last thing `last`, close the connection and end the thread.
+
+        The next work makes new ones.
+        """
         shared, thread = self._shared, self._thread
         self._shared = self._thread = None
-        if shared is not None and thread is not None:
+        if shared is not None and thread is not None and shared.pid == os.getpid():
+            if last is not None and shared.connection is not None:
+                shared.queue.put((last, lambda error: None))
             shared.queue.put(None)
             await in_thread(thread.join)
 
+    def before_fork(self) -> Callable[[bool], None]:
+        """Wait until the connection is free, and close it; what is given back is told whether it is the child."""
+        shared = self._shared
+        if shared is not None:
+            shared.lock.acquire()
+            shared.close(reopen=True)
+
+        def after(child: bool) -> None:
+            if shared is not None:
+                shared.lock.release()
+            if child:
+                # It has no thread.
+                self._shared = self._thread = None
+
+        return after
+
 
 def _serve(shared: _Shared, connect: Connect) -> None:
-    while (job := shared.queue.get()) is not None:
+    looked = 0.0
+    while True:
+        try:
+            job = shared.queue.get(timeout=LOOK_SECONDS if shared.looking else None)
+        except Empty:
+            job = _NOTHING
+        if job is None:
+            break
         work, failed = job
         with shared.lock:
             try:
-                if shared.connection is None:
+                if shared.connection is None and (job is not _NOTHING or shared.reopen):
                     shared.connection = connect()
-                work(shared.connection)
+                if shared.connection is not None:
+                    work(shared.connection)
             except Exception as error:
                 failed(error)
+            if shared.looking and shared.look is not None and shared.connection is not None:
+                now = time.monotonic()
+                if now - looked >= LOOK_SECONDS:
+                    looked = now
+                    shared.look(shared.connection)
         # What the job holds would otherwise be kept until the next one.
         del job, work, failed
-    if shared.connection is not None:
-        shared.connection.close()
+    with shared.lock:
+        shared.close()
+
+
+_NOTHING: tuple[Work, Callable[[Exception], None]] = (lambda connection: None, lambda error: None)
+
+
+def _check_process(shared: _Shared) -> None:
+    """See that no connection is used that another process has opened.
+
+    Raises:
+        EventLogError: The process was forked by something that does not tell Python.
+    """
+    if shared.pid != os.getpid():
+        raise EventLogError(
+            f"this process was forked from {shared.pid} while the event log was open there, and not by os.fork: "
+            "a SQLite connection does not pass a fork; make the log after the fork"
+        )
+
+
+_WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
+_FORKING = threading.Lock()
+_after: list[Callable[[bool], None]] = []
+
+
+def _before_fork() -> None:
+    _FORKING.acquire()
+    _after[:] = [worker.before_fork() for worker in list(_WORKERS)]
+
+
+def _after_fork(child: bool) -> None:
+    for after in _after:
+        after(child)
+    _after.clear()
+    _FORKING.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(child=False),
+        after_in_child=lambda: _after_fork(child=True),
+    )

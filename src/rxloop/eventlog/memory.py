@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 
 from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, conflict, not_there, state_after, unknown
 from rxloop.events import Event, State, TaskEvent, ends_attempt
-from rxloop.records import RunRecord
+from rxloop.records import RunRecord, Until
+
+_ALL_SUBS = 1 << 62
 
 
 class MemoryEventLog:
@@ -79,26 +82,33 @@ class MemoryEventLog:
             UnknownRun: The log holds no such run.
         """
         run = self._run(task_id)
-        if deltas:
-            return tuple(event for event in run.all() if event.seq > after_seq)
-        return tuple(run.events[after_seq:])
+        return tuple(run.behind((after_seq, _ALL_SUBS), deltas))
 
-    async def follow(self, task_id: str, *, after_seq: int = 0) -> AsyncIterator[Event]:
-        """The durable events behind `after_seq`, then those that come.
+    async def follow(
+        self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
+    ) -> AsyncIterator[Event]:
+        """The events behind `after_seq`, then those that come.
 
         It ends when it has caught up with the final event of an attempt, whatever its state; where a later attempt has
         begun by then, it goes on with that one.
 
+        Args:
+            task_id: The run.
+            after_seq: The last `seq` that is not wanted.
+            deltas: Give the transient events too, where the log keeps them; those of `after_seq` come again.
+            until: `"end"` goes on over pauses and attempts until the run is completed or failed.
+
         Raises:
             UnknownRun: The log holds no such run.
         """
-        run = self._run(task_id)
+        run, place = self._run(task_id), (after_seq, 0)
         while True:
-            while after_seq < len(run.events):
-                event = run.events[after_seq]
-                after_seq += 1
+            for event in run.behind(place, deltas):
+                place = (event.seq, event.sub)
                 yield event
-            if run.at_rest:
+            if run.behind(place, deltas):
+                continue
+            if run.at_rest and (until == "attempt" or run.state in FINISHED):
                 return
             await run.grown()
 
@@ -195,15 +205,15 @@ class _Run:
 
     def holds(self, events: Sequence[Event]) -> bool:
         """Whether exactly these events are here already."""
-        held = {(event.seq, event.sub): event for event in self.all()}
-        return all(
-            (event.seq, event.sub) in held and held[event.seq, event.sub].to_json() == event.to_json()
-            for event in events
-        )
+        held = {_place(event): event for event in (*self.events, *self.deltas)}
+        return all(_place(event) in held and held[_place(event)].to_json() == event.to_json() for event in events)
 
-    def all(self) -> Iterator[Event]:
-        """The durable events and the transient ones, in order."""
-        return merge(self.events, self.deltas, key=lambda event: (event.seq, event.sub))
+    def behind(self, place: tuple[int, int], deltas: bool) -> list[Event]:
+        """The events behind a place, in order."""
+        durable = self.events[place[0] :]
+        if not (deltas and self.deltas):
+            return durable
+        return list(merge(durable, self.deltas[bisect_right(self.deltas, place, key=_place) :], key=_place))
 
     @property
     def at_rest(self) -> bool:
@@ -232,3 +242,7 @@ class _Run:
             created=first.timestamp,
             updated=last.timestamp,
         )
+
+
+def _place(event: Event) -> tuple[int, int]:
+    return event.seq, event.sub

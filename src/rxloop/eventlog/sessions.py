@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeVar
 
 from rxloop.errors import ConfigurationError, SessionConflict
-from rxloop.eventlog._database import Fsync, checkpoint, connect, errors_of
+from rxloop.eventlog._database import Fsync, errors_of
+from rxloop.eventlog._file import OpenFile
 from rxloop.eventlog._rows import transaction
 from rxloop.eventlog._worker import Worker
 from rxloop.records import SessionChange, SessionRecord
@@ -19,8 +19,6 @@ T = TypeVar("T")
 Work = Callable[[sqlite3.Connection, float | None], T]
 
 _RECORD = "owner, session_id, version, length, created, used, state, successor"
-_CHECKPOINT = 1_000
-"""Commits after which the thread moves what is in the write-ahead log to its place."""
 
 
 class SqliteSessionStore:
@@ -50,8 +48,8 @@ class SqliteSessionStore:
             raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
         self.path = Path(path).absolute()
         self._fsync: Fsync = fsync
-        self._worker = Worker(partial(_open, self.path, fsync), "rxloop-sessions")
-        self._ahead = 0
+        self._file = OpenFile(self.path, fsync)
+        self._worker = Worker(self._file.open, "rxloop-sessions")
 
     def __repr__(self) -> str:
         return f"<SqliteSessionStore {self.path}>"
@@ -109,10 +107,8 @@ class SqliteSessionStore:
                     _make(connection, change)
 
         await self._do(work, at_once=self._fsync == "normal")
-        self._ahead += 1
-        if self._ahead >= _CHECKPOINT:
-            self._ahead = 0
-            self._worker.submit(checkpoint, lambda error: None)
+        if self._file.written(1):
+            self._worker.submit(self._file.move, lambda error: None)
 
     async def records(self, owner: str | None = None) -> Sequence[SessionRecord]:
         """All sessions, or those of an owner, the least recently used first.
@@ -154,13 +150,14 @@ class SqliteSessionStore:
 
     async def aclose(self) -> None:
         """Close the file; may be called more than once. A store that is used again opens it again."""
-        await self._worker.aclose()
+        await self._worker.aclose(last=self._file.close)
 
     async def _do(self, work: Work[T], *, at_once: bool = True) -> T:
         """Do something with the connection: at once if it is there and nobody is in the way, else in the thread."""
         if at_once:
             with self._worker.borrowed() as connection, errors_of(self.path):
                 if connection is not None:
+                    self._file.check()
                     try:
                         return work(connection, 0)
                     except sqlite3.OperationalError as error:
@@ -168,6 +165,7 @@ class SqliteSessionStore:
                             raise
 
         def patiently(connection: sqlite3.Connection) -> T:
+            self._file.check()
             with errors_of(self.path):
                 return work(connection, None)
 
@@ -224,8 +222,3 @@ def _make(connection: sqlite3.Connection, change: SessionChange) -> None:
 def _empty(connection: sqlite3.Connection, number: int) -> None:
     connection.execute("DELETE FROM tool_session_entries WHERE session = ?", (number,))
     connection.execute("DELETE FROM tool_session_calls WHERE session = ?", (number,))
-
-
-def _open(path: Path, fsync: Fsync) -> sqlite3.Connection:
-    with errors_of(path):
-        return connect(path, fsync)

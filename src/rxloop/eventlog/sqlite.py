@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 import sqlite3
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeVar
 
 from rxloop.errors import ConfigurationError
-from rxloop.eventlog._database import Fsync, checkpoint, connect, errors_of
+from rxloop.eventlog._database import Fsync, errors_of
+from rxloop.eventlog._file import OpenFile
+from rxloop.eventlog._followers import Followers
+from rxloop.eventlog._reads import Corrupt, Page, Place, histories, page, records
 from rxloop.eventlog._rows import append, remove, transaction
 from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, unknown
 from rxloop.eventlog._worker import Answer, Worker
 from rxloop.events import Event, State
-from rxloop.records import RunRecord
+from rxloop.records import Histories, Mark, RunRecord, Until
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.02
 _PAGE = 500
 """Events that a follower takes at once, so that a long run is never in memory as a whole."""
 _FREE_PAGES = 2_000
+_ALL_SUBS = 1 << 62
 _FEW = 32
 """Events that are written without the thread."""
-_CHECKPOINT = 1_000
-"""Events after which the thread moves what is in the write-ahead log to its place."""
-_RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated"
 
 
 class SqliteEventLog:
@@ -49,7 +47,14 @@ class SqliteEventLog:
         ...     await agent.resume(record.task_id)
     """
 
-    def __init__(self, path: str | PathLike[str], *, fsync: Fsync = "normal", keep_deltas: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        fsync: Fsync = "normal",
+        keep_deltas: bool = False,
+        corrupt: Corrupt = "refuse",
+    ) -> None:
         """Make a log; nothing is opened yet.
 
         Args:
@@ -58,26 +63,31 @@ class SqliteEventLog:
                 the process is killed. Against a loss of power only `"full"` guards the last moments, at the price of
                 waiting for the disk at each batch.
             keep_deltas: Keep transient events as well, with their times, for faithful replays.
+            corrupt: What becomes of an event that cannot be read, since the disk or another program has damaged it:
+                `"refuse"` makes an error of whatever reads its run, and `"skip"` leaves it out, with a warning that
+                names it. Other runs are read as they are in both cases.
 
         Raises:
-            ConfigurationError: The path or `fsync` cannot be used.
+            ConfigurationError: The path, `fsync` or `corrupt` cannot be used.
         """
         if fspath(path) in ("", ":memory:"):
             raise ConfigurationError(f"{path!r} is no file: use MemoryEventLog for a log in memory")
         if fsync not in ("normal", "full"):
             raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
+        if corrupt not in ("refuse", "skip"):
+            raise ConfigurationError(f"corrupt is 'refuse' or 'skip', not {corrupt!r}")
         # Both connections open the same file, whatever folder the process goes to meanwhile.
         self.path = Path(path).absolute()
         self.identity = ("sqlite", str(self.path.resolve()))
         """What two logs on one file have in common, by whatever links they were named."""
         self.keeps_deltas = keep_deltas
-        self._writer = Worker(partial(_open, self.path, fsync), "rxloop-log-writer")
-        self._reader = Worker(partial(_open, self.path, fsync), "rxloop-log-reader")
+        self._corrupt: Corrupt = corrupt
         self._fsync: Fsync = fsync
-        self._ahead = 0
+        self._written, self._read = OpenFile(self.path, fsync), OpenFile(self.path, fsync)
+        self._followers = Followers()
+        self._writer = Worker(self._written.open, "rxloop-log-writer")
+        self._reader = Worker(self._read.open, "rxloop-log-reader", look=self._followers.look)
         self._batches: deque[_Batch] = deque()
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<SqliteEventLog {self.path}>"
@@ -103,7 +113,7 @@ class SqliteEventLog:
             # The first of several finds the others' batches as well, and theirs find nothing more to do.
             self._writer.submit(self._write, self._fail)
             await batch.written.future
-            self._wake()
+            self._followers.wrote(task_id)
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
         """Append a few events without the thread, whose turn costs more than the write; False if that may take long.
@@ -130,11 +140,13 @@ class SqliteEventLog:
                 if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                     return False
                 raise
+        # First, since a file that is gone holds what it must not be compared with.
+        move = self._written.written(len(events))
         if outcome is not None:
             raise outcome
-        if self._to_move(len(events)):
-            self._writer.submit(checkpoint, lambda error: None)
-        self._wake()
+        if move:
+            self._writer.submit(self._written.move, lambda error: None)
+        self._followers.wrote(task_id)
         return True
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
@@ -149,29 +161,58 @@ class SqliteEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The file cannot be read.
         """
-        rows, _ = await self._read(task_id, after_seq, deltas=deltas)
-        return tuple(map(Event.from_json, rows))
+        return tuple((await self._page(task_id, (after_seq, _ALL_SUBS), deltas)).events)
 
-    async def follow(self, task_id: str, *, after_seq: int = 0) -> AsyncIterator[Event]:
-        """The durable events behind `after_seq`, then those that come, from whatever process.
+    async def follow(
+        self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
+    ) -> AsyncIterator[Event]:
+        """The events behind `after_seq`, then those that come, from whatever process.
 
         It ends when it has caught up with the final event of an attempt, whatever its state; where a later attempt has
         begun by then, it goes on with that one.
+
+        Args:
+            task_id: The run.
+            after_seq: The last `seq` that is not wanted.
+            deltas: Give the transient events too, where the log keeps them; those of `after_seq` come again.
+            until: `"end"` goes on over pauses and attempts until the run is completed or failed.
 
         Raises:
             UnknownRun: The log holds no such run.
             EventLogError: The file cannot be read.
         """
-        while True:
-            rows, at_rest = await self._read(task_id, after_seq, limit=_PAGE)
-            for row in rows:
-                event = Event.from_json(row)
-                after_seq = event.seq
-                yield event
-            if at_rest and not rows:
-                return
-            if not rows:
-                await self._grown()
+        place: Place = (after_seq, 0)
+        with self._followers.follower(task_id, self._reader.keep_looking, deltas=deltas) as follower:
+            while True:
+                follower.reads()
+                found = await self._page(task_id, place, deltas, limit=_PAGE)
+                for event in found.events:
+                    yield event
+                if found.last(until):
+                    return
+                if not found.rows:
+                    follower.standing = found.standing
+                    # Since the log may have been closed, and is used again by that.
+                    self._reader.keep_looking(True)
+                    await follower.more()
+                place = found.end
+
+    async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
+        """The durable events of the runs of a conversation that come before a run, in one go.
+
+        Args:
+            context_id: The conversation.
+            before: The run; where the log does not hold it, all runs of the conversation come before it.
+            after: Where an earlier answer ended. Only what comes behind it is given, if what lies before it is as it
+                was: no run was deleted there and none went on.
+
+        Raises:
+            EventLogError: The file cannot be read.
+        """
+        empty = Histories((), Mark(0, 0, ""), whole=True)
+        return await self._reading(
+            lambda connection: histories(connection, context_id, before, after, self._corrupt), empty
+        )
 
     async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
         """The runs of a conversation, or of all, in the order in which the log got them.
@@ -183,18 +224,7 @@ class SqliteEventLog:
         Raises:
             EventLogError: The file cannot be read.
         """
-        where, values = ["1"], list[str]()
-        if context_id is not None:
-            where.append("context_id = ?")
-            values.append(context_id)
-        if unfinished:
-            where.append("state NOT IN ('completed', 'failed')")
-
-        def select(connection: sqlite3.Connection) -> list[RunRecord]:
-            query = f"SELECT {_RECORD} FROM runs WHERE {' AND '.join(where)} ORDER BY number"
-            return [RunRecord(*row) for row in connection.execute(query, values)]
-
-        return await self._reading(select, [])
+        return await self._reading(lambda connection: records(connection, context_id, unfinished), [])
 
     async def delete(self, task_id: str) -> None:
         """Remove a run that has ended for good.
@@ -244,18 +274,11 @@ class SqliteEventLog:
 
     async def aclose(self) -> None:
         """Close the file; may be called more than once. A log that is used again opens it again."""
-        await self._writer.aclose()
+        await self._writer.aclose(last=self._written.close)
         await self._reader.aclose()
+        self._followers.tell_all()
 
     # -- writing and reading
-
-    def _to_move(self, count: int) -> bool:
-        """Whether the write-ahead log, grown by these events, is to be moved to its place."""
-        self._ahead += count
-        if self._ahead < _CHECKPOINT:
-            return False
-        self._ahead = 0
-        return True
 
     def _write(self, connection: sqlite3.Connection) -> None:
         """Write all batches that wait, in one transaction."""
@@ -267,8 +290,8 @@ class SqliteEventLog:
                 outcomes = [
                     append(connection, each.task_id, each.events, each.expected_seq, each.owner) for each in batches
                 ]
-            if self._to_move(sum(len(batch.events) for batch in batches)):
-                checkpoint(connection)
+            if self._written.written(sum(len(batch.events) for batch in batches)):
+                self._written.move(connection)
         except Exception as error:
             for batch in batches:
                 batch.written.fail(error)
@@ -289,13 +312,15 @@ class SqliteEventLog:
         with suppress(IndexError):
             while True:
                 batches.append(self._batches.popleft())
-        return batches
+        # What waited when the process was forked is its parent's to write.
+        return [batch for batch in batches if batch.pid == os.getpid()]
 
     async def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def write(connection: sqlite3.Connection) -> T:
             with errors_of(self.path):
                 with transaction(connection):
                     result = work(connection)
+                self._written.check()
                 connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
                 return result
 
@@ -305,67 +330,22 @@ class SqliteEventLog:
         """What a query gives; of a file that is not there yet, what it would give of an empty one."""
 
         def read(connection: sqlite3.Connection) -> T:
+            self._read.check()
             with errors_of(self.path):
                 return work(connection)
 
-        if not self.path.exists():
+        if not self._reader.open and not self.path.exists():
             return empty
         return await self._reader.do(read)
 
-    async def _read(
-        self, task_id: str, after_seq: int, *, deltas: bool = False, limit: int = -1
-    ) -> tuple[list[bytes], bool]:
-        """The JSON of the events behind `after_seq`, and whether the run was at rest at that time."""
-
-        def select(connection: sqlite3.Connection) -> tuple[list[bytes], bool] | None:
-            # In one transaction, so that both are of one moment.
-            connection.execute("BEGIN")
-            try:
-                found = connection.execute("SELECT number, at_rest FROM runs WHERE task_id = ?", (task_id,)).fetchone()
-                if found is None:
-                    return None
-                query = "SELECT json FROM events WHERE run = ? AND seq > ?" + ("" if deltas else " AND sub = 0")
-                query += " ORDER BY seq, sub LIMIT ?"
-                rows = connection.execute(query, (found[0], after_seq, limit)).fetchall()
-            finally:
-                connection.execute("ROLLBACK")
-            return [row for (row,) in rows], bool(found[1])
-
-        found = await self._reading(select, None)
+    async def _page(self, task_id: str, after: Place, deltas: bool, *, limit: int = -1) -> Page:
+        """Events of a run behind a place."""
+        found = await self._reading(
+            lambda connection: page(connection, task_id, after, deltas, limit, self._corrupt), None
+        )
         if found is None:
             raise unknown(task_id)
         return found
-
-    # -- followers
-
-    async def _grown(self) -> None:
-        """Wait until somebody has written: at once if it was this log, else within 20 ms."""
-        waiter = asyncio.get_running_loop().create_future()
-        with self._lock:
-            self._waiters.add(waiter)
-        try:
-            await asyncio.wait([waiter], timeout=POLL_SECONDS)
-        finally:
-            with self._lock:
-                self._waiters.discard(waiter)
-
-    def _wake(self) -> None:
-        with self._lock:
-            waiters = tuple(self._waiters)
-        for waiter in waiters:
-            # The loop of a follower may be another one, or closed by now.
-            with suppress(RuntimeError):
-                waiter.get_loop().call_soon_threadsafe(_release, waiter)
-
-
-def _release(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-def _open(path: Path, fsync: Fsync) -> sqlite3.Connection:
-    with errors_of(path):
-        return connect(path, fsync)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,3 +357,4 @@ class _Batch:
     expected_seq: int
     owner: str
     written: Answer[None]
+    pid: int = field(default_factory=os.getpid)

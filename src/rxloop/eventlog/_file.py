@@ -1,0 +1,108 @@
+"""The file of a SQLite log while it is open: that it is still the one at its path, and what waits in front of it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from rxloop.errors import EventLogError
+from rxloop.eventlog._database import Fsync, checkpoint, connect, errors_of
+
+_INode = tuple[int, int]
+
+
+class OpenFile:
+    """The file of one connection, and the write-ahead log beside it.
+
+    SQLite writes on into a file that was removed, and says that all is well: so whoever has written asks here whether
+    it is on the disk. While a connection is open nobody but a remover makes another write-ahead log.
+    """
+
+    def __init__(self, path: Path, fsync: Fsync) -> None:
+        self.path = path
+        # SQLite names it for the file that a link leads to.
+        self._wal = f"{path.resolve()}-wal"
+        self._fsync: Fsync = fsync
+        self._opened: tuple[_INode | None, _INode | None] | None = None
+        self._ahead = 0
+        self._cut = False
+
+    def open(self) -> sqlite3.Connection:
+        """Open the file, or make it.
+
+        Raises:
+            EventLogError: It cannot be opened, or not be used.
+        """
+        with errors_of(self.path):
+            connection = connect(self.path, self._fsync)
+            self._opened = _inode(self.path), _inode(self._wal)
+            # Others may have left much behind: the first write looks.
+            self._ahead = _AGAIN
+            return connection
+
+    def check(self) -> None:
+        """See that what the connection reads is the file at the path.
+
+        Raises:
+            EventLogError: The file is gone, or another one is in its place.
+        """
+        if self._opened is not None and _inode(self.path) != self._opened[0]:
+            raise self._lost(self.path)
+
+    def written(self, events: int) -> bool:
+        """See that what was committed is on the disk; whether it is time to move it from the write-ahead log.
+
+        Raises:
+            EventLogError: It is not: the file or its write-ahead log is gone, or another one is in its place.
+        """
+        self.check()
+        try:
+            wal = os.stat(self._wal)  # noqa: PTH116 - at each write: a Path would take twice as long
+        except OSError:
+            raise self._lost(self._wal) from None
+        if self._opened is not None and (wal.st_dev, wal.st_ino) != self._opened[1]:
+            raise self._lost(self._wal)
+        self._ahead += events
+        self._cut = wal.st_size >= WAL_BYTES
+        if self._ahead < (_AGAIN if self._cut else _MOVE):
+            return False
+        self._ahead = 0
+        return True
+
+    def move(self, connection: sqlite3.Connection) -> None:
+        """Move what is in the write-ahead log to its place, as far as no reader is in the way."""
+        with errors_of(self.path):
+            checkpoint(connection, cut=self._cut)
+
+    def close(self, connection: sqlite3.Connection) -> None:
+        """The last thing: move it, and leave an empty write-ahead log behind.
+
+        While others keep the file open SQLite does not do it, and each writer would leave something behind.
+        """
+        with errors_of(self.path):
+            checkpoint(connection, cut=True)
+
+    def _lost(self, path: str | Path) -> EventLogError:
+        return EventLogError(
+            f"the event log {self.path}: {path} was removed or replaced while it was open; what this log has written "
+            "since is not in the file that is there now. Put the file back in its place, or close the log and begin "
+            "with the one that is there"
+        )
+
+
+WAL_BYTES = 32 << 20
+"""The write-ahead log is cut off when it is as large, whoever has written it. One writer alone writes it over from the
+beginning long before, which costs less than to cut it off."""
+_MOVE = 1_000
+"""Events of this writer after which it moves what is in the write-ahead log."""
+_AGAIN = 100
+"""The same where it is to be cut off, and a reader was in the way."""
+
+
+def _inode(path: str | Path) -> _INode | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

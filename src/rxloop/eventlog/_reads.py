@@ -1,0 +1,133 @@
+"""What is read from the tables of a SQLite event log. In its thread: the events are parsed there as well."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from rxloop.errors import EventLogError
+from rxloop.eventlog._rules import FINISHED
+from rxloop.events import Event, State
+from rxloop.records import Histories, Mark, RunRecord, Until
+
+log = logging.getLogger("rxloop")
+
+Corrupt = Literal["refuse", "skip"]
+Place = tuple[int, int]
+"""The `seq` and `sub` of an event."""
+_RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some events of a run, and how the run stood at that moment."""
+
+    events: list[Event]
+    rows: int
+    """How many there are, with those that were left out."""
+    end: Place
+    """The last of them, or where the page begins."""
+    standing: tuple[int, int]
+    """The last `seq` of the run, and whether it is at rest."""
+    state: State
+
+    def last(self, until: Until) -> bool:
+        """Whether nothing comes behind this page that a follower waits for."""
+        at_rest = self.standing[1] and (until == "attempt" or self.state in FINISHED)
+        return not self.rows and bool(at_rest)
+
+
+def page(
+    connection: sqlite3.Connection, task_id: str, after: Place, deltas: bool, limit: int, corrupt: Corrupt
+) -> Page | None:
+    """The events of a run behind a place; None if there is no such run."""
+    with one_moment(connection):
+        query = "SELECT number, seq, at_rest, state FROM runs WHERE task_id = ?"
+        found = connection.execute(query, (task_id,)).fetchone()
+        if found is None:
+            return None
+        number, seq, at_rest, state = found
+        query = "SELECT ?, seq, sub, json FROM events WHERE run = ?" + (
+            " AND (seq, sub) > (?, ?)" if deltas else " AND seq > ? AND sub = 0"
+        )
+        place = after if deltas else after[:1]
+        rows = connection.execute(f"{query} ORDER BY seq, sub LIMIT ?", (task_id, number, *place, limit)).fetchall()
+    end = rows[-1][1:3] if rows else after
+    return Page(parsed(rows, corrupt), len(rows), end, (seq, at_rest), state)
+
+
+def records(connection: sqlite3.Connection, context_id: str | None, unfinished: bool) -> list[RunRecord]:
+    """The runs of a conversation, or of all, by their numbers."""
+    where, values = ["1"], list[str]()
+    if context_id is not None:
+        where.append("context_id = ?")
+        values.append(context_id)
+    if unfinished:
+        where.append("state NOT IN ('completed', 'failed')")
+    query = f"SELECT {_RECORD} FROM runs WHERE {' AND '.join(where)} ORDER BY number"
+    return [RunRecord(*row) for row in connection.execute(query, values)]
+
+
+def histories(
+    connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, corrupt: Corrupt
+) -> Histories:
+    """The durable events of the runs of a conversation, behind a mark if what lies before it is as it was."""
+    with one_moment(connection):
+        end = _number(connection, context_id, before)
+        until = ("", ()) if end is None else (" AND number < ?", (end,))
+        begin = None if after is None else _number(connection, context_id, after.last)
+        if begin is not None and _mark(connection, context_id, " AND number <= ?", (begin,)) != after:
+            begin = None
+        if begin is not None and end is not None and begin >= end:
+            begin = None
+        mark = _mark(connection, context_id, *until)
+        rows = connection.execute(
+            "SELECT task_id, e.seq, e.sub, json FROM runs JOIN events AS e ON e.run = number"
+            f" WHERE context_id = ? AND number > ?{until[0]} AND e.sub = 0 ORDER BY number, e.seq",
+            (context_id, -1 if begin is None else begin, *until[1]),
+        )
+        return Histories(parsed(rows, corrupt), mark, whole=begin is None)
+
+
+def _number(connection: sqlite3.Connection, context_id: str, task_id: str) -> int | None:
+    query = "SELECT number FROM runs WHERE task_id = ? AND context_id = ?"
+    found = connection.execute(query, (task_id, context_id)).fetchone()
+    return None if found is None else found[0]
+
+
+def _mark(connection: sqlite3.Connection, context_id: str, where: str, values: tuple[int, ...]) -> Mark:
+    # With max(), SQLite takes the other columns from the row that has it.
+    query = f"SELECT count(*), sum(seq), max(number), task_id FROM runs WHERE context_id = ?{where}"
+    runs, events, _, last = connection.execute(query, (context_id, *values)).fetchone()
+    return Mark(runs, events or 0, last or "")
+
+
+def parsed(rows: Iterable[tuple[str, int, int, bytes]], corrupt: Corrupt) -> list[Event]:
+    """The events of rows; one that cannot be read is refused by its name, or left out and told of."""
+    events: list[Event] = []
+    for task_id, seq, _, data in rows:
+        try:
+            events.append(Event.from_json(data))
+        except Exception as error:
+            said = f"the event {seq} of the run {task_id} cannot be read: {error}"
+            if corrupt == "refuse":
+                raise EventLogError(
+                    f'{said}; SqliteEventLog(..., corrupt="skip") and the command with --skip-corrupt read the run '
+                    "without it, and all other runs are as they were"
+                ) from error
+            log.warning("%s; it is left out", said)
+    return events
+
+
+@contextmanager
+def one_moment(connection: sqlite3.Connection) -> Generator[None]:
+    """Read all of it as it is at one moment, whatever is written meanwhile."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
