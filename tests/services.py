@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +15,18 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 
+
+@cache
+def mermaid_file() -> Path:
+    """Where npm has put Mermaid for a browser."""
+    npm = shutil.which("npm")
+    root = subprocess.run([npm, "root", "--global"], check=False, capture_output=True, text=True) if npm else None
+    return Path(root.stdout.strip() if root else "nowhere") / "mermaid/dist/mermaid.min.js"
+
+
 SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     "chromium": (lambda: CHROMIUM is not None, "there is no Chromium on the PATH (Debian: apt-get install chromium)"),
+    "mermaid": (lambda: mermaid_file().is_file(), "there is no Mermaid (npm install --global mermaid@11)"),
 }
 """How each is found, and what is said where it is not. `@pytest.mark.service(name)` marks a test that needs it."""
 

@@ -36,6 +36,11 @@ _WIDTH = 120
 # Mermaid reads Markdown, directives and comments even inside quotes, and ends an entity at the wrong place where a
 # colon stands before it: whatever is no letter, digit or one of these is written as the number of its character.
 _SAFE = frozenset(" ,'()/?!")
+# Even as numbers some characters mean something beside others: two `$` are mathematics, which may not parse, and then
+# the drawing is lost; `fa:fa-x` is an icon, and so may other words be; a backslash and an n end a line; two letters are
+# those of Mermaid's own entities. What nobody sees stands between them.
+_MEANT = re.compile(r"\$(?=\$)|:(?=\w)|\\(?=n)|¶(?=ß)|ﬂ(?=°)")
+_NOTHING = "\u200b"
 
 
 def shown(node: Node) -> Node | None:
@@ -124,6 +129,7 @@ def mermaid(nodes: Nodes, edges: Edges) -> str:
 
 def mermaid_text(text: str) -> str:
     """The text as it may stand in a label between double quotes."""
+    text = _MEANT.sub(rf"\g<0>{_NOTHING}", text)
     return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in text)
 
 
