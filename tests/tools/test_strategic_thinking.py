@@ -377,3 +377,11 @@ def test_strategies_that_cannot_be_offered_are_refused() -> None:
     twin = StrategyDefinition(name="twin", stages=DRAFT.stages, aliases="react")
     with pytest.raises(ConfigurationError, match="two strategies are called 'react'"):
         strategic_thinking(twin, "react")
+
+
+async def test_names_and_fields_of_a_stage_are_bounded() -> None:
+    thinker = Thinker(DRAFT)
+    for wrong in ("x" * 201, "\x1b]0;title\x07"):
+        assert (await thinker.refused(wrong))["code"] == "invalid_thought"
+    assert "take 30013 bytes, and 20000 are allowed" in (await thinker.refused("draft", notes="x" * 30_001))["error"]
+    assert (await thinker.think("draft", notes="short"))["stage"] == "draft"

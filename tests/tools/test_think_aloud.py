@@ -159,6 +159,19 @@ async def test_a_type_that_is_not_allowed_is_refused_with_those_that_are() -> No
     assert run.thoughts == []
 
 
+async def test_a_type_may_be_written_in_capitals() -> None:
+    run = Thinker()
+    await run.think("x", " Planning")
+    assert run.thoughts[0].thought_type == "planning"
+
+
+async def test_a_thought_has_so_many_alternatives() -> None:
+    run = Thinker()
+    with pytest.raises(ToolError, match="alternatives"):
+        await run.think(alternatives=["x"] * 51)
+    assert run.thoughts == []
+
+
 async def test_verbosity_is_the_configured_one_where_it_is_left_out() -> None:  # L25
     normal, brief = Thinker(), Thinker(Thoughts(verbosity="brief"))
     for run in (normal, brief):

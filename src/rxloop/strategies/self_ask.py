@@ -13,7 +13,9 @@ _SUB_QUESTION = "Answer this question alone, in a sentence; look it up if you ca
 
 
 def self_ask(max_questions: int = 5) -> Strategy:
-    """Ask and answer sub-questions, one by one, until they give the answer: two model calls each, and one more.
+    """Ask and answer sub-questions, one by one, until they give the answer: two model calls each, and one to answer.
+
+    A sub-question that is looked up takes a call more for each round of tools.
 
     For questions whose answer takes several facts. A sub-question is answered on a line of its own, with the tools that
     the agent has. After Press et al., "Measuring and Narrowing the Compositionality Gap in Language Models" (2022).

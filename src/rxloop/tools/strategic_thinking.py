@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from rxloop.errors import ConfigurationError
+import orjson
+
+from rxloop.errors import ConfigurationError, InvalidThought
 from rxloop.requests import ToolDefinition
 from rxloop.thinking.flow import LOOP_CAP, STRATEGIES, StrategyDefinition, strategy
 from rxloop.thinking.flow.staged import Flow, StagedInput, by_name
@@ -83,6 +85,10 @@ class StrategicThinking(SessionTool):
 
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
         given = StagedInput.of(arguments)
+        assert isinstance(given, StagedInput)
+        size, most = len(orjson.dumps(given.fields, default=str)), self.sessions.rules.max_length
+        if size > most:
+            raise InvalidThought(f"the fields of the stage take {size} bytes, and {most} are allowed. Say it in less")
         admitted: list[Flow] = []
 
         def admit(session: Session, thought: ThoughtInput) -> dict[str, Any]:

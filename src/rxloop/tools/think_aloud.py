@@ -127,6 +127,8 @@ class ThinkAloud:
                 f"You have thought aloud {state.thought_streak} times in a row and done nothing else. Act now: call "
                 "another tool, or give your answer."
             )
+        if isinstance(kind := arguments.get("thought_type"), str):
+            arguments = {**arguments, "thought_type": kind.strip().lower()}
         given: _Arguments = validate(self._arguments, arguments, NAME, self._arguments.model_fields)
         if not given.thought.strip():
             raise ToolError("thought: required, but it is blank. Say what you think.")
