@@ -165,6 +165,13 @@ async def test_a_type_may_be_written_in_capitals() -> None:
     assert run.thoughts[0].thought_type == "planning"
 
 
+async def test_an_id_is_one_line_without_control_characters() -> None:
+    run = Thinker()
+    assert (await run.think(thought_id="a\n\x1b b"))["thoughtId"] == "a b"
+    assert "warning" not in await run.think(related_to=" a\x1b b")
+    assert run.thoughts[1].related_to == "a b"
+
+
 async def test_a_thought_has_so_many_alternatives() -> None:
     run = Thinker()
     with pytest.raises(ToolError, match="alternatives"):

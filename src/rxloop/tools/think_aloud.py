@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.events import THOUGHT_TYPES, ThoughtStreamEvent, ThoughtType, Verbosity
 from rxloop.requests import RunContext, ToolDefinition
+from rxloop.thinking.drawing import one_line
 from rxloop.tools._schema import json_schema, validate
 
 if TYPE_CHECKING:
@@ -136,8 +137,8 @@ class ThinkAloud:
         made = self._made_before(given, ctx)
         if made is not None:
             return _answer(made.thought_id, given, None)
-        thought_id = self._choose_id(_stripped(given.thought_id), state)
-        related_to = _stripped(given.related_to)
+        thought_id = self._choose_id(_id(given.thought_id), state)
+        related_to = _id(given.related_to)
         warning = _unknown(related_to, state)
         ctx.emit(
             ThoughtStreamEvent(
@@ -180,8 +181,9 @@ def think_aloud(config: Thoughts | None = None) -> ThinkAloud:
     return ThinkAloud(config)
 
 
-def _stripped(text: str | None) -> str | None:
-    return text.strip() or None if text is not None else None
+def _id(text: str | None) -> str | None:
+    """An id as it is kept: on one line, without control characters."""
+    return one_line(text, len(text)) or None if text is not None else None
 
 
 def _known(id: str, state: RunState) -> bool:
@@ -210,7 +212,7 @@ def _shown(text: str) -> str:
 
 
 def _answer(thought_id: str, given: _Arguments, warning: str | None) -> dict[str, Any]:
-    wanted = _stripped(given.thought_id)
+    wanted = _id(given.thought_id)
     if wanted is None or wanted == thought_id:
         message = f"Noted as {thought_id!r}."
     else:
