@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from rxloop.core import Core
-from rxloop.errors import ConflictError, EventLogError, InvalidOutput, PipelineError, ProviderError, StrategyError
+from rxloop.errors import (
+    ConflictError,
+    EventLogError,
+    InvalidOutput,
+    PipelineError,
+    ProviderError,
+    RxloopError,
+    StrategyError,
+)
 from rxloop.events import State, StatusUpdateEvent
 from rxloop.messages import ErrorInfo
 from rxloop.spec import Canceled, End
 from rxloop.state import LimitHit, RunState
+from rxloop.stream.guard import raiser
 
 
 def final_event(core: Core, end: End) -> StatusUpdateEvent:
@@ -51,6 +60,8 @@ def _outcome(state: RunState, end: End) -> tuple[State, str | None, ErrorInfo | 
     if end is not None:
         retryable = isinstance(end, ProviderError | EventLogError) and end.retryable
         message = str(end) or type(end).__name__
+        if not isinstance(end, RxloopError) and end.__traceback__ is not None:
+            message = f"{message} (raised by {raiser(end)})"
         return "failed", "error", ErrorInfo(code=error_code(end), message=message, retryable=retryable)
     if state.pending:
         return "input-required", "input", None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from reactivex import Observable, abc
@@ -13,7 +14,10 @@ from rxloop.protocols import Provider
 from rxloop.providers._answers import another_may_help, ask, begins_answer, close_all, counted, failed, keep_to_schema
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
+from rxloop.stream.guard import leave_to_loop
 from rxloop.stream.scheduler import timers
+
+log = logging.getLogger("rxloop")
 
 
 def hedge(first: Provider | str, second: Provider | str, *, after: float) -> Hedge:
@@ -139,7 +143,15 @@ class _Race:
         self._winner = slot
         for other in self._running:
             if other is not slot:
-                self.disposable.remove(other)
+                self._drop(other)
+
+    def _drop(self, slot: SingleAssignmentDisposable) -> None:
+        try:
+            self.disposable.remove(slot)
+        except BaseException as error:
+            # The answer that won, or the error of the last one, is told all the same.
+            log.warning("the model that is too late could not be stopped", exc_info=error)
+            leave_to_loop(error)
 
     def _fail(self, slot: SingleAssignmentDisposable, error: Exception) -> None:
         self._running.remove(slot)
