@@ -312,3 +312,19 @@ async def test_results_in_a_prompt_leave_in_the_order_of_their_calls() -> None:
     result = await Agent(model).run(prompt)
     assert [message.tool_call_id for message in model.requests[0].messages] == [None, None, "a", "b", None]
     assert [message.text for message in result.messages] == ["Hi", "", "1", "2", "And?", "Done."]
+
+
+async def test_nothing_of_an_agent_can_be_assigned() -> None:
+    agent = Agent(ScriptedModel("Hi."))
+    for name in ("name", "limits", "log", "settings", "model"):
+        with pytest.raises(AttributeError):
+            setattr(agent, name, None)
+
+
+async def test_an_agent_with_another_log_is_another_agent() -> None:
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel("Hi.", "Hi."))
+    other = agent.with_log(log)
+    await other.run("Hi", context_id="c")
+    assert (agent.log, other.log) == (None, log)
+    assert len(await log.runs()) == 1

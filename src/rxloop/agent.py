@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Self, cast, overload
 from weakref import WeakSet
@@ -134,7 +135,7 @@ class Agent(Generic[D, O]):
         )
         self._live = _Live()
         self._provider = self._live.provider(model)
-        self.name = name
+        self._name = name
         self._instructions: Instructions = instructions
         self._thoughts = thoughts if isinstance(thoughts, Thoughts) else Thoughts()
         self._own_tools = tuple(tools)
@@ -146,12 +147,38 @@ class Agent(Generic[D, O]):
             operators.append(typed_output(self._output.parse, output_retries, by_tool=self._output.tool is not None))
         self._pipeline = compose(*operators)
         self._strategy = _strategy(strategy) if strategy is not None else iterate
-        self.limits = limits or Limits()
-        self.log = log
-        self.settings = settings or ModelSettings()
+        self._limits = limits or Limits()
+        self._log = log
+        self._settings = settings or ModelSettings()
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} {self._provider.name} tools={self._tools!r}>"
+
+    @property
+    def name(self) -> str:
+        """What it is called on the stream."""
+        return self._name
+
+    @property
+    def limits(self) -> Limits:
+        """Where its runs end even without an answer, unless a run names other limits."""
+        return self._limits
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The settings of its model calls, unless a run names other ones."""
+        return self._settings
+
+    @property
+    def log(self) -> EventLog | None:
+        """What keeps the events of its runs."""
+        return self._log
+
+    def with_log(self, log: EventLog | None) -> Self:
+        """The same agent with another log; what one of the two has open, both have, and either closes it."""
+        other = copy(self)
+        other._log = log
+        return other
 
     @property
     def model(self) -> Provider:

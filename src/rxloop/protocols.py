@@ -57,8 +57,8 @@ class Tool(Protocol):
         ...
 
     @property
-    def approve(self) -> bool:
-        """Whether a person must agree to each call."""
+    def approve(self) -> bool | str:
+        """Whether a person must agree to each call; a text is the question, with parameters in braces."""
         ...
 
     def enabled(self, ctx: RunContext[Any]) -> bool:

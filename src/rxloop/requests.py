@@ -13,6 +13,7 @@ import orjson
 from reactivex import Observable
 from typing_extensions import TypeVar
 
+from rxloop.asked import Asked
 from rxloop.envelope import check_id
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.events import Event, ToolCompleteEvent, ToolProgressEvent
@@ -152,6 +153,8 @@ class RunContext(Generic[D]):
     asker: str = "run"
     out: Callable[[Event], None] | None = field(default=None, repr=False)
     """Where `emit` puts events: the pipeline, for a tool; otherwise straight onto the stream."""
+    questions: list[Asked[Any]] | None = field(default=None, repr=False, compare=False)
+    """What a tool has asked in this call."""
 
     @property
     def host(self) -> Host:
@@ -270,8 +273,11 @@ class RunContext(Generic[D]):
             )
         )
 
-    async def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> T:
-        """Ask the person or client behind the run, and wait.
+    def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Asked[T]:
+        """Ask the person or client behind the run, and wait: `await ctx.ask(...)`.
+
+        Without the await nothing is asked: what this gives is then neither true nor false but an error, and a tool that
+        forgets it has failed.
 
         With `agent.run(on_input=...)` the answer comes at once. Without it the attempt ends as `input-required`, and
         this call returns when `agent.resume(task_id, inputs={input_id: value})` runs the tool again.
@@ -284,7 +290,10 @@ class RunContext(Generic[D]):
         Raises:
             InvalidInput: The answer does not fit.
         """
-        return await self.host.ask(self, prompt, answer, options)
+        asked: Asked[T] = Asked(prompt, lambda: self.host.ask(self, prompt, answer, options))
+        if self.questions is not None:
+            self.questions.append(asked)
+        return asked
 
     def bind(self, **changes: Any) -> RunContext[D]:
         """The same context for another call, step or branch."""

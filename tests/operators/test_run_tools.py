@@ -11,6 +11,7 @@ from reactivex import operators as ops
 from runs import collect, letters, outcome, well_formed
 from rxloop import (
     Agent,
+    ConfigurationError,
     ContentCompleteEvent,
     CustomEvent,
     Event,
@@ -18,6 +19,7 @@ from rxloop import (
     MemoryEventLog,
     ModelRequest,
     RunContext,
+    RunError,
     ToolCompleteEvent,
     ToolError,
     ToolProgressEvent,
@@ -499,3 +501,56 @@ def test_an_error_text_that_is_no_unicode_reaches_the_model_in_a_readable_form()
     answer = next(event for event in events if isinstance(event, ToolCompleteEvent))
     assert answer.content == "no such file: \ufffd"
     assert answer.to_json()
+
+
+@pytest.mark.parametrize(("limit", "length"), [(None, 250_000), (1_000, 1_000), ("usual", 100_000)])
+async def test_of_a_huge_result_the_model_reads_the_ends_and_subscribers_get_all(limit: Any, length: int) -> None:
+    def dump() -> str:
+        """Dump."""
+        return "a" * 125_000 + "z" * 125_000
+
+    made = tool(dump) if limit == "usual" else tool(max_result=limit)(dump)
+    model = ScriptedModel(call("dump"), "Done.")
+    events = [event async for event in Agent(model, tools=[made]).run("Go.")]
+    text = model.requests[1].messages[-1].text
+    assert length <= len(text) < length + 150
+    assert (text[:100], text[-100:]) == ("a" * 100, "z" * 100)
+    assert ("characters of this result are left out" in text) == (limit is not None)
+    complete = next(event for event in events if isinstance(event, ToolCompleteEvent))
+    assert complete.result == dump()
+    assert complete.content == text
+
+
+async def test_a_huge_error_is_shortened_too() -> None:
+    def fails() -> str:
+        """Fail."""
+        raise ValueError("x" * 1_000_000)
+
+    model = ScriptedModel(call("fails"), "Done.")
+    await Agent(model, tools=[fails]).run("Go.")
+    assert len(model.requests[1].messages[-1].text) < 100_200
+
+
+def test_a_limit_of_results_that_is_none_is_refused() -> None:
+    for wrong in (0, -1, "1", True, 1.5):
+        with pytest.raises(ConfigurationError, match="max_result"):
+            tool(name="f", max_result=wrong)(lambda: 1)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+@pytest.mark.parametrize("gives", [None, "yes", 1, [], "async", "raises"])
+async def test_what_decides_on_a_tool_and_cannot_is_named(gives: Any) -> None:
+    async def later() -> bool:
+        return True
+
+    def decides(ctx: RunContext) -> Any:
+        if gives == "raises":
+            raise KeyError("role")
+        return later() if gives == "async" else gives
+
+    @tool(enabled=decides)
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    with pytest.raises(RunError, match=r"enabled= of the tool 'look' (gave|failed)"):
+        await Agent(ScriptedModel("Done."), tools=[look]).run("Go.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 import shlex
@@ -121,9 +120,7 @@ class Ready:
 
     def logging_to(self, log: EventLog) -> Ready:
         """The same with this log in the place of the agent's own: a run belongs where the command looks for it."""
-        agent = copy.copy(self.agent)
-        agent.log = log
-        return replace(self, agent=agent)
+        return replace(self, agent=self.agent.with_log(log))
 
     async def __aenter__(self) -> Self:
         return self

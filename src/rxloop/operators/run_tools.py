@@ -7,6 +7,7 @@ from typing import Any
 
 from reactivex import Observable
 
+from rxloop.asked import Asked
 from rxloop.errors import InvalidEvent, ToolError
 from rxloop.events import ToolCompleteEvent, ToolStartEvent
 from rxloop.operators._declared import declared
@@ -16,7 +17,8 @@ from rxloop.requests import Operator, RunContext, Signal, ToolRequest, marked
 from rxloop.state import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.storable import readable, storable, thawed
 from rxloop.stream.bridges import Push, emit, from_task
-from rxloop.tools import encode_result
+from rxloop.tools import approval_question, encode_result
+from rxloop.tools._result import MAX_RESULT, shortened
 from rxloop.trusted import trusted
 
 log = logging.getLogger("rxloop")
@@ -74,13 +76,13 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
 
 
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
-    ctx: RunContext[Any] = request.ctx.bind(out=push)
+    ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[])
     call = request.call
     reason = await ctx.host.disabled(request, tool)
     if reason is not None:
         push(request.refuse(reason))
         return
-    if tool.approve and not await ctx.ask(f"Call {call.name} with {call.arguments}?"):
+    if tool.approve and not await ctx.ask(approval_question(tool.approve, call)):
         push(request.refuse(f"The call of {call.name} was not approved."))
         return
     push(
@@ -125,6 +127,9 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
                 value = await tool.call(thawed(call.arguments), ctx)
         result, content = encode_result(value)
         result = storable(result, "the result")
+        forgotten = [asked for asked in ctx.questions or () if asked.forgotten]
+        if forgotten:
+            return _unasked(ctx, call.name, forgotten)
     except (ToolError, InvalidEvent) as error:
         return _failure(str(error))
     except TimeoutError as error:
@@ -142,6 +147,8 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     except Exception as error:
         log.warning("the tool %s failed", _shown(ctx), exc_info=error)
         return _failure(_describe(error))
+    if not ctx.answer:
+        content = shortened(content, getattr(tool, "max_result", MAX_RESULT))
     return {"success": True, "result": result, "content": content}
 
 
@@ -150,8 +157,20 @@ def _shown(ctx: RunContext[Any]) -> str:
     return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
 
 
+def _unasked(ctx: RunContext[Any], name: str, forgotten: list[Asked[Any]]) -> dict[str, Any]:
+    """The failure of a tool that went on without the answers to its questions."""
+    for asked in forgotten:
+        asked.told = True
+    text = (
+        f"{name} asked {forgotten[0].prompt!r} and did not wait for the answer (`ctx.ask` without `await`), so that "
+        "nobody was asked. What it did, it did without an answer."
+    )
+    log.error("the tool %s did not wait for the answer to its question: write `await ctx.ask(...)`", _shown(ctx))
+    return _failure(text)
+
+
 def _failure(text: str) -> dict[str, Any]:
-    text = readable(text)
+    text = shortened(readable(text), MAX_RESULT)
     return {"success": False, "error": text, "content": text}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from reactivex import Observable, abc
@@ -32,7 +33,7 @@ def with_past(source: Observable[Event], read: Callable[[int], Awaitable[Sequenc
     """
 
     def subscribe(observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        waiting: list[Callable[[], None]] | None = []
+        waiting: deque[Callable[[], None]] | None = deque()
         gaps: list[GapEvent] = []
         task = SerialDisposable()
         reading = False
@@ -40,7 +41,7 @@ def with_past(source: Observable[Event], read: Callable[[int], Awaitable[Sequenc
         def release() -> None:
             nonlocal waiting
             while waiting:
-                waiting.pop(0)()
+                waiting.popleft()()
             waiting = None
 
         async def fetch(push: Push[Event], first: Event) -> None:

@@ -10,6 +10,10 @@ from pydantic_core import PydanticSerializationError, from_json, to_json, to_jso
 from rxloop.errors import ToolError
 from rxloop.storable import readable
 
+MAX_RESULT = 100_000
+"""Characters of a result that the model reads, where a tool says nothing else of it."""
+_CUT = "\n[... {n} characters of this result are left out here: ask for less at once, or for a part of it ...]\n"
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
@@ -66,3 +70,17 @@ def _readable_parts(data: Any) -> Any:
     if isinstance(data, dict):
         return {_readable_parts(key): _readable_parts(part) for key, part in cast("dict[Any, Any]", data).items()}
     return data
+
+
+def shortened(text: str, limit: int | None) -> str:
+    """A text for the model, with its beginning and its end where it is too long, and between them what is missing.
+
+    Args:
+        text: What a tool gave.
+        limit: Characters that may stay; None for all.
+    """
+    if limit is None or len(text) <= limit:
+        return text
+    front = limit * 2 // 3
+    back = limit - front
+    return f"{text[:front]}{_CUT.format(n=len(text) - limit)}{text[len(text) - back :]}"

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.protocols import Tool
 from rxloop.requests import RunContext, ToolDefinition
 from rxloop.tools import _docstring
+from rxloop.tools._approval import check_approve
 from rxloop.tools._calling import caller_of
+from rxloop.tools._result import MAX_RESULT
 from rxloop.tools._schema import Parameters, plain_function
 
 P = ParamSpec("P")
@@ -39,10 +41,11 @@ class FunctionTool(Generic[P, R]):
         description: str | None = None,
         timeout: float | None = None,
         idempotent: bool = False,
-        approve: bool = False,
+        approve: bool | str = False,
         hidden: bool = False,
         enabled: Enabled | None = None,
         strict: bool = False,
+        max_result: int | None = MAX_RESULT,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         """Make a tool of a function; `tool` is the usual way, and tells the arguments.
@@ -57,6 +60,7 @@ class FunctionTool(Generic[P, R]):
             hidden: See `tool`.
             enabled: See `tool`.
             strict: See `tool`.
+            max_result: See `tool`.
             local_names: Names that annotations written as text may use beside those of the function's module.
         """
         # First, because it copies the attributes of the function.
@@ -67,9 +71,13 @@ class FunctionTool(Generic[P, R]):
             raise ConfigurationError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout!r}")
         if enabled is not None and inspect.iscoroutinefunction(enabled):
             raise ConfigurationError(f"tool {name!r}: enabled= takes a plain function, not an async one")
+        given: Any = max_result
+        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+            raise ConfigurationError(f"tool {name!r}: max_result={max_result!r} is not a number of characters")
         docstring = _docstring.parse(_documentation(function))
         self._function = function
         self._parameters = Parameters(function, name, docstring.parameters, local_names, strict=strict)
+        check_approve(name, approve, self._parameters.schema.get("properties", {}))
         self._call = caller_of(function, name)
         self._enabled = enabled
         self._definition = ToolDefinition(
@@ -82,6 +90,7 @@ class FunctionTool(Generic[P, R]):
         self._timeout = timeout
         self._idempotent = idempotent
         self._approve = approve
+        self._max_result = max_result
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself: no validation, no thread, no timeout."""
@@ -106,8 +115,8 @@ class FunctionTool(Generic[P, R]):
         return self._idempotent
 
     @property
-    def approve(self) -> bool:
-        """Whether a person must agree to each call."""
+    def approve(self) -> bool | str:
+        """Whether a person must agree to each call; a text is the question."""
         return self._approve
 
     @property
@@ -115,9 +124,32 @@ class FunctionTool(Generic[P, R]):
         """Whether a function of the user's decides if the tool is offered."""
         return self._enabled is not None
 
+    @property
+    def max_result(self) -> int | None:
+        """Characters of a result that the model reads; None is no limit."""
+        return self._max_result
+
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """Whether the tool is offered in this run now."""
-        return self._enabled is None or bool(self._enabled(ctx))
+        """Whether the tool is offered in this run now.
+
+        Raises:
+            RxloopError: The function that decides failed, or did not give True or False.
+        """
+        if self._enabled is None:
+            return True
+        try:
+            found: Any = self._enabled(ctx)
+        except Exception as error:
+            raise RxloopError(
+                f"enabled= of the tool {self._definition.name!r} failed: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(found, bool):
+            if inspect.iscoroutine(found):
+                found.close()
+            raise RxloopError(
+                f"enabled= of the tool {self._definition.name!r} gave {found!r}: it has to give True or False"
+            )
+        return found
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
         """Validate the arguments and carry out one call.
@@ -138,10 +170,11 @@ def tool(
     description: str | None = ...,
     timeout: float | None = ...,
     idempotent: bool = ...,
-    approve: bool = ...,
+    approve: bool | str = ...,
     hidden: bool = ...,
     enabled: Enabled | None = ...,
     strict: bool = ...,
+    max_result: int | None = ...,
 ) -> FunctionTool[P, R]: ...
 @overload
 def tool(
@@ -150,10 +183,11 @@ def tool(
     description: str | None = ...,
     timeout: float | None = ...,
     idempotent: bool = ...,
-    approve: bool = ...,
+    approve: bool | str = ...,
     hidden: bool = ...,
     enabled: Enabled | None = ...,
     strict: bool = ...,
+    max_result: int | None = ...,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -163,10 +197,11 @@ def tool(
     description: str | None = None,
     timeout: float | None = None,
     idempotent: bool = False,
-    approve: bool = False,
+    approve: bool | str = False,
     hidden: bool = False,
     enabled: Enabled | None = None,
     strict: bool = False,
+    max_result: int | None = MAX_RESULT,
 ) -> Any:
     """Make a tool of a function; it stays callable as before.
 
@@ -187,10 +222,13 @@ def tool(
         description: What it is for; otherwise the docstring without its sections on parameters and results.
         timeout: Seconds until a call is cut off.
         idempotent: A call that was interrupted may be made again.
-        approve: A person must agree to each call.
+        approve: A person must agree to each call. A text is the question that is put, with parameters in braces, such
+            as `"Refund {amount}?"`.
         hidden: Calls of it are not for clients.
         enabled: Decides for each model request whether the tool is offered.
         strict: Ask the vendor for arguments that fit the schema; all parameters are then required.
+        max_result: Characters of a result that the model reads; of a longer one it gets the beginning, the end and a
+            word on what is missing. None for no limit. The value on the stream stays whole.
 
     Raises:
         ConfigurationError: The name, or a parameter, is nothing that can be told to a model.
@@ -210,6 +248,7 @@ def tool(
             hidden=hidden,
             enabled=enabled,
             strict=strict,
+            max_result=max_result,
             local_names=local_names,
         )
 

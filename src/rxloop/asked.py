@@ -1,0 +1,70 @@
+"""What `ctx.ask` gives: a question that has to be awaited, and says so where it is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+from typing_extensions import override
+
+from rxloop.errors import RxloopError
+
+T = TypeVar("T")
+log = logging.getLogger("rxloop")
+
+
+class Asked(Coroutine[Any, Any, T]):
+    """A question that is put when it is awaited. `if not ctx.ask(...)`, with no await, is an error and not a yes.
+
+    Args:
+        prompt: The question.
+        put: Puts it, and waits for the answer.
+    """
+
+    __slots__ = ("_coroutine", "_put", "prompt", "told")
+
+    def __init__(self, prompt: str, put: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self.prompt = prompt
+        self.told = False
+        """Whether somebody has said that nobody awaited it."""
+        self._put = put
+        self._coroutine: Coroutine[Any, Any, T] | None = None
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether nobody has awaited it."""
+        return self._coroutine is None
+
+    def _begun(self) -> Coroutine[Any, Any, T]:
+        if self._coroutine is None:
+            self._coroutine = self._put()
+        return self._coroutine
+
+    @override
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._begun().__await__()
+
+    @override
+    def send(self, value: Any, /) -> Any:
+        """Go on, as a task does."""
+        return self._begun().send(value)
+
+    @override
+    def throw(self, typ: Any, val: Any = None, tb: TracebackType | None = None, /) -> Any:
+        """Raise something in it, as a task that is cancelled does."""
+        return self._begun().throw(typ if val is None else val)
+
+    @override
+    def close(self) -> None:
+        """Stop waiting."""
+        self._begun().close()
+
+    def __bool__(self) -> NoReturn:
+        self.told = True
+        raise RxloopError(f"ctx.ask({self.prompt!r}) was not awaited: write `await ctx.ask(...)`, in an async function")
+
+    def __del__(self) -> None:
+        if self._coroutine is None and not self.told:
+            log.error("nobody awaited ctx.ask(%r), so that it was never put: write `await ctx.ask(...)`", self.prompt)

@@ -1,0 +1,70 @@
+"""What a person is asked before a tool is called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from string import Formatter
+from typing import Any
+
+from rxloop.errors import ConfigurationError
+from rxloop.messages import ToolCall
+
+_LONGEST = 500
+
+
+def check_approve(name: str, approve: object, parameters: Collection[str]) -> None:
+    """Refuse what is neither a truth value nor the text of a question about the parameters of a tool.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if isinstance(approve, bool):
+        return
+    if not isinstance(approve, str) or not approve.strip():
+        raise ConfigurationError(
+            f"tool {name!r}: approve={approve!r} is neither True, False nor a question such as 'Refund {{amount}}?'"
+        )
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(approve) if field is not None]
+    except ValueError as error:
+        raise ConfigurationError(f"tool {name!r}: approve={approve!r} cannot be filled in: {error}") from error
+    for field in fields:
+        if field not in parameters:
+            known = ", ".join(f"{{{each}}}" for each in parameters) or "none"
+            raise ConfigurationError(
+                f"tool {name!r}: approve={approve!r} names {{{field}}}, which is not a parameter; there are: {known}"
+            )
+
+
+def approval_question(approve: bool | str, call: ToolCall) -> str:
+    """The question that a person is asked before a call.
+
+    Args:
+        approve: What the tool says of it: a question with the parameters in braces, or True for the usual one.
+        call: The call.
+    """
+    if isinstance(approve, str):
+        try:
+            return Formatter().vformat(approve, (), {key: _plain(value) for key, value in call.arguments.items()})
+        except (KeyError, ValueError, TypeError):
+            # A parameter that the model left out, or one that is not of the kind that the question expects.
+            pass
+    given = ", ".join(f"{key}: {_shown(value)}" for key, value in call.arguments.items())
+    return f"Call {call.name} with {given}?" if given else f"Call {call.name}?"
+
+
+def _plain(value: Any) -> Any:
+    """A value for a question: numbers as they are, so that the question may format them."""
+    if isinstance(value, str):
+        return _cut(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """A value in words that no value can imitate: as JSON."""
+    return _cut(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
