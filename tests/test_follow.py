@@ -14,6 +14,7 @@ from runs import collect
 from rxloop import (
     Agent,
     ConfigurationError,
+    ContentDeltaEvent,
     CustomEvent,
     Event,
     GapEvent,
@@ -193,8 +194,8 @@ async def test_events_that_the_log_has_dropped_are_a_gap(written: Written) -> No
         async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
             return [event for event in await super().read(task_id, after_seq=after_seq) if event.seq > 3]
 
-        async def follow(self, task_id: str, *, after_seq: int = 0) -> AsyncIterator[Event]:
-            async for event in super().follow(task_id, after_seq=after_seq):
+        async def follow(self, task_id: str, *, after_seq: int = 0, **options: Any) -> AsyncIterator[Event]:
+            async for event in super().follow(task_id, after_seq=after_seq, **options):
                 if event.seq > 3:
                     yield event
 
@@ -317,3 +318,31 @@ def test_whatever_crashed_a_reader_that_comes_back_has_the_whole_run_in_order(
         assert isinstance(reader.events[0], GapEvent)
     else:
         assert had == kept[:at]
+
+
+async def test_until_the_end_a_follower_goes_on_over_pauses_and_attempts(written: Written) -> None:
+    await written.write(*begun(), final(3, state="input-required"))
+    attempt, whole = written.follow(), written.follow(until="end")
+    await attempt.task
+    await settled()
+    assert not whole.task.done()
+
+    await written.write(working(4, 2), final(5, 2))
+    await whole.task
+    assert (attempt.seen, whole.seen) == ([1, 2, 3], [1, 2, 3, 4, 5])
+
+
+async def test_a_follower_gets_deltas_behind_its_cursor_where_the_log_keeps_them(written: Written) -> None:
+    written.log = MemoryEventLog(keep_deltas=True)
+    deltas = [event(2, of=ContentDeltaEvent, sub=sub, delta="a") for sub in (1, 2, 3)]
+    await written.log.append("run", [*begun(), *deltas, event(3), final(4)], expected_seq=0)
+    reader, plain = written.follow("run/1.2.1", deltas=True), written.follow("run/1.2.1")
+    await asyncio.gather(reader.task, plain.task)
+
+    assert [(each.seq, each.sub) for each in reader.events] == [(2, 2), (2, 3), (3, 0), (4, 0)]
+    assert plain.seen == [3, 4]
+
+
+def test_a_follower_ends_with_the_attempt_or_with_the_run(written: Written) -> None:
+    with pytest.raises(ConfigurationError, match="until is 'attempt' or 'end', not 'later'"):
+        written.follow(until="later")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from reactivex import Observable, abc
 
@@ -178,7 +178,15 @@ def replay(log: EventLog, task_id: str, *, speed: float | None = None, deltas: b
     return Replay(log, task_id, speed=speed, deltas=deltas)
 
 
-def follow(log: EventLog, task_id: str, *, after: str | None = None, strict: bool = True) -> RecordedStream:
+def follow(
+    log: EventLog,
+    task_id: str,
+    *,
+    after: str | None = None,
+    strict: bool = True,
+    deltas: bool = False,
+    until: Literal["attempt", "end"] = "attempt",
+) -> RecordedStream:
     """The events of a run that somebody writes, maybe in another process: those that are there, then those that come.
 
     ::
@@ -186,26 +194,32 @@ def follow(log: EventLog, task_id: str, *, after: str | None = None, strict: boo
         log                         abc   d----e--F
         follow(after="run/1.2.0")   --c---d----e--F|
 
-    Without gap and without duplicate, up to the final event of the run's attempt. Only durable events are in a log.
-    Where the cursor lies in a part of an attempt that was lost in a crash, or is none of this run, a `gap` event comes
-    first, and then everything that the reader needs: from the place where the lost part began, or from the first event.
+    Without gap and without duplicate, up to the final event of the run's attempt, or of the run. Where the cursor lies
+    in a part of an attempt that was lost in a crash, or is none of this run, a `gap` event comes first, and then
+    everything that the reader needs: from the place where the lost part began, or from the first event.
 
     Args:
         log: Where the run is written.
         task_id: The run.
         after: The cursor of the last event that the reader has.
         strict: Refuse what is no cursor; otherwise it is taken for that of an unknown run.
+        deltas: Give the deltas too, where the log keeps them.
+        until: `"end"` goes on over pauses and attempts until the run is completed or failed.
 
     Returns:
         A stream. `UnknownRun` ends it if the log holds no such run.
 
     Raises:
-        ConfigurationError: `after` is no cursor.
+        ConfigurationError: `after` is no cursor, or `until` no place to end at.
     """
     cursor = read_cursor(after, strict=strict) if after is not None else None
+    if until not in ("attempt", "end"):
+        raise ConfigurationError(f"until is 'attempt' or 'end', not {until!r}")
+    # Only what is asked for, so that a log of one's own may do without.
+    options: dict[str, Any] = {**({"deltas": True} if deltas else {}), **({"until": until} if until == "end" else {})}
 
     async def work(push: Push[Event]) -> None:
-        await _Follower(log, task_id, cursor, after, push).follow()
+        await _Follower(log, task_id, cursor, after, push).follow(**options)
 
     return RecordedStream(from_task(work, name="rxloop-follow"))
 
@@ -222,13 +236,17 @@ class _Follower:
         self._after = after
         self._push = push
 
-    async def follow(self) -> None:
-        """Deliver what the reader does not have, until the attempt ends."""
+    async def follow(self, **options: Any) -> None:
+        """Deliver what the reader does not have, until the attempt ends, or as the options for the log say."""
         begin = await self._begin() if self._cursor is not None else 0
         expected = begin + 1
-        events = self._log.follow(self._task_id, after_seq=begin)
+        events = self._log.follow(self._task_id, after_seq=begin, **options)
         try:
             async for event in events:
+                if not event.durable:
+                    if self._cursor is None or (event.seq, event.sub) > self._cursor[2:]:
+                        self._push(event)
+                    continue
                 cursor, self._cursor = self._cursor, None
                 if cursor is not None and event.attempt <= cursor.attempt and event.seq <= cursor.seq:
                     # Published before it was in the log: the reader has it from the run itself.

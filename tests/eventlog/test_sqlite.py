@@ -514,3 +514,64 @@ async def test_a_log_stays_with_its_file_wherever_the_process_goes(
     monkeypatch.chdir("elsewhere")
     assert [event.seq for event in await log.read("run")] == [1]
     await log.aclose()
+
+
+async def damaged(path: Path, seq: int, json: bytes) -> None:
+    """Three runs of a conversation, one of which has an event that nobody can read."""
+    log = SqliteEventLog(path)
+    for name in ("before", "damaged", "behind"):
+        fields: dict[str, Any] = {"task_id": name, "context_id": "c"}
+        events: list[Event] = [
+            task(**fields),
+            CustomEvent(seq=2, attempt=1, name="note", **fields),
+            StatusUpdateEvent(seq=3, state="completed", final=True, **fields),
+        ]
+        await log.append(name, events, expected_seq=0)
+    await log.aclose()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET json = ? WHERE run = 2 AND seq = ?", (json, seq))
+
+
+ROTTEN = [
+    b"",
+    b"\xff\xfe\x00",
+    b'{"kind":"cus\xff',
+    b'{"kind":"custom","name":7}',
+    b'{"kind":"status-update","state":"x"}',
+    b"[]",
+]
+
+
+@pytest.mark.parametrize("json", ROTTEN)
+async def test_an_event_that_cannot_be_read_is_named_and_harms_no_other_run(path: Path, json: bytes) -> None:
+    await damaged(path, 2, json)
+    log = SqliteEventLog(path)
+    for read in (log.read("damaged"), anext(log.follow("damaged", after_seq=1)), log.histories("c", before="none")):
+        with pytest.raises(EventLogError, match=r"the event 2 of the run damaged cannot be read.*skip") as refusal:
+            await read
+        assert not refusal.value.retryable
+    assert [record.state for record in await log.runs()] == ["completed"] * 3
+    assert len(await log.read("before")) == len(await log.read("behind")) == 3
+    assert len((await log.histories("c", before="damaged")).events) == 3
+    await log.aclose()
+
+
+@pytest.mark.parametrize("seq", [1, 2, 3])
+async def test_an_event_that_cannot_be_read_is_left_out_by_name_where_that_is_asked_for(
+    path: Path, seq: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    await damaged(path, seq, b"rotten")
+    log = SqliteEventLog(path, corrupt="skip")
+    rest = [each for each in (1, 2, 3) if each != seq]
+    assert [event.seq for event in await log.read("damaged")] == rest
+    assert f"the event {seq} of the run damaged cannot be read" in caplog.text
+    assert [event.seq async for event in log.follow("damaged")] == rest
+    assert len((await log.histories("c", before="none")).events) == 8
+    agent = Agent(ScriptedModel("Hello."), log=log)
+    assert (await agent.run("Hi", context_id="c")).output == "Hello."
+    await log.aclose()
+
+
+def test_what_becomes_of_corrupt_events_is_one_of_two(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'refuse' or 'skip', not 'ignore'"):
+        SqliteEventLog(path, corrupt="ignore")  # pyright: ignore[reportArgumentType]

@@ -25,6 +25,9 @@ Database = Annotated[
     Path | None,
     typer.Option("--db", envvar="RXLOOP_DB", metavar="FILE", help="The database of runs.", show_default=False),
 ]
+SkipCorrupt = Annotated[
+    bool, typer.Option("--skip-corrupt", help="Leave out events of the run that cannot be read, and say which.")
+]
 RunId = Annotated[
     str, typer.Argument(metavar="RUN", help="A run: the beginning or the end of its id, or 'last'.", show_default=False)
 ]

@@ -37,6 +37,7 @@ def resume(
     strategy: options.Strategy = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
     json: options.Json = False,
+    skip_corrupt: options.SkipCorrupt = False,
     db: options.Database = None,
 ) -> None:
     """Go on with a run.
@@ -48,7 +49,7 @@ def resume(
 
     async def main() -> int:
         answers = pairs(inputs, "--input")
-        async with opened(db) as log:
+        async with opened(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
             so_far = await replay(log, record.task_id).result()
             may_pass = so_far.error is not None and so_far.error.retryable

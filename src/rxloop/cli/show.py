@@ -27,7 +27,11 @@ def show(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what comes, until the attempt ends.")
     ] = False,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="With --follow, go on over pauses and attempts until the run is over.")
+    ] = False,
     json: options.Json = False,
+    skip_corrupt: options.SkipCorrupt = False,
     db: options.Database = None,
 ) -> None:
     """Show what is on record of a run.
@@ -39,14 +43,17 @@ def show(
         return event.seq > after
 
     async def main() -> None:
-        async with opened(db) as log:
+        async with opened(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
             first = await first_event(log, record.task_id)
             if first is not None and not json and not after:
                 ids = f"run {record.task_id}, conversation {record.context_id}\n"
                 who = f"{one_line(record.agent_name)} with {one_line(first.model)}, {record.state}\n"
                 write(Text(ids + who, "dim"))
-            stream = following(log, record.task_id) if follow else replaying(log, record.task_id, deltas=False)
+            if follow or until_end:
+                stream = following(log, record.task_id, until="end" if until_end else "attempt")
+            else:
+                stream = replaying(log, record.task_id, deltas=False)
             events = stream.pipe(rx.filter(comes_later))
             if json:
                 async for event in events:
@@ -71,6 +78,7 @@ def replay(
     ] = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
     json: options.Json = False,
+    skip_corrupt: options.SkipCorrupt = False,
     db: options.Database = None,
 ) -> None:
     """Show a run once more as it was seen live.
@@ -79,7 +87,7 @@ def replay(
     """
 
     async def main() -> None:
-        async with opened(db) as log:
+        async with opened(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
             events = replaying(log, record.task_id, speed=speed)
             await write_live(events if until is None else events.until(until), thoughts, json=json)

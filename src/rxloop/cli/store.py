@@ -28,7 +28,7 @@ def default_database() -> Path:
 
 
 @asynccontextmanager
-async def opened(database: Path | None, *, write: bool = False) -> AsyncGenerator[EventLog]:
+async def opened(database: Path | None, *, write: bool = False, skip_corrupt: bool = False) -> AsyncGenerator[EventLog]:
     """The log in the database; only who is going to write makes one.
 
     Raises:
@@ -47,7 +47,7 @@ async def opened(database: Path | None, *, write: bool = False) -> AsyncGenerato
         raise EventLogError(
             f"there are no runs yet: {path} does not exist. rxloop run makes it; --db or RXLOOP_DB names another one"
         )
-    log = SqliteEventLog(path)
+    log = SqliteEventLog(path, corrupt="skip" if skip_corrupt else "refuse")
     try:
         if write:
             await check_writable(log, path)
@@ -141,11 +141,16 @@ async def short_id(log: EventLog, task_id: str) -> str | None:
 
 
 async def first_event(log: EventLog, task_id: str) -> TaskEvent | None:
-    """What a run was started with, without reading all of it."""
+    """What a run was started with, without reading all of it; None where that cannot be read."""
     events = log.follow(task_id)
     try:
         async for event in events:
             return event if isinstance(event, TaskEvent) else None
+    except EventLogError as error:
+        if error.retryable or isinstance(error, UnknownRun):
+            raise
+        # What is wrong with one run must not keep the others from being listed.
+        return None
     finally:
         close = getattr(events, "aclose", None)
         if close is not None:

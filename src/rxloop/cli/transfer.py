@@ -23,11 +23,11 @@ from rxloop.state import fold_all
 from rxloop.storable import settle
 
 
-def export(run: options.RunId, db: options.Database = None) -> None:
+def export(run: options.RunId, skip_corrupt: options.SkipCorrupt = False, db: options.Database = None) -> None:
     """Write the events of a run as JSON, one a line."""
 
     async def main() -> None:
-        async with opened(db) as log:
+        async with opened(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
             for event in await log.read(record.task_id):
                 write_json(event)

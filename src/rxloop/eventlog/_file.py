@@ -87,7 +87,8 @@ class OpenFile:
         return EventLogError(
             f"the event log {self.path}: {path} was removed or replaced while it was open; what this log has written "
             "since is not in the file that is there now. Put the file back in its place, or close the log and begin "
-            "with the one that is there"
+            "with the one that is there",
+            retryable=False,
         )
 
 

@@ -117,7 +117,8 @@ def parsed(rows: Iterable[tuple[str, int, int, bytes]], corrupt: Corrupt) -> lis
             if corrupt == "refuse":
                 raise EventLogError(
                     f'{said}; SqliteEventLog(..., corrupt="skip") and the command with --skip-corrupt read the run '
-                    "without it, and all other runs are as they were"
+                    "without it, and all other runs are as they were",
+                    retryable=False,
                 ) from error
             log.warning("%s; it is left out", said)
     return events

@@ -213,7 +213,8 @@ def _check_process(shared: _Shared) -> None:
     if shared.pid != os.getpid():
         raise EventLogError(
             f"this process was forked from {shared.pid} while the event log was open there, and not by os.fork: "
-            "a SQLite connection does not pass a fork; make the log after the fork"
+            "a SQLite connection does not pass a fork; make the log after the fork",
+            retryable=False,
         )
 
 
