@@ -186,6 +186,8 @@ async def test_by_http_the_server_says_where_it_is_and_ends_when_it_is_interrupt
     [
         (["--path", "a.db"], "--path keeps a session for later, and later it needs a name: add --session NAME"),
         (["--session", " "], "--session is blank: give it a name, or leave it out"),
+        (["--session", "a\nb"], "session='a\\nb' has a line end or another control character in it"),
+        (["--ttl", "0"], "--ttl 0: give more than 0 seconds, or leave it out"),
         (["--http", "--host", "203.0.113.1"], "cannot listen on 203.0.113.1, port 8000: "),
     ],
 )

@@ -23,11 +23,11 @@ HEADERS = {"accept": "application/json, text/event-stream"}
 
 
 @contextlib.asynccontextmanager
-async def serving(sessions: ThinkingSessions, session: str | None = None) -> AsyncGenerator[str]:
+async def serving(sessions: ThinkingSessions, session: str | None = None, **options: Any) -> AsyncGenerator[str]:
     """The URL of a server that runs for as long as the block lasts."""
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = sequential_thinking_server(sessions, session=session)
-    task = asyncio.create_task(serve_http(server, port=0, ready=found.set_result))
+    task = asyncio.create_task(serve_http(server, port=0, ready=found.set_result, **options))
     try:
         yield await found
     finally:
@@ -78,6 +78,23 @@ async def test_the_session_of_a_client_that_left_is_freed() -> None:
         assert len(await store.records()) == 1
         assert (await think(one))["thoughtHistoryLength"] == 2
     assert not await store.records()
+
+
+async def test_a_client_that_is_silent_for_too_long_has_left() -> None:
+    store = Watched()
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    call = {"name": "sequentialthinking", "arguments": CALL}
+    async with serving(connection_sessions(store), ttl=0.2) as url, httpx.AsyncClient(headers=HEADERS) as client:
+        reply = await client.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello})
+        own = {"mcp-session-id": reply.headers["mcp-session-id"]}
+        await client.post(url, headers=own, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
+        assert (await client.post(url, headers=own, json=asked)).status_code == 200
+        assert len(await store.records()) == 1
+        async with asyncio.timeout(10):
+            await store.removed.wait()
+        assert await store.records() == []
+        assert (await client.post(url, headers=own, json=asked)).status_code == 404
 
 
 async def test_a_named_session_is_one_for_all_clients() -> None:

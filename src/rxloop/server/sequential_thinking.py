@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Self
 from pydantic import ConfigDict, ValidationError
 
 from rxloop._version import __version__
-from rxloop.errors import InvalidThought, SessionError, UnknownSession
+from rxloop.errors import ConfigurationError, InvalidThought, SessionError, UnknownSession
 from rxloop.messages import Wire
 from rxloop.protocols import SessionStore
 from rxloop.server._extra import missing
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult
 from rxloop.thinking.sessions.places import NEW
 from rxloop.thinking.sessions.teaching import PROPERTIES, SESSION_PROPERTIES
-from rxloop.thinking.sessions.thought import Name, OptionalCount, SessionId
+from rxloop.thinking.sessions.thought import Name, OptionalCount, SessionId, wrong_with_name
 
 try:
     import mcp_types as types
@@ -92,11 +92,16 @@ def sequential_thinking_server(
         session: One session for all connections, by this name; it is there still when they are closed.
         log: Called with each accepted thought. It must not write to stdout, which belongs to the protocol.
 
+    Raises:
+        ConfigurationError: The name is too long, or has control characters in it.
+
     Example:
         >>> server = sequential_thinking_server()
         >>> async with Client(server) as client:
         ...     await client.call_tool("sequentialthinking", {"thought": "Two cases.", "nextThoughtNeeded": True, ...})
     """
+    if session is not None and (wrong := wrong_with_name(session)) is not None:
+        raise ConfigurationError(f"session={session[:60]!r} {wrong}")
     kept = sessions if sessions is not None else connection_sessions()
     handlers = _Handlers(kept, log)
     server: Server[Connections] = Server(
