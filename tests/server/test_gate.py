@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from rxloop.errors import ConfigurationError
-from rxloop.server._gate import LONGEST, Gate, impatient
+from rxloop.server._gate import HALF_OPEN, LONGEST, Gate, impatient
 from rxloop.server.sequential_thinking import sequential_thinking_server
 from rxloop.server.transports import serve_http
 
@@ -114,6 +114,26 @@ async def test_bodies_have_a_bound_all_together_and_room_comes_back() -> None:
             while (await client.post(url, content=content)).status_code != 200:
                 pass
         writer.close()
+
+
+@pytest.mark.parametrize("said", [b"POST / HTTP/1.1\r\n", HEAD % 10 + b"x"])
+async def test_of_too_many_half_requests_those_that_began_first_are_given_up(said: bytes) -> None:
+    async with serving(connections=1_000) as port, httpx.AsyncClient() as client:
+        halves = [await asyncio.open_connection("127.0.0.1", port) for _ in range(HALF_OPEN)]
+        for _, writer in halves:
+            writer.write(said)
+        for _ in range(20):
+            assert (await client.post(f"http://localhost:{port}/", content=b"x")).status_code == 200
+        later = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for _, writer in later:
+            writer.write(said)
+        async with asyncio.timeout(10):
+            for reader, _ in halves[:20]:
+                with contextlib.suppress(ConnectionResetError):
+                    assert (await reader.read())[9:12] in (b"", b"408")
+        assert not any(reader.at_eof() for reader, _ in later)
+        for _, writer in halves + later:
+            writer.close()
 
 
 async def test_there_are_only_so_many_connections() -> None:

@@ -20,6 +20,8 @@ AT_ONCE = 4 * LONGEST
 """Bytes of all requests that are there at a time."""
 PATIENCE = 30.0
 """Seconds that the head of a request may take, and then its body."""
+HALF_OPEN = 100
+"""Heads, and bodies, that may be waited for at a time: where there are more, the one that began first is given up."""
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:@/?#\[\]\\]+)(:[0-9]{1,5})?", re.IGNORECASE)
 _SCHEMES = ("http://", "https://")
@@ -50,6 +52,7 @@ class Gate:
         self._at_once = at_once
         self._patience = patience
         self._held = 0
+        self._awaited: dict[object, asyncio.Timeout] = {}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Let a request in, or answer why not."""
@@ -85,12 +88,19 @@ class Gate:
         return found is not None and (found["name"] in self._names or host in self._names)
 
     async def _read(self, receive: Receive, body: bytearray) -> None:
+        this = object()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._patience) as limit:
+                self._awaited[this] = limit
+                if len(self._awaited) > HALF_OPEN:
+                    oldest = next(iter(self._awaited))
+                    self._awaited.pop(oldest).reschedule(0)
                 while await self._read_piece(receive, body):
                     pass
         except TimeoutError:
-            raise Refused(408, f"the request took longer than {self._patience:g} s") from None
+            raise Refused(408, f"the request took longer than {self._patience:g} s, or others were waiting") from None
+        finally:
+            self._awaited.pop(this, None)
 
     async def _read_piece(self, receive: Receive, body: bytearray) -> bool:
         """Whether there is more to come."""
@@ -132,6 +142,7 @@ def impatient(connections: int, patience: float = PATIENCE) -> type[H11Protocol]
         connections: How many there may be; one more is closed at once.
         patience: Seconds.
     """
+    awaited: dict[Impatient, None] = {}
 
     class Impatient(H11Protocol):
         late: asyncio.TimerHandle | None = None
@@ -157,10 +168,16 @@ def impatient(connections: int, patience: float = PATIENCE) -> type[H11Protocol]
                 self.expect_nothing()
             elif self.late is None:
                 self.late = self.loop.call_later(patience, self.transport.abort)
+                awaited[self] = None
+                if len(awaited) > HALF_OPEN:
+                    oldest = next(iter(awaited))
+                    oldest.expect_nothing()
+                    oldest.transport.abort()
 
         def expect_nothing(self) -> None:
             if self.late is not None:
                 self.late.cancel()
                 self.late = None
+                awaited.pop(self, None)
 
     return Impatient
