@@ -382,7 +382,11 @@ class LimitReached(AttemptError):
 
 
 class RunError(AttemptError):
-    """The provider, the pipeline, the tool machinery or the log failed."""
+    """The provider, the pipeline, the tool machinery or the log failed.
+
+    `result.error.retryable` says whether `agent.resume` has a chance. With the codes `log` and `conflict` the run has
+    not ended: its log could not be reached, or another process goes on with it.
+    """
 
 
 class RunCancelled(AttemptError):

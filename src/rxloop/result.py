@@ -22,7 +22,8 @@ class Result(Generic[O]):
     """The end of an attempt: the answer, or how far it came.
 
     Attributes:
-        state: `completed`, `failed`, `canceled`, `input-required` or `auth-required`.
+        state: `completed`, `failed`, `canceled`, `input-required` or `auth-required`; `working` if the attempt ended
+            and its log could not be told, so that the run has not.
         reason: What ended an attempt that has no answer, such as `max_iterations`.
         content: The text of the answer, partial where there is none.
         messages: The history, well-formed: `agent.run([*result.messages, "And Bergen?"])` goes on by hand.
