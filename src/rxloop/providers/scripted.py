@@ -16,7 +16,7 @@ from typing import Any, Self, Union, cast
 
 import orjson
 from reactivex import Observable, abc
-from reactivex.disposable import Disposable
+from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import ConfigurationError, ProviderError
 from rxloop.events import (
@@ -251,7 +251,10 @@ class ScriptedModel:
             close()
             raise
         if answer.cut_off:
-            return Disposable(close)
+            # A task, like the socket that it stands for: otherwise the run would seem to wait for nothing.
+            name = f"{self._name}-stream"
+            leaf = from_task(_stay_open, request.ctx, name=name, shielded=True).subscribe(observer)
+            return CompositeDisposable(leaf, Disposable(close))
         close()
         if answer.error is not None:
             observer.on_error(answer.error)
@@ -397,3 +400,7 @@ def _finish(answer: ScriptedTurn, content: str, request: ModelRequest, push: Pus
             raw_finish_reason=answer.raw_finish_reason,
         )
     )
+
+
+async def _stay_open(push: Push[Event]) -> None:
+    await asyncio.get_running_loop().create_future()
