@@ -53,7 +53,7 @@ class Limits(Wire):
     """Time from the start of an attempt."""
     preparation: float | None = Field(default=60.0, gt=0)
     """Seconds that each part of what comes before a model call may take: the instructions, a family of tools that is
-    asked for them, the functions of `enabled=`. A compressor has a `timeout` of its own."""
+    asked for them, the functions of `enabled=`, an async workspace. A compressor has a `timeout` of its own."""
     conclude: bool = False
     """Send the last iteration with `tool_choice: none`, so that the run ends with an answer."""
 

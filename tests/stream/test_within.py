@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from run_checks import Recorder, finals, nothing_left
-from rxloop import Agent, Limits, RunContext, RunError, tool
+from rxloop import Agent, Limits, RunContext, RunError, op, tool
 from rxloop.testing import ScriptedModel, call, virtual_time
 
 SHORT = Limits(preparation=0.05)
@@ -80,6 +80,16 @@ async def test_a_family_of_tools_that_never_comes_ends_the_run() -> None:
         async def aclose(self) -> None: ...
 
     assert "Family.tools() took more" in await failure(Agent(ScriptedModel("Hi."), tools=[Family()], limits=SHORT))
+
+
+async def test_a_workspace_that_never_comes_ends_the_run() -> None:
+    class Desk:
+        async def render(self) -> str:
+            await asyncio.Event().wait()
+            return ""
+
+    loop = op.standard(before_model=[op.workspace(Desk())])
+    assert "the workspace Desk" in await failure(Agent(ScriptedModel("Hi."), loop=loop, limits=SHORT))
 
 
 async def test_a_function_that_decides_about_a_tool_and_never_returns_ends_the_run(released: threading.Event) -> None:

@@ -11,6 +11,7 @@ from rxloop.protocols import Workspace
 from rxloop.records import Rendered
 from rxloop.requests import ModelRequest, Operator, Signal
 from rxloop.stream.bridges import emit, from_awaitable
+from rxloop.stream.within import within
 
 
 def workspace(shown: Workspace) -> Operator:
@@ -35,7 +36,10 @@ def workspace(shown: Workspace) -> Operator:
         made = shown.render()
         if not inspect.isawaitable(made):
             return emit(_with(request, made))
-        return from_awaitable(lambda: _waited(request, made), request.ctx, name="rxloop-workspace")
+        who = f"the workspace {type(shown).__name__}"
+        return from_awaitable(
+            lambda: _waited(request, within(request.ctx, made, who)), request.ctx, name="rxloop-workspace"
+        )
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = f"workspace({type(shown).__name__})"
