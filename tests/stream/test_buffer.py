@@ -220,6 +220,14 @@ async def test_error_gives_what_it_has_and_then_raises() -> None:  # L13
         await buffer.get()
 
 
+async def test_error_is_told_though_the_stream_ends_in_the_same_delivery() -> None:
+    buffer = filled("error", 2, numbered("a", "b", "c"))
+    buffer.end()
+    assert [(await buffer.get()).delta for _ in range(2)] == ["a", "b"]
+    with pytest.raises(SlowReader, match="2 items behind"):
+        await buffer.get()
+
+
 async def test_error_ends_the_subscription() -> None:
     ended: list[bool] = []
     buffer = ReadBuffer("error", 1, None)
