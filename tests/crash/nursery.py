@@ -1,7 +1,7 @@
 """Carries out runs in processes of their own, which are there to be killed; forked, so that each starts at once.
 
-Reads lines of JSON: `{"db": ..., "effects": ..., "task": null or the run to resume}`. For each a fork prints, a
-line each: `process PID`, `task ID`, `checkpoint SEQ` and `answer TEXT`; and when it is over, `over`.
+Reads lines of JSON: `{"db": ..., "effects": ..., "context": ..., "task": null or the run to resume}`. For each a
+fork prints, a line each: `process PID`, `task ID`, `checkpoint SEQ` and `answer TEXT`; and when it is over, `over`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def told(event: Event) -> None:
 
 async def carry_out(order: dict[str, Any]) -> None:
     async with agent(order["db"], order["effects"]) as worker:
-        run = worker.resume(order["task"]) if order["task"] else worker.run("Add up.", context_id="sums")
+        run = worker.resume(order["task"]) if order["task"] else worker.run("Add up.", context_id=order["context"])
         run.events.subscribe(told)
         result = await run
         say(f"answer {result.output}")

@@ -9,8 +9,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,9 +27,11 @@ ANSWER = f"Let me see. The sum is {sum(n * n + (n + 100) ** 2 for n in range(6))
 class Nursery:
     """Processes to kill."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path, context: str) -> None:
         self._process = process
         self._folder = folder
+        self.context = context
+        self.effects = folder / f"effects-{context}"
         self.tasks: list[str] = []
         self.acknowledged = 0
         self.answers: list[str] = []
@@ -37,7 +39,12 @@ class Nursery:
     async def carry_out(self, task: str | None, kill_after: float | None) -> None:
         """Have a run carried out, or resumed, and kill it after some seconds."""
         assert self._process.stdin is not None
-        order = {"db": str(self._folder / "runs.db"), "effects": str(self._folder / "effects"), "task": task}
+        order = {
+            "db": str(self._folder / "runs.db"),
+            "effects": str(self.effects),
+            "context": self.context,
+            "task": task,
+        }
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         pid = int((await self._line()).removeprefix("process "))
         killing = asyncio.get_running_loop().call_later(kill_after, kill, pid) if kill_after is not None else None
@@ -64,14 +71,20 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture
-async def processes() -> AsyncIterator[asyncio.subprocess.Process]:
+@asynccontextmanager
+async def nursery_process() -> AsyncGenerator[asyncio.subprocess.Process]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, str(NURSERY), stdin=pipe, stdout=pipe)
     yield process
     assert process.stdin is not None
     process.stdin.close()
     assert await process.wait() == 0
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[asyncio.subprocess.Process]:
+    async with nursery_process() as process:
+        yield process
 
 
 def folder(parent: Path, name: str) -> Path:
@@ -83,9 +96,9 @@ def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-async def left_behind(log: SqliteEventLog) -> str | None:
+async def left_behind(log: SqliteEventLog, context: str) -> str | None:
     """The run that a process has left behind; it may have ended just before."""
-    records = await log.runs()
+    records = await log.runs(context_id=context)
     return records[0].task_id if records else None
 
 
@@ -100,23 +113,25 @@ async def finished_calls(log: SqliteEventLog, task: str) -> set[str]:
     return {f"{call.name} {next(iter(call.arguments.values()))}" for call in calls}
 
 
-async def killed_until_it_ends(processes: asyncio.subprocess.Process, place: Path, longest: float) -> int:
+async def killed_until_it_ends(
+    processes: asyncio.subprocess.Process, place: Path, longest: float, context: str = "sums"
+) -> int:
     """Kill a run up to three times; what it has come to. Returns how often it was killed before its end."""
-    nursery, log = Nursery(processes, place), SqliteEventLog(place / "runs.db")
+    nursery, log = Nursery(processes, place, context), SqliteEventLog(place / "runs.db")
     follower: asyncio.Task[list[Event]] | None = None
     task, kills = None, 0
     for attempt in range(1, 100):
         done = await finished_calls(log, task) if task else set[str]()
-        before = len(lines(place / "effects"))
+        before = len(lines(nursery.effects))
         seen = nursery.acknowledged
         await nursery.carry_out(task, random.random() * longest if kills < 3 else None)
-        again = {line.removesuffix(" starts") for line in lines(place / "effects")[before:]} & done
+        again = {line.removesuffix(" starts") for line in lines(nursery.effects)[before:]} & done
         assert not again, f"attempt {attempt} ran again what had its result: {again}"
         if nursery.answers:
             break
         kills += 1
         if task is None:
-            task = await left_behind(log)
+            task = await left_behind(log, context)
             if task is not None:
                 follower = asyncio.create_task(follow(log, task))
         if task is not None:
@@ -128,7 +143,7 @@ async def killed_until_it_ends(processes: asyncio.subprocess.Process, place: Pat
     events = await log.read(task)
     if follower is not None:
         assert await asyncio.wait_for(follower, 10) == list(events)
-    check(events, lines(place / "effects"))
+    check(events, lines(nursery.effects))
     await log.aclose()
     return kills
 
@@ -166,10 +181,34 @@ async def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_answer(
     assert killed >= KILLS
 
 
+@pytest.mark.timeout(1200)
+async def test_two_processes_that_are_killed_over_one_file_harm_neither_their_own_run_nor_the_other(
+    processes: asyncio.subprocess.Process, tmp_path: Path
+) -> None:
+    # L87, L88, L89
+    async with nursery_process() as others:
+        started = time.monotonic()
+        await killed_until_it_ends(processes, folder(tmp_path, "whole"), 1e9)
+        await killed_until_it_ends(others, folder(tmp_path, "other"), 1e9)
+        takes = time.monotonic() - started
+        killed = 0
+        for number in range(10 * KILLS):
+            place = folder(tmp_path, str(number))
+            killed += sum(
+                await asyncio.gather(
+                    killed_until_it_ends(processes, place, takes, "mine"),
+                    killed_until_it_ends(others, place, takes, "theirs"),
+                )
+            )
+            if killed >= KILLS:
+                break
+    assert killed >= KILLS
+
+
 async def test_the_log_of_a_process_that_was_killed_at_once_holds_nothing_or_a_whole_beginning(
     processes: asyncio.subprocess.Process, tmp_path: Path
 ) -> None:
-    nursery = Nursery(processes, tmp_path)
+    nursery = Nursery(processes, tmp_path, "sums")
     await nursery.carry_out(None, 0.0)
     log = SqliteEventLog(tmp_path / "runs.db")
     with suppress(UnknownRun):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rxloop.messages import Message
 from rxloop.testing import ScriptedModel, call
 
 WRITER = Path(__file__).with_name("writer.py")
+RACER = Path(__file__).with_name("racer.py")
 
 
 def task(**fields: Any) -> TaskEvent:
@@ -575,3 +577,19 @@ async def test_an_event_that_cannot_be_read_is_left_out_by_name_where_that_is_as
 def test_what_becomes_of_corrupt_events_is_one_of_two(path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'refuse' or 'skip', not 'ignore'"):
         SqliteEventLog(path, corrupt="ignore")  # pyright: ignore[reportArgumentType]
+
+
+async def test_of_two_processes_that_append_the_same_bytes_at_the_same_moment_one_wins(path: Path) -> None:
+    await written(path)
+    pipe, count = asyncio.subprocess.PIPE, 100
+    racers = [
+        await asyncio.create_subprocess_exec(sys.executable, RACER, path, str(count), stdin=pipe, stdout=pipe)
+        for _ in range(2)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert await racer.stdout.readline() == b"ready\n"
+    begin = f"{time.time() + 0.2}\n".encode()
+    said = await asyncio.gather(*(racer.communicate(begin) for racer in racers))
+    winners = [name for out, _ in said for name in out.decode().split()]
+    assert sorted(winners) == sorted(f"run-{number}" for number in range(count))
