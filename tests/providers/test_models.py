@@ -125,3 +125,26 @@ def test_a_retry_waits_longer_each_time_and_gives_up() -> None:
     assert retry.wait(BadRequest("no"), 1) is None
     assert retry.wait(ProviderTimeout("late"), 1) is None
     assert 0.75 <= (Retry(first=1).wait(busy, 1) or 0) <= 1
+
+
+@pytest.mark.parametrize(
+    ("model", "instead"),
+    [
+        ("anthropic:claude-opus-4", "openrouter:anthropic/claude-opus-4"),
+        ("anthropic", "base_url='https://api.anthropic.com/v1'"),
+        ("gemini:gemini-2.5-pro", "google:gemini-2.5-pro"),
+        ("bedrock:x", "openrouter:"),
+    ],
+)
+def test_a_vendor_with_an_interface_of_its_own_is_told_how_to_be_reached(model: str, instead: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        resolve_model(model)
+    assert instead in str(raised.value)
+
+
+def test_an_address_that_names_no_model_is_told_without_what_is_secret_in_it() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        resolve_model("http://user:pa55word@h/v1?key=abcd1234")
+    assert "http://h/v1" in str(raised.value)
+    assert "pa55word" not in str(raised.value)
+    assert "abcd1234" not in str(raised.value)

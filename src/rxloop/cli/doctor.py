@@ -17,7 +17,7 @@ from rxloop._version import __version__
 from rxloop.cli import options
 from rxloop.cli.finding import Finding, Findings, Grade
 from rxloop.cli.installed import installed
-from rxloop.cli.models import key_state, without_secrets
+from rxloop.cli.models import key_state
 from rxloop.cli.network import endpoint, reached
 from rxloop.cli.render import many
 from rxloop.cli.store import check_writable, default_database
@@ -25,6 +25,7 @@ from rxloop.cli.terminal import FAILED, colours, say, told, width, write
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.eventlog import SqliteEventLog
 from rxloop.providers import PRESETS
+from rxloop.providers._secrets import shown_address
 
 _MARKS = {Grade.good: ("✓", "green"), Grade.note: ("·", "dim"), Grade.bad: ("✗", "bold red")}
 _ENVIRONMENT = ("RXLOOP_TRANSPORT", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE")
@@ -102,12 +103,12 @@ def _models() -> Findings:
                 hint = "no model can be called: name a file of certificates, or unset it"
                 yield Finding(Grade.bad, f"{name} is {value}, and there is no such file", hint)
             else:
-                yield Finding(Grade.note, f"{name} is {without_secrets(value)}")
+                yield Finding(Grade.note, f"{name} is {shown_address(value)}")
 
 
 def _chosen(model: str) -> Finding:
     """Whether the model of the environment can be asked."""
-    shown = without_secrets(model)
+    shown = shown_address(model)
     try:
         preset, _ = endpoint(model)
     except ConfigurationError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from typing import Annotated
-from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 import typer
@@ -13,6 +12,7 @@ from rxloop.cli.table import table
 from rxloop.cli.terminal import say, told, write
 from rxloop.errors import ConfigurationError
 from rxloop.providers import PRESETS, Preset
+from rxloop.providers._secrets import shown_address
 
 _COLOURS = {"set": "green", "not set": "yellow"}
 
@@ -36,21 +36,12 @@ def models(
         write(table(("MODEL", "KEY", "", "ADDRESS"), cells, _style))
         say("any other endpoint goes by its address: --model http://localhost:8000/v1#model, with RXLOOP_API_KEY")
         if chosen := os.environ.get("RXLOOP_MODEL"):
-            say(f"RXLOOP_MODEL is {without_secrets(chosen)}")
+            say(f"RXLOOP_MODEL is {shown_address(chosen)}")
 
 
 def example(preset: Preset) -> str:
     """A model string of the preset."""
     return f"{preset.name}:{preset.default_model or 'MODEL'}"
-
-
-def without_secrets(url: str) -> str:
-    """An address without the name, the password and the query in it, where keys may be."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "an address that cannot be read"
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def key_state(preset: Preset) -> str:
@@ -63,7 +54,7 @@ def key_state(preset: Preset) -> str:
 def _address(preset: Preset) -> tuple[str, bool]:
     """The address, or why there is none; and whether there is one."""
     try:
-        return without_secrets(preset.url()), True
+        return shown_address(preset.url()), True
     except ConfigurationError:
         given = os.environ.get(preset.url_env or "", "")
         return (f"{preset.url_env} is no address" if given else f"set {preset.url_env}"), False

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from rxloop.cli.finding import Finding, Findings, Grade
-from rxloop.cli.models import without_secrets
 from rxloop.errors import ConfigurationError
 from rxloop.providers import OpenAIChat, Preset, resolve_model
+from rxloop.providers._secrets import shown_address
 from rxloop.providers.presets import checked_url
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ async def reached(model: str) -> Findings:
     try:
         preset, url = endpoint(model)
     except ConfigurationError as error:
-        return [Finding(Grade.bad, f"{without_secrets(model)} is no model that can be called", str(error))]
+        return [Finding(Grade.bad, f"{shown_address(model)} is no model that can be called", str(error))]
     return [await _called(preset, url + "/models", model)]
 
 
@@ -47,7 +47,7 @@ async def _called(preset: Preset, url: str, model: str) -> Finding:
     key = preset.key()
     bearer = preset.key_header == "authorization"
     headers = {} if key is None else {preset.key_header: f"Bearer {key}" if bearer else key}
-    shown = without_secrets(url)
+    shown = shown_address(url)
     begun = time.monotonic()
     try:
         async with httpx.AsyncClient(timeout=SECONDS) as client:

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from rxloop.cli.agents import Ready
 from rxloop.cli.answers import ask, example
-from rxloop.cli.models import without_secrets
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import question
 from rxloop.cli.status import status
@@ -26,6 +25,7 @@ from rxloop.cli.views import live
 from rxloop.errors import AttemptError
 from rxloop.events import Event, PendingInput
 from rxloop.protocols import EventLog
+from rxloop.providers._secrets import shown_address
 from rxloop.result import Result
 from rxloop.run import Run
 from rxloop.stream.stream import Stream
@@ -111,7 +111,7 @@ class Session:
     def _say_unreached(ready: Ready, result: Result[Any]) -> None:
         """Say how to find out what is in the way, where no connection came about."""
         if result.error is not None and result.error.code == "connection":
-            model = without_secrets((ready.model or ready.agent.model).name)
+            model = shown_address((ready.model or ready.agent.model).name)
             say(f"see what is in the way: rxloop doctor --check-network {shlex.quote(model)}")
 
     def list_pending(self, name: str, pending: Sequence[PendingInput]) -> None:

@@ -164,7 +164,7 @@ class ChatAccumulator:
             answer = _lenient(body)
         answer = _alone(answer)
         if not isinstance(answer, dict):
-            raise ProviderProtocolError(f"{self._where} answered with what is no JSON object: {_shown(body)}")
+            raise ProviderProtocolError(f"{self._where} answered with what is no JSON object: {self._shown(body)}")
         answer = cast("dict[str, Any]", answer)
         choices: list[Any] = []
         for choice in _dicts(answer.get("choices")):
@@ -237,8 +237,11 @@ class ChatAccumulator:
         check_document(text, self._bounds)
         chunk = _lenient(text)
         if chunk is None:
-            raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON: {_shown(text)}")
+            raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON: {self._shown(text)}")
         return chunk
+
+    def _shown(self, data: bytes) -> str:
+        return repr(self._where.clean(data[:2000].decode("utf-8", "replace"))[:200])
 
     def _chunk(self, chunk: Any) -> None:
         """Read any chunk, trusting nothing."""
@@ -381,7 +384,3 @@ def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
         name: value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
         for name, value in fields.items()
     }
-
-
-def _shown(data: bytes) -> str:
-    return repr(data[:200].decode("utf-8", "replace"))

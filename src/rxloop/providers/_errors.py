@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from http import HTTPStatus
 from typing import Any, cast
@@ -31,6 +31,7 @@ from rxloop.errors import (
     UnknownModel,
 )
 from rxloop.providers._documents import check_document
+from rxloop.providers._secrets import redacted, secrets_of, shown_address
 from rxloop.providers.bounds import DEFAULT_BOUNDS, OutOfBounds
 from rxloop.storable import readable
 
@@ -41,12 +42,18 @@ class Endpoint:
 
     name: str
     """The provider and the model, such as `zai:glm-4.7`."""
-    url: str
+    url: str = field(repr=False)
     key_env: str | None = None
     hint: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Those of the request, with the key among them."""
 
     def __str__(self) -> str:
-        return f"{self.name} at {self.url}"
+        return f"{self.name} at {shown_address(self.url)}"
+
+    def clean(self, text: str) -> str:
+        """A text of the vendor's, or of a library's, without what is secret in the request: many echo it."""
+        return redacted(text, secrets_of(self.url, self.headers))
 
 
 _BY_STATUS: dict[int, type[ProviderError]] = {
@@ -141,7 +148,7 @@ def _error(error: Any, status: int | None, where: Endpoint, wait: float | None) 
         )
     message = _message(fields)
     kind = _kind(status, names, message)
-    text = f"{where} answered {_status(status)}: {message}"
+    text = f"{where} answered {_status(status)}: {_short(where.clean(message))}"
     if kind is AuthenticationError and where.key_env:
         text += f" (the key comes from {where.key_env} or api_key=)"
     elif kind is UnknownModel:
@@ -177,7 +184,10 @@ def _message(fields: dict[str, Any]) -> str:
         raw = cast("dict[str, Any]", metadata).get("raw")
         if isinstance(raw, str) and raw:
             text = f"{text}: {raw}"
-    text = " ".join(text.split())
+    return " ".join(text.split())
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 1000 else text[:1000] + "..."
 
 
@@ -251,6 +261,25 @@ def cut_short(where: Endpoint) -> ProviderConnectionError:
     return ProviderConnectionError(
         f"the answer of {where} was cut short: the connection ended with neither a finish reason nor [DONE]"
     )
+
+
+def without_secrets(error: RxloopError, where: Endpoint) -> RxloopError:
+    """The error without what is secret in the request: neither in its words nor in what it came from.
+
+    The exceptions of httpx have the whole request on them, headers and all.
+    """
+    error.args = tuple(where.clean(each) if isinstance(each, str) else each for each in error.args)
+    error.__cause__ = None if error.__cause__ is None else _bare(error.__cause__, where)
+    error.__context__ = None
+    return error
+
+
+def _bare(cause: BaseException, where: Endpoint) -> BaseException:
+    import httpx
+
+    kind = type(cause) if isinstance(cause, httpx.RequestError) else RxloopError
+    name = "" if isinstance(cause, httpx.RequestError) else f"{type(cause).__name__}: "
+    return kind(where.clean(f"{name}{cause}"))
 
 
 def out_of_bounds(error: OutOfBounds, where: Endpoint) -> ProviderProtocolError:

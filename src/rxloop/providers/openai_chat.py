@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from reactivex import Observable
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.events import Event
 from rxloop.providers import _errors
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._encode import RequestEncoder
 from rxloop.providers._pool import ClientPool, Transport
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
+from rxloop.providers._secrets import shown_address
 from rxloop.providers._tags import THOUGHT_TAGS
 from rxloop.providers._text import TextRules
 from rxloop.providers._vendors import CUSTOM, find_preset
@@ -91,7 +92,9 @@ class OpenAIChat:
     @property
     def name(self) -> str:
         """What the model is called on the stream: the model string that makes it."""
-        return f"{self._base_url}#{self.model}" if self.preset is CUSTOM else f"{self.preset.name}:{self.model}"
+        # A name and a password, or a key, in the address are nobody else's business.
+        address = shown_address(self._base_url or "")
+        return f"{address}#{self.model}" if self.preset is CUSTOM else f"{self.preset.name}:{self.model}"
 
     @property
     def keeps_to_schema(self) -> bool:
@@ -125,7 +128,9 @@ class OpenAIChat:
 
         where = self._endpoint()
         headers = self._request_headers(request, where)
+        where = _errors.Endpoint(where.name, where.url, where.key_env, where.hint, headers)
         watch = Watch(self._silence, self._pool.shielded)
+        failure: RxloopError | None = None
         try:
             async with watch, self._pool.lease() as client:
                 # Making the first client may take a while: what carries it is loaded then.
@@ -136,7 +141,15 @@ class OpenAIChat:
                 answer = ChatAccumulator(push, request.step, where, request.tools, self._rules, self._bounds)
                 await receive(response, where, answer, self._stream, gate, watch, self._bounds)
         except OutOfBounds as error:
-            raise _errors.out_of_bounds(error, where) from None
+            failure = _errors.out_of_bounds(error, where)
+        except RxloopError as error:
+            failure = _errors.without_secrets(error, where)
+        if failure is not None:
+            # Out here, since an error that is raised while another is handled keeps that one.
+            try:
+                raise failure
+            finally:
+                del failure
         if watch.expired:
             raise _errors.no_event(where, watch.seconds)
         await self._pool.close_idle()

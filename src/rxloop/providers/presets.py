@@ -10,6 +10,7 @@ from typing import Literal
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from rxloop.errors import ConfigurationError
+from rxloop.providers._secrets import redacted, shown_address
 from rxloop.providers._tags import THOUGHT_TAGS
 
 Effort = Literal["reasoning_effort", "reasoning", "thinking"]
@@ -21,7 +22,7 @@ def _no_headers() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Preset:
     """What is particular about one vendor's OpenAI-compatible endpoint.
 
@@ -95,6 +96,10 @@ class Preset:
     hint: str = ""
     """What to do when nobody answers at the address."""
 
+    def __repr__(self) -> str:
+        # Neither the headers nor all of the address: there may be keys in them.
+        return f"<Preset {self.name} at {shown_address(self.base_url or 'an address of your own')}>"
+
     def url(self) -> str:
         """The address of the endpoint: from the environment where it says so.
 
@@ -105,7 +110,8 @@ class Preset:
         try:
             url = _completed(given, self.base_url or "") if given else self.base_url
         except ValueError as error:
-            raise ConfigurationError(f"{self.url_env} is {given!r}, which is no address: {error}") from error
+            shown, why = redacted(given.partition("?")[0]), redacted(str(error))
+            raise ConfigurationError(f"{self.url_env} is {shown!r}, which is no address: {why}") from None
         if url is None:
             variable = f"set {self.url_env}, or " if self.url_env else ""
             raise ConfigurationError(f"the endpoint {self.name!r} has no address: {variable}pass base_url=")
@@ -144,7 +150,8 @@ def checked_url(url: str) -> str:
     except ValueError:
         known = False
     if not known:
-        raise ConfigurationError(f"{url!r} is no address of an endpoint: give one like 'http://localhost:8000/v1'")
+        shown = shown_address(url)
+        raise ConfigurationError(f"{shown!r} is no address of an endpoint: give one like 'http://localhost:8000/v1'")
     return url.rstrip("/")
 
 

@@ -1,0 +1,191 @@
+"""What is secret stays with the request: over real sockets, in every error, name and repr."""
+
+from __future__ import annotations
+
+import base64
+import traceback
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import orjson
+import pytest
+
+from rxloop import Agent, Preset
+from rxloop.errors import ConfigurationError, RunError
+from rxloop.eventlog import MemoryEventLog
+from rxloop.providers import fallback, hedge, limited, openai_chat
+from rxloop.providers._secrets import redacted, secrets_of, shown_address
+from servers import REQUEST, Reply, Server, chat, collect, delta, sse
+
+pytestmark = pytest.mark.usefixtures("transport")
+
+KEY = "MARK3R-key/with+signs="
+PASSWORD = "MARK3R-pa55"
+QUERY = "MARK3R-query"
+FORMS = [
+    KEY,
+    quote(KEY, safe=""),
+    base64.b64encode(KEY.encode()).decode(),
+    base64.b64encode(f"Bearer {KEY}".encode()).decode(),
+    KEY.upper(),
+    f"Bearer {KEY}",
+    PASSWORD,
+    QUERY,
+    base64.b64encode(f"user:{PASSWORD}".encode()).decode(),
+]
+JSON = "application/json"
+
+
+def secret_address(server: Server) -> str:
+    return server.base_url.replace("://", f"://user:{PASSWORD}@") + f"?key={QUERY}"
+
+
+def everything(error: BaseException | None) -> str:
+    """All that can be read off an exception, and off what it came from."""
+    found: list[str] = []
+    seen: set[int] = set()
+    left: list[Any] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        found += [str(each), repr(each)]
+        if isinstance(each, httpx.Request):
+            found += [str(each.url), str(each.headers.raw)]
+        if isinstance(each, BaseException):
+            found += traceback.format_exception(each)
+            left += [each.__cause__, each.__context__, getattr(each, "_request", None), *each.args]
+    return "\n".join(found)
+
+
+def assert_clean(told: str) -> None:
+    assert "MARK3R" not in told
+    for form in FORMS:
+        assert form.lower() not in told.lower(), form
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("where", ["message", "text", "metadata", "in the stream", "no JSON", "cut", "location"])
+async def test_a_vendor_that_echoes_a_secret_is_not_repeated(server: Server, form: str, where: str) -> None:
+    words = f"the key {form} is no good"
+    replies = {
+        "message": Reply([orjson.dumps({"error": {"message": words, "code": 400}})], 400, content_type=JSON),
+        "text": Reply([words.encode()], 500, content_type="text/plain"),
+        "metadata": Reply([orjson.dumps({"error": {"message": "no", "metadata": {"raw": words}}})], 502),
+        "in the stream": Reply(sse(delta(content="x"), {"error": {"message": words}})),
+        "no JSON": Reply([b"data: " + words.encode() + b"\n\n"]),
+        "cut": Reply([b"x" * 990 + b" " + words.encode()], 500, content_type="text/plain"),
+        "location": Reply([], 307, headers={"location": f"http://other/?x={form}"}),
+    }
+    server.answer(replies[where])
+    model = chat(server, api_key=KEY, headers={"x-api-key": KEY})
+    model = openai_chat(
+        "m", base_url=secret_address(server), api_key=KEY, headers={"x-api-key": KEY}, retry=model._retry
+    )
+    answer = await collect(model.call(REQUEST))
+    await model.aclose()
+    assert answer.error is not None
+    assert_clean(everything(answer.error))
+
+
+async def test_no_connection_tells_neither_address_nor_key() -> None:
+    model = openai_chat("m", base_url=f"http://user:{PASSWORD}@127.0.0.1:1/v1?key={QUERY}", api_key=KEY)
+    answer = await collect(model.call(REQUEST))
+    await model.aclose()
+    assert "http://127.0.0.1:1/v1" in str(answer.error)
+    assert_clean(everything(answer.error))
+
+
+async def test_a_run_with_a_secret_address_keeps_it_off_the_stream_and_the_log(server: Server) -> None:
+    server.answer(Reply([orjson.dumps({"error": {"message": f"{KEY} {PASSWORD}"}})], 401, content_type=JSON))
+    log = MemoryEventLog()
+    model = openai_chat("m", base_url=secret_address(server), api_key=KEY)
+    async with Agent(model, log=log) as agent:
+        run = agent.run("hi")
+        with pytest.raises(RunError) as raised:
+            await run
+        kept = await log.read(run.task_id)
+    await model.aclose()
+    assert [event for event in kept if getattr(event, "model", None) == f"{server.base_url}#m"]
+    assert_clean("".join(event.to_json().decode() for event in kept))
+    assert_clean(everything(raised.value))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda m: m, fallback, lambda m: hedge(m, m, after=1), lambda m: limited(m, concurrency=1)]
+)
+def test_neither_the_name_nor_the_repr_of_a_provider_has_what_is_secret(make: Any) -> None:
+    preset = Preset(name="mine", base_url=f"https://u:{PASSWORD}@h/v1", headers={"x-key": KEY})
+    for model in (
+        openai_chat("m", base_url=f"https://u:{PASSWORD}@h/v1?key={QUERY}", api_key=KEY),
+        openai_chat("m", preset=preset, api_key=KEY),
+    ):
+        made = make(model)
+        assert_clean(f"{made.name} {made!r} {model!r} {preset!r}")
+
+
+def test_an_address_that_is_none_is_told_without_what_is_secret_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        openai_chat("m", base_url=f"ftp://user:{PASSWORD}@h/v1?key={QUERY}")
+    assert_clean(everything(raised.value))
+    monkeypatch.setenv("OLLAMA_HOST", f"http://user:{PASSWORD}@[bad?key={QUERY}")
+    with pytest.raises(ConfigurationError) as raised:
+        openai_chat("m", preset="ollama").preset.url()
+    assert_clean(str(raised.value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Incorrect API key provided: sk-proj-abcdefghijklmnop1234.",
+        "Authorization: Bearer abcdefgh12345678",
+        "see https://name:word@host/path",
+        "api_key=abc123def456 is wrong",
+        '{"token": "abc123def456"}',
+        "AIzaSyA1234567890abcdefghijklm",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc",
+        "0123456789abcdef0123456789abcdef.abcdefgh12345678",
+    ],
+)
+def test_what_looks_like_a_key_is_no_more_repeated(text: str) -> None:
+    shown = redacted(text)
+    for part in ("abcdefgh", "name:word", "abc123def456", "1234567890", "eyJhbGci"):
+        assert part not in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "maximum context length is 8192 tokens, but you sent 12000 tokens: 8000 in the messages",
+        "request id req_0123456789abcdef",
+        "invalid value for 'temperature': 3",
+        "see https://host/docs/errors?code=400",
+        "The skill-based task-runner failed",
+    ],
+)
+def test_other_words_stay_as_they_are(text: str) -> None:
+    assert redacted(text, ["key1"]) == text
+
+
+def test_a_short_secret_is_found_as_a_word_alone() -> None:
+    assert redacted("abcd, abcdef; abcd", ["abcd"]) == "[redacted], abcdef; [redacted]"
+
+
+def test_the_secrets_of_a_request_are_in_its_address_and_its_headers() -> None:
+    found = secrets_of("http://u:pw%2F12@h/v1?key=abcd&api-version=2024-10-21", {"authorization": "Bearer k3y-k3y"})
+    assert {"pw/12", "u:pw/12", "abcd", "k3y-k3y"} <= set(found)
+    assert "2024-10-21" not in found
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://u:p@h:1/v1?key=x#m", "http://h:1/v1#m"),
+        ("zai:glm-4.7", "zai:glm-4.7"),
+        ("http://[bad", "an address that cannot be read"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert shown_address(url) == shown
