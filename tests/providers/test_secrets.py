@@ -114,7 +114,7 @@ async def test_a_run_with_a_secret_address_keeps_it_off_the_stream_and_the_log(s
 
 
 @pytest.mark.parametrize(
-    "make", [lambda m: m, fallback, lambda m: hedge(m, m, after=1), lambda m: limited(m, concurrency=1)]
+    "make", [lambda m: m, fallback, lambda m: hedge(m, m, after=1), lambda m: limited(m, concurrent=1)]
 )
 def test_neither_the_name_nor_the_repr_of_a_provider_has_what_is_secret(make: Any) -> None:
     preset = Preset(name="mine", base_url=f"https://u:{PASSWORD}@h/v1", headers={"x-key": KEY})
