@@ -287,7 +287,7 @@ async def test_a_failing_model_is_an_event_and_no_exception_for_subscribers() ->
     assert (final.error.code, final.error.message) == ("overloaded", "no room")
     assert ends == ["completed"]
     assert isinstance(caught.value.__cause__, Overloaded)
-    assert letters(seen) == "twlcsxklcF"  # the message that was open is closed
+    assert letters(seen) == "twlcsxklecF"  # the failure is told, and the message that was open is closed
     check_envelopes(seen)
 
 

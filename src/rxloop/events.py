@@ -391,14 +391,19 @@ class StageEvent(Event):
 
 
 class LLMFailedEvent(Event):
-    """A model call failed in a way that may be tried again."""
+    """A request to a model failed: one that is tried again, and one that is the end of the call."""
 
     visibility = "internal"
     kind: Literal["llm-failed"] = "llm-failed"
     error: ErrorInfo
     retryable: bool
+    """Whether the same request may succeed later."""
     retry_in: float | None = None
     """Seconds until the next try, where there is one."""
+    status: int | None = None
+    """The HTTP status, where there was an answer."""
+    tries: int = 1
+    """How many requests of this call have failed, this one included."""
 
 
 class AuthRequiredEvent(Event):

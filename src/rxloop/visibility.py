@@ -226,7 +226,7 @@ PRIVATE: dict[str, str] = {
     "thought-stream": "hidden_calls",
     "context-compressed": "summary problems view",
     "input-received": "value",
-    "llm-failed": "error retryable retry_in",
+    "llm-failed": "error retryable retry_in status tries",
     "subtask": "hidden_calls",
     "Message": "provider_state",
 }

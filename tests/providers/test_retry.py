@@ -222,7 +222,25 @@ def test_a_run_whose_model_stays_busy_fails_with_the_last_error() -> None:
         assert time.now == 3
         events = time.run(collect_all(run))
     assert caught.value.code == "rate_limited"
-    assert letters(events) == "twleecF"
+    assert letters(events) == "twleeecF"
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_every_request_that_failed_is_told_with_its_number_code_and_status(attempts: int) -> None:
+    errors = [RateLimited("busy", status=429), Overloaded("full", status=503), RateLimited("busy", status=429)]
+    model = Flaky(*errors[:attempts], policy=Retry(attempts=attempts, first=1, jitter=0))
+    with virtual_time() as time:
+        run = Agent(model).run("Hi")
+        with pytest.raises(RunError):
+            time.run(run)
+        failed = [event for event in time.run(collect_all(run)) if isinstance(event, LLMFailedEvent)]
+    assert [(event.step, event.tries, event.error.code, event.status) for event in failed] == [
+        ("1", 1, "rate_limited", 429),
+        ("1", 2, "overloaded", 503),
+        ("1", 3, "rate_limited", 429),
+    ][:attempts]
+    assert [event.retry_in for event in failed] == [*[1, 2, 4][: attempts - 1], None]
+    assert all(event.retryable for event in failed)
 
 
 def test_a_run_that_is_cancelled_while_it_waits_ends_at_once_and_closes_its_message() -> None:

@@ -8,6 +8,7 @@ import orjson
 from rich.text import Text
 
 from rxloop.cli.options import ThoughtLevel
+from rxloop.errors import ContextLengthExceeded
 from rxloop.events import (
     ArtifactUpdateEvent,
     AuthRequiredEvent,
@@ -100,7 +101,8 @@ def _happened(event: Event) -> Text | None:
         case MessageAddedEvent():
             said = Message(role=event.role, content=event.content).text
             return Text.assemble((f"+ {event.role} ({one_line(event.cause)}): ", "yellow"), said)
-        case LLMFailedEvent():
+        case LLMFailedEvent() if event.retry_in is not None or event.error.code == ContextLengthExceeded.code:
+            # The last failure of a call is told by the end of the run.
             again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
             return Text.assemble(("! ", "yellow"), one_line(event.error.message, WIDTH), (again, "dim"))
         case AuthRequiredEvent():
@@ -152,6 +154,8 @@ def _booked(event: Event) -> Text:
             return Text(f"{event.input_tokens:,} tokens in, {event.output_tokens:,} out", "dim")
         case CheckpointEvent():
             return Text(f"checkpoint{f' at {event.durable_seq}' if event.durable_seq else ''}", "dim")
+        case LLMFailedEvent():
+            return Text(f"{event.kind} ({one_line(event.error.code)})", "dim")
         case ToolStartEvent() | ToolCompleteEvent():
             return Text(f"{event.kind} {one_line(event.name)}", "dim")
         case _:

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from reactivex import Observable, abc
 
-from rxloop.errors import ContextLengthExceeded, PipelineError
+from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderError
 from rxloop.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.history import History
 from rxloop.messages import ErrorInfo, Message
 from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.requests import Host, ModelRequest, Operator, Signal, ToolRequest, marked
-from rxloop.storable import settle
+from rxloop.storable import readable, settle
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.trusted import trusted
@@ -45,9 +45,9 @@ def call_model() -> Operator:
     M `ModelRequest`, L `llm-call` just before the request leaves, d deltas and thoughts as they stream, C
     `content-complete`, T one `ToolRequest` for each tool call of the message.
 
-    A request that is too long for the model becomes an internal `llm-failed` event, upon which `iterate` sends it once
-    more under pressure. Every other failure of the provider is the error of this operator. A step that an earlier
-    attempt of the run has an answer for is answered from the log.
+    Each request that fails is an internal `llm-failed` event. Upon one that was too long for the model `iterate` sends
+    it once more under pressure; every other failure of the provider is the error of this operator, too. A step that an
+    earlier attempt of the run has an answer for is answered from the log.
 
     What operators before it made of the messages is checked here, and nowhere else: each call has one result behind it,
     in order; the newest message of the user, pinned messages and the system prompt are there. What is not so is put
@@ -103,7 +103,7 @@ def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
 class _Call(abc.DisposableBase):
     """One call of the model. A class, and no closures, because each run has one for each iteration."""
 
-    __slots__ = ("_answer", "_branch", "_ended", "_observer", "_request", "_step")
+    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_observer", "_request", "_step")
 
     def __init__(
         self,
@@ -117,6 +117,7 @@ class _Call(abc.DisposableBase):
         self._step = request.step
         self._branch = request.branch
         self._ended = False
+        self._failures = 0
         observer.on_next(_about(request, problems))
         model = request.ctx.model
         self._answer = connect(model.call(request), self._on_next, self._on_error, self._on_completed, scheduler)
@@ -148,7 +149,12 @@ class _Call(abc.DisposableBase):
             fields["branch"] = self._branch
         if type(event) in _WITH_CALLS:
             _hide(event, self._request.ctx.host)
-        if not event.durable or not isinstance(event, ContentCompleteEvent):
+        if not event.durable:
+            self._observer.on_next(event)
+        elif not isinstance(event, ContentCompleteEvent):
+            if isinstance(event, LLMFailedEvent):
+                self._failures += 1
+                fields["tries"] = self._failures
             self._observer.on_next(event)
         else:
             # Before anybody sees its calls: what the tools get is what the log has.
@@ -159,13 +165,27 @@ class _Call(abc.DisposableBase):
 
     def _on_error(self, error: Exception) -> None:
         self._ended = True
-        if isinstance(error, ContextLengthExceeded):
-            info = ErrorInfo(code=error.code, message=str(error))
-            failed = LLMFailedEvent(error=info, retryable=True, step=self._step, branch=self._branch)
-            self._observer.on_next(failed)
-            self._observer.on_completed()
-        else:
-            self._observer.on_error(error)
+        try:
+            if not isinstance(error, PipelineError):
+                self._observer.on_next(self._failed(error))
+        finally:
+            if isinstance(error, ContextLengthExceeded):
+                self._observer.on_completed()
+            else:
+                self._observer.on_error(error)
+
+    def _failed(self, error: Exception) -> LLMFailedEvent:
+        """The news of the last request of the call; those that were tried again have been told."""
+        known = error if isinstance(error, ProviderError) else None
+        code = known.code if known else "error"
+        return LLMFailedEvent(
+            error=ErrorInfo(code=code, message=readable(str(error))),
+            retryable=isinstance(error, ContextLengthExceeded) or (known is not None and known.retryable),
+            status=known and known.status,
+            tries=self._failures + 1,
+            step=self._step,
+            branch=self._branch,
+        )
 
     def _on_completed(self) -> None:
         self._ended = True

@@ -19,7 +19,8 @@ def begins_answer(event: Event) -> bool:
 def failed(error: Exception, wait: float) -> LLMFailedEvent:
     """The news that a try failed, and that the next one begins after `wait` seconds."""
     code = error.code if isinstance(error, ProviderError) else "error"
-    return LLMFailedEvent(error=ErrorInfo(code=code, message=str(error)), retryable=True, retry_in=wait)
+    status = error.status if isinstance(error, ProviderError) else None
+    return LLMFailedEvent(error=ErrorInfo(code=code, message=str(error)), retryable=True, retry_in=wait, status=status)
 
 
 def another_may_help(error: Exception) -> bool:

@@ -36,7 +36,7 @@ def shown_address(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "an address that cannot be read"
+        return re.sub("//[^/]*@", "//", url.partition("?")[0])
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
