@@ -24,6 +24,7 @@ from rxloop.checks import (
     check_options,
     check_tools,
 )
+from rxloop.closing import in_turn
 from rxloop.conversation import reading
 from rxloop.core import Core
 from rxloop.envelope import check_id
@@ -35,7 +36,7 @@ from rxloop.operators.standard import standard
 from rxloop.operators.typed_output import typed_output
 from rxloop.options import ForkOptions, Options, RunOptions
 from rxloop.output import OutputMode, output_of
-from rxloop.protocols import EventLog, Provider
+from rxloop.protocols import EventLog, MakesModels, Provider
 from rxloop.requests import D, Operator, RunContext, Strategy
 from rxloop.result import Result
 from rxloop.run import Run
@@ -61,11 +62,15 @@ class _Live:
         self.runs: WeakSet[Share] = WeakSet()
         self.providers: dict[str, Provider] = {}
         """Those that were made of model strings."""
+        self.given: WeakSet[Provider] = WeakSet()
+        """Those that may have made some of model strings themselves."""
         self.closed = False
 
     def provider(self, model: Provider | str) -> Provider:
         """The provider that a model string stands for: one for each string, closed with the agent."""
         if not isinstance(model, str):
+            if isinstance(model, MakesModels):
+                self.given.add(model)
             return model
         if model not in self.providers:
             # Not before it is needed: the providers are a good part of what importing rxloop would cost.
@@ -431,9 +436,9 @@ class Agent(Generic[D, O]):
         await self.aclose()
 
     async def _close_own(self) -> None:
-        await self._tools.aclose()
-        for provider in self._live.providers.values():
-            await provider.aclose()
+        made = [provider.aclose for provider in self._live.providers.values()]
+        given = [provider.aclose_made for provider in self._live.given if isinstance(provider, MakesModels)]
+        await in_turn([self._tools.aclose, *made, *given])
 
     def _toolset(self, tools: Sequence[AnyTool]) -> Toolset:
         own = [tool for tool in (self._output.tool, think_aloud(self._thoughts) if self._thinks else None) if tool]

@@ -38,6 +38,15 @@ class Provider(Protocol):
         ...
 
 
+@runtime_checkable
+class MakesModels(Protocol):
+    """What a provider may have beside `aclose`, if it makes others of model strings."""
+
+    async def aclose_made(self) -> None:
+        """Close what it opened for model strings, and nothing that it was given; an agent calls it at its end."""
+        ...
+
+
 class Tool(Protocol):
     """Something that the model can call."""
 

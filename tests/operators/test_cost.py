@@ -69,14 +69,21 @@ def test_what_comes_from_the_cache_costs_its_own_price_or_the_same() -> None:
     assert TABLE["b"].of(Usage(cached_tokens=MILLION)) == 0
 
 
-def test_a_model_without_a_price_is_no_number() -> None:
-    assert seen(calls("unknown"), used(input_tokens=9)) == []
-    assert seen(used(input_tokens=9)) == []
+def test_a_model_without_a_price_adds_nothing_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert seen(calls("unknown"), used(input_tokens=9)) == [0]
+    assert "no price is known of 'unknown'" in caplog.text
+    priced = calls("a"), used(output_tokens=MILLION)
+    assert seen(calls("unknown", "0"), used("0", input_tokens=9), *priced) == [10]
+
+
+async def test_the_cost_of_a_run_without_usage_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert await Agent(ScriptedModel("Hello")).run("Hi").pipe(op.cost()) == 0
+    assert not caplog.records
 
 
 def test_the_model_that_a_usage_names_itself_counts_and_not_the_one_that_was_called() -> None:
     assert seen(calls("fallback(a, b)"), used(model="a", output_tokens=MILLION)) == [10]
-    assert seen(calls("a"), used(model="unknown", output_tokens=MILLION)) == []
+    assert seen(calls("a"), used(model="unknown", output_tokens=MILLION)) == [0]
 
 
 def test_calls_side_by_side_and_nested_runs_are_kept_apart() -> None:

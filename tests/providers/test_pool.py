@@ -165,3 +165,31 @@ async def test_a_provider_that_is_dropped_takes_its_pool_along(server: Server, t
         assert pool() is None
     finally:
         gc.enable()
+
+
+async def test_after_a_peak_few_clients_rest_and_no_more_than_are_at_work() -> None:
+    pool = ClientPool(Timeouts(), transport="httpx")
+    async with AsyncExitStack() as peak, AsyncExitStack() as work:
+        for _ in range(10 * STREAMS):
+            await work.enter_async_context(pool.lease())
+        for _ in range(30 * STREAMS):
+            await peak.enter_async_context(pool.lease())
+        every = pool.clients
+        assert len(every) == 40
+        await peak.aclose()
+        await pool.close_idle()
+        assert len(pool.clients) == 20
+    await pool.close_idle()
+    assert len(pool.clients) == 1 + _pool.IDLE_CLIENTS
+    assert sum(not client.is_closed for client in every) == 1 + _pool.IDLE_CLIENTS
+    await pool.aclose()
+
+
+async def test_the_sockets_of_a_peak_are_closed_with_it(server: Server) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server, transport="httpx")
+    await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(100)))
+    async with asyncio.timeout(5):
+        while server.open > STREAMS * (1 + _pool.IDLE_CLIENTS):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await provider.aclose()

@@ -1,14 +1,34 @@
-"""What has been found out about a message, kept for as long as the message lives."""
+"""What has been found out about a message, kept for as long as the message lives, or about a short text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import Generic, TypeVar
 from weakref import ref
 
 from rxloop.messages import Message
 
 T = TypeVar("T")
+
+
+LONGEST = 64
+"""Characters of the longest text that is kept."""
+MOST = 16_384
+
+
+def for_short_texts(work_out: Callable[[str], T]) -> Callable[[str], T]:
+    """A pure function of a text that works short ones out once: the same few words come again and again.
+
+    Longer ones are somebody's own, and not kept.
+    """
+    kept = lru_cache(maxsize=MOST)(work_out)
+
+    @wraps(work_out)
+    def found(text: str) -> T:
+        return kept(text) if len(text) <= LONGEST else work_out(text)
+
+    return found
 
 
 class PerMessage(Generic[T]):

@@ -11,10 +11,9 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from rxloop.context._cache import PerMessage
+from rxloop.context._cache import PerMessage, for_short_texts
 from rxloop.messages import FilePart, ImagePart, Message
 from rxloop.requests import ToolDefinition
 
@@ -63,7 +62,7 @@ def _estimate(text: str) -> float:
     )
 
 
-text_tokens = lru_cache(maxsize=65_536)(_estimate)
+text_tokens = for_short_texts(_estimate)
 """The estimated tokens of a short text; the same few come again and again."""
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
-from rxloop.context._cache import PerMessage
+from rxloop.context._cache import PerMessage, for_short_texts
 from rxloop.messages import Message
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
@@ -65,7 +64,7 @@ _USER, _ARGUMENT = 1.3, 1.5
 _LEAST = 0.12
 
 
-@lru_cache(maxsize=65536)
+@for_short_texts
 def form_of(word: str) -> str:
     """What a word is by its form alone; most are `plain`."""
     if len(word) < 2:
@@ -89,7 +88,7 @@ def form_of(word: str) -> str:
     return "option" if word.startswith("--") else "plain"
 
 
-@lru_cache(maxsize=65536)
+@for_short_texts
 def _pieces(compound: str) -> tuple[tuple[str, float], ...]:
     """The parts of a compound with their weights: one, unless a separator in it only stands between two of them."""
     if not compound[0].isalnum():
@@ -119,9 +118,7 @@ class _Reader:
         """The facts of the text, in order."""
         for match in _COMPOUND.finditer(self._text):
             found = match.group()
-            # What is very long comes once, and is not worth remembering.
-            pieces = _pieces(found) if len(found) <= _LONGEST else _pieces.__wrapped__(found)
-            for piece, weight in pieces:
+            for piece, weight in _pieces(found):
                 if not weight:
                     self._word(piece, match.start(), match.end())
                 elif weight >= _LEAST or not _numbers_a_line(self._text, match.start(), match.end()):

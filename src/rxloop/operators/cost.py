@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,15 @@ from rxloop.operators._types import View
 if TYPE_CHECKING:
     from rxloop.providers.prices import Price
 
+log = logging.getLogger("rxloop")
+
 
 def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
     """The cost of the run so far, in US dollars, at each usage whose model has a price.
 
-    A model without a price adds nothing and shows nothing: there is no guess. Of a `fallback` or a `hedge` it counts
-    the models that were asked, each by its own price.
+    A model without a price adds nothing: there is no guess, but a warning at the end that names it. Where nothing had a
+    price, or nothing was used, the one cost is 0.0, at the end. Of a `fallback` or a `hedge` it counts the models that
+    were asked, each by its own price.
 
     ::
 
@@ -41,12 +45,25 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
             observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             spending = Spending(table)
+            shown = False
 
             def on_next(event: Event) -> None:
+                nonlocal shown
                 if spending.take(event):
+                    shown = True
                     observer.on_next(spending.dollars)
 
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+            def on_completed() -> None:
+                if spending.unpriced:
+                    names = ", ".join(map(repr, spending.unpriced))
+                    log.warning(
+                        "no price is known of %s, which is left out of the cost: op.cost({...}) takes one", names
+                    )
+                if not shown:
+                    observer.on_next(spending.dollars)
+                observer.on_completed()
+
+            return source.subscribe(on_next, observer.on_error, on_completed, scheduler=scheduler)
 
         return Observable(subscribe)
 
@@ -68,6 +85,8 @@ class Spending:
 
     def __init__(self, prices: Mapping[str, Price]) -> None:
         self.dollars = 0.0
+        self.unpriced: dict[str, None] = {}
+        """The models that were used and have no price, in order."""
         self._prices = prices
         self._models: dict[tuple[str, str | None], str] = {}
 
@@ -82,8 +101,11 @@ class Spending:
             case ContentCompleteEvent():
                 self._models.pop(call, None)
             case UsageEvent():
-                price = self._prices.get(event.metadata.get("model") or self._models.get(call, ""))
-                if price is not None:
+                model = event.metadata.get("model") or self._models.get(call, "")
+                price = self._prices.get(model)
+                if price is None:
+                    self.unpriced[model] = None
+                else:
                     self.dollars += price.of(event.usage)
                     return True
             case _:

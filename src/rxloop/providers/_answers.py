@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from reactivex import Observable, abc
 
+from rxloop.closing import in_turn
 from rxloop.errors import BadRequest, ContentFiltered, ContextLengthExceeded, ProviderError
 from rxloop.events import Event, LLMFailedEvent, UsageEvent
 from rxloop.messages import ErrorInfo
-from rxloop.protocols import Provider
+from rxloop.protocols import MakesModels, Provider
 from rxloop.requests import ModelRequest
 
 
@@ -68,13 +71,16 @@ def counting(source: Observable[Event], provider: Provider) -> Observable[Event]
     return Observable(subscribe)
 
 
+async def close_made(made: Iterable[Provider], given: Iterable[Provider]) -> None:
+    """Close what was opened for model strings: of these providers all, of those what they made themselves.
+
+    What is in use stays open, since another agent may have the same provider.
+    """
+    closers = [getattr(provider, "aclose_unused", provider.aclose) for provider in made]
+    closers += [provider.aclose_made for provider in given if isinstance(provider, MakesModels)]
+    await in_turn(closers)
+
+
 async def close_all(*providers: Provider) -> None:
     """Close all providers, also when one of them fails to."""
-    errors: list[Exception] = []
-    for provider in providers:
-        try:
-            await provider.aclose()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    await in_turn([provider.aclose for provider in providers])

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Transport = Literal["httpx", "aiohttp"]
 """What carries the requests."""
 TRANSPORT_ENV = "RXLOOP_TRANSPORT"
+IDLE_CLIENTS = 4
+"""How many clients may rest, or as many as are at work: after a peak the others go at once, and their sockets."""
 IDLE_SECONDS = 30.0
 """How long a connection is kept that nobody uses, and a client beyond the first."""
 
@@ -114,18 +116,29 @@ class ClientPool:
                 await slot.client.aclose()
 
     async def close_idle(self) -> None:
-        """Close the clients beyond the first that nobody has used for a while."""
+        """Close the clients beyond the first that nobody has used for a while, or that are too many to rest."""
         loop = asyncio.get_running_loop()
         slots = self._slots.get(loop, [])
         if len(slots) < 2:
             return
         latest = loop.time() - IDLE_SECONDS
-        idle = [slot for slot in slots[1:] if not slot.streams and slot.idle_since <= latest]
-        for slot in idle:
+        resting = [slot for slot in slots[1:] if not slot.streams]
+        enough = max(IDLE_CLIENTS, len(slots) - len(resting))
+        await self._close(slots, [*resting[enough:], *(slot for slot in resting[:enough] if slot.idle_since <= latest)])
+
+    async def aclose_unused(self) -> None:
+        """Close the clients of the running loop that nobody uses at the moment."""
+        slots = self._slots.get(asyncio.get_running_loop(), [])
+        await self._close(slots, [slot for slot in slots if not slot.streams])
+
+    async def _close(self, slots: list[_Slot], over: list[_Slot]) -> None:
+        for slot in over:
             slots.remove(slot)
+        if self._own is not None or not over:
+            return
         # What has begun to close must not stay half open.
         with anyio.CancelScope(shield=True):
-            for slot in idle:
+            for slot in over:
                 await slot.client.aclose()
 
     def _made(self) -> Client:

@@ -8,7 +8,16 @@ from reactivex.disposable import SerialDisposable, SingleAssignmentDisposable
 from rxloop.errors import ConfigurationError
 from rxloop.events import Event, UsageEvent
 from rxloop.protocols import Provider
-from rxloop.providers._answers import another_may_help, ask, begins_answer, close_all, counted, failed, keep_to_schema
+from rxloop.providers._answers import (
+    another_may_help,
+    ask,
+    begins_answer,
+    close_all,
+    close_made,
+    counted,
+    failed,
+    keep_to_schema,
+)
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 
@@ -39,15 +48,17 @@ def fallback(*models: Provider | str) -> Fallback:
     """
     if not models:
         raise ConfigurationError("fallback() needs at least one model")
-    return Fallback(tuple(resolve_model(model) for model in models))
+    providers = tuple(resolve_model(model) for model in models)
+    return Fallback(providers, tuple(one for one, model in zip(providers, models, strict=True) if one is not model))
 
 
 class Fallback:
     """A provider that turns to the next model when one fails; made by `fallback`."""
 
-    def __init__(self, providers: tuple[Provider, ...]) -> None:
+    def __init__(self, providers: tuple[Provider, ...], made: tuple[Provider, ...] = ()) -> None:
         self.providers = providers
         """In the order in which they are asked."""
+        self._made = made
 
     @property
     def name(self) -> str:
@@ -99,6 +110,10 @@ class Fallback:
             return current
 
         return Observable(subscribe)
+
+    async def aclose_made(self) -> None:
+        """Close the models that were made of strings."""
+        await close_made(self._made, self.providers)
 
     async def aclose(self) -> None:
         """Close every model."""

@@ -11,7 +11,16 @@ from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
 from rxloop.errors import ConfigurationError
 from rxloop.events import Event, UsageEvent
 from rxloop.protocols import Provider
-from rxloop.providers._answers import another_may_help, ask, begins_answer, close_all, counted, failed, keep_to_schema
+from rxloop.providers._answers import (
+    another_may_help,
+    ask,
+    begins_answer,
+    close_all,
+    close_made,
+    counted,
+    failed,
+    keep_to_schema,
+)
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 from rxloop.stream.guard import leave_to_loop
@@ -47,7 +56,9 @@ def hedge(first: Provider | str, second: Provider | str, *, after: float) -> Hed
     """
     if after < 0:
         raise ConfigurationError(f"hedge() needs a wait of 0 s or more, not {after}")
-    return Hedge(resolve_model(first), resolve_model(second), after)
+    made = Hedge(resolve_model(first), resolve_model(second), after)
+    made.made = tuple(one for one, model in ((made.first, first), (made.second, second)) if one is not model)
+    return made
 
 
 class Hedge:
@@ -57,6 +68,8 @@ class Hedge:
         self.first = first
         self.second = second
         self.after = after
+        self.made: tuple[Provider, ...] = ()
+        """Those that were made of model strings."""
 
     @property
     def name(self) -> str:
@@ -79,6 +92,10 @@ class Hedge:
             return race.disposable
 
         return Observable(subscribe)
+
+    async def aclose_made(self) -> None:
+        """Close the models that were made of strings."""
+        await close_made(self.made, (self.first, self.second))
 
     async def aclose(self) -> None:
         """Close both models."""

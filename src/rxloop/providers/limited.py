@@ -14,7 +14,7 @@ from reactivex.disposable import Disposable, SerialDisposable, SingleAssignmentD
 from rxloop.errors import ConfigurationError
 from rxloop.events import Event
 from rxloop.protocols import Provider
-from rxloop.providers._answers import ask, keep_to_schema
+from rxloop.providers._answers import ask, close_made, keep_to_schema
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 from rxloop.stream.scheduler import timers
@@ -52,7 +52,9 @@ def limited(model: Provider | str, *, concurrent: int | None = None, per_minute:
     for name, limit in (("concurrent", concurrent), ("per_minute", per_minute)):
         if limit is not None and limit < 1:
             raise ConfigurationError(f"limited() needs {name} of 1 or more, not {limit}")
-    return Limited(resolve_model(model), concurrent, per_minute)
+    made = Limited(resolve_model(model), concurrent, per_minute)
+    made.made = made.provider is not model
+    return made
 
 
 class Limited:
@@ -62,6 +64,8 @@ class Limited:
         self.provider = provider
         self.concurrent = concurrent
         self.per_minute = per_minute
+        self.made = False
+        """Whether the model was made of a string."""
         self._lines: dict[asyncio.AbstractEventLoop | None, _Line] = {}
 
     @property
@@ -98,6 +102,10 @@ class Limited:
             return Disposable(turn.leave)
 
         return Observable(subscribe)
+
+    async def aclose_made(self) -> None:
+        """Close the model, if it was made of a string."""
+        await close_made([self.provider] if self.made else [], [self.provider])
 
     async def aclose(self) -> None:
         """Close the model."""

@@ -121,6 +121,10 @@ class OpenAIChat:
         """Close the connections of the running event loop; an `http_client` of the user's stays open."""
         await self._pool.aclose()
 
+    async def aclose_unused(self) -> None:
+        """Close the connections of the running event loop that no call uses at the moment."""
+        await self._pool.aclose_unused()
+
     async def _send_once(self, request: ModelRequest, push: Push) -> None:
         # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
         from rxloop.providers._exchange import receive, send

@@ -8,7 +8,7 @@ from reactivex import Observable
 
 from rxloop.events import Event
 from rxloop.protocols import Provider
-from rxloop.providers._answers import close_all, counting
+from rxloop.providers._answers import close_all, close_made, counting
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 
@@ -58,6 +58,10 @@ class Routed:
         if provider is None:
             provider = self._made[chosen] = resolve_model(chosen)
         return counting(provider.call(request), provider)
+
+    async def aclose_made(self) -> None:
+        """Close the models that were made of strings."""
+        await close_made(self._made.values(), self._given)
 
     async def aclose(self) -> None:
         """Close every model that has been chosen."""

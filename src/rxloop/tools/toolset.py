@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from rxloop.closing import in_turn
 from rxloop.errors import ConfigurationError
 from rxloop.protocols import Tool, ToolProvider
 from rxloop.requests import RunContext, ToolDefinition
@@ -127,8 +128,7 @@ class Toolset:
 
     async def aclose(self) -> None:
         """Close the families of tools; may be called more than once."""
-        for provider in self.providers:
-            await provider.aclose()
+        await in_turn([provider.aclose for provider in self.providers])
 
     def _add(self, found: dict[str, Tool], provider: ToolProvider, tools: Iterable[Tool]) -> None:
         own: set[str] = set()

@@ -1,0 +1,83 @@
+"""What a combination of models opened itself is closed with the agent; what it was given is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rxloop import Agent
+from rxloop.providers import OpenAIChat, fallback, hedge, limited, routed
+from servers import Server, chat, say
+
+Made = Callable[[Any], Any]
+COMBINED = pytest.mark.parametrize(
+    "combined",
+    [
+        fallback,
+        lambda model: hedge(model, model, after=9),
+        lambda model: limited(model, concurrent=1),
+        lambda model: fallback(limited(model, concurrent=1)),
+        lambda model: routed(lambda _: model),
+    ],
+    ids=["fallback", "hedge", "limited", "nested", "routed"],
+)
+
+
+@pytest.fixture
+def model_string(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    server.answer(say("Hello"))
+    return f"{server.base_url}#m"
+
+
+@COMBINED
+@pytest.mark.parametrize("of_the_run", [False, True])
+async def test_the_connections_of_models_that_were_named_by_strings_are_closed(
+    server: Server, model_string: str, combined: Made, of_the_run: bool
+) -> None:
+    model = combined(model_string)
+    agent = Agent("ollama:x" if of_the_run else model)
+    await agent.run("Hi", **({"model": model} if of_the_run else {}))
+    assert server.open == 1
+    await agent.aclose()
+    await server.all_closed.wait()
+
+
+@COMBINED
+async def test_those_of_models_that_were_given_stay_open(server: Server, combined: Made) -> None:
+    server.answer(say("Hello"))
+    given = chat(server)
+    async with Agent(combined(given)) as agent:
+        await agent.run("Hi")
+    assert [client.is_closed for client in given._pool.clients] == [False]
+    await given.aclose()
+
+
+async def test_what_another_agent_is_using_stays_open(server: Server) -> None:
+    model = chat(server)
+    async with model._pool.lease() as client:
+        await model.aclose_unused()
+        assert not client.is_closed
+    await model.aclose_unused()
+    assert client.is_closed
+
+
+class Breaks:
+    """A family of tools that cannot be closed."""
+
+    async def tools(self, ctx: object) -> list[Any]:
+        return []
+
+    async def aclose(self) -> None:
+        raise OSError("it does not close")
+
+
+async def test_one_that_does_not_close_keeps_none_from_being_closed(server: Server, model_string: str) -> None:
+    agent = Agent(model_string, tools=[Breaks(), Breaks()])
+    await agent.run("Hi")
+    with pytest.raises(OSError, match="it does not close") as raised:
+        await agent.aclose()
+    assert raised.value.__notes__ == ["and then OSError: it does not close"]
+    await server.all_closed.wait()
+    assert isinstance(agent.model, OpenAIChat)
