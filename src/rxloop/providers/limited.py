@@ -18,6 +18,7 @@ from rxloop.providers._answers import ask, close_made, keep_to_schema
 from rxloop.providers.models import resolve_model
 from rxloop.requests import ModelRequest
 from rxloop.stream.scheduler import timers
+from rxloop.stream.scope import Scope
 
 MINUTE = timedelta(minutes=1)
 log = logging.getLogger("rxloop")
@@ -97,7 +98,8 @@ class Limited:
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             line = self._line(scheduler)
-            turn = _Turn(line, ask(self.provider, request), observer, scheduler)
+            scope = request.ctx.scope if request.ctx.run is not None else None
+            turn = _Turn(line, ask(self.provider, request), observer, scheduler, scope)
             line.enter(turn)
             return Disposable(turn.leave)
 
@@ -148,6 +150,8 @@ class _Line:
         """Stand in line."""
         self.waiting[turn] = None
         self.advance()
+        if turn in self.waiting:
+            turn.wait()
 
     def leave(self, turn: _Turn) -> bool:
         """Whether a call stood in line, and does no more."""
@@ -202,13 +206,25 @@ class _Turn:
         source: Observable[Event],
         observer: abc.ObserverBase[Event],
         scheduler: abc.SchedulerBase | None,
+        scope: Scope | None,
     ) -> None:
         self._line = line
+        self._scope = scope
         self._source = source
         self._observer = observer
         self._scheduler = scheduler
         self._answer = SingleAssignmentDisposable()
         self._over = False
+
+    def wait(self) -> None:
+        """Tell the run that something is to come, although nothing of its own is under way."""
+        if self._scope is not None:
+            self._scope.timers.add(self)
+
+    def _waited(self) -> None:
+        if self._scope is not None and self in self._scope.timers:
+            self._scope.timers.remove(self)
+            self._scope.settle()
 
     def begin(self) -> None:
         """Send the call."""
@@ -219,6 +235,8 @@ class _Turn:
         except Exception:
             # By a subscriber, at the end of its call. Where it comes out another call may be ending.
             log.exception("a subscriber failed at the end of a model call")
+        finally:
+            self._waited()
 
     def leave(self) -> None:
         """End the call, or leave the line."""
@@ -226,6 +244,7 @@ class _Turn:
             return
         if self._line.leave(self):
             self._over = True
+            self._waited()
             return
         self._answer.dispose()
         self._end()
