@@ -328,3 +328,27 @@ async def test_an_agent_with_another_log_is_another_agent() -> None:
     await other.run("Hi", context_id="c")
     assert (agent.log, other.log) == (None, log)
     assert len(await log.runs()) == 1
+
+
+class Office:
+    """What tools need."""
+
+
+class Shop:
+    """Something else."""
+
+
+def test_a_run_without_the_dependencies_of_its_tools_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    agent: Any = Agent(ScriptedModel("Hi."), deps_type=Office)
+    with pytest.raises(ConfigurationError, match=r"deps=Office\(\.\.\.\)"):
+        agent.run("Hi")
+    assert agent.run_sync("Hi", deps=Office()).output == "Hi."
+    assert caplog.text == ""
+    with pytest.warns(RuntimeWarning):
+        agent.run("Hi", deps=Shop())
+    assert "deps is a Shop, but the deps_type of the agent is Office" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [None, type(None), object, Office | None, Any])
+def test_what_is_no_class_of_its_own_asks_for_nothing(kind: Any) -> None:
+    assert Agent(ScriptedModel("Hi."), deps_type=kind).run_sync("Hi").output == "Hi."

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar, Unpack
 
 from rxloop.checks import (
     check_agent,
+    check_deps,
     check_fork,
     check_history,
     check_model,
@@ -108,7 +109,8 @@ class Agent(Generic[D, O]):
             name: What it is called on the stream.
             instructions: The system prompt, or a function of the run's context that gives it, sync or async.
             tools: Functions, tools and families of tools.
-            deps_type: The type of what `run(deps=...)` takes; for the type checker alone.
+            deps_type: The type of what `run(deps=...)` takes. With a class, a run without `deps=` is refused, and one
+                with something else is warned about.
             output_type: The type of the answer: text, or anything that pydantic can validate.
             output_mode: How an answer of that type is asked for: by the provider's own means (`native`), by a tool that
                 takes it (`tool`), or in the system prompt (`prompted`). `auto` leaves it to the provider where that is
@@ -141,6 +143,7 @@ class Agent(Generic[D, O]):
         self._live = _Live()
         self._provider = self._live.provider(model)
         self._name = name
+        self._deps_type = deps_type
         self._instructions: Instructions = instructions
         self._thoughts = thoughts if isinstance(thoughts, Thoughts) else Thoughts()
         self._own_tools = tuple(tools)
@@ -219,6 +222,7 @@ class Agent(Generic[D, O]):
         if not messages:
             raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
         messages = check_history(messages)
+        check_deps(self._deps_type, deps)
         spec = self._spec(
             _new_id(),
             context_id if context_id is not None else _new_id(),

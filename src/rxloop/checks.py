@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, cast
@@ -28,6 +29,8 @@ _IN_THE_LOOP = frozenset(
     )
 )
 """The operators of `op` that are no views."""
+log = logging.getLogger("rxloop")
+
 _MODEL = "give a provider, or a model string such as 'zai:glm-4.7'"
 _LOOP = "give a list of operators, such as [op.call_model(), op.run_tools()]"
 
@@ -159,6 +162,32 @@ def check_tools(tools: Any) -> None:
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
         name = getattr(tools, "__name__", "tool") if callable(tools) else "tool"
         raise _wrong("tools", tools, f"give a list, such as tools=[{name}]")
+
+
+def check_deps(kind: object, deps: object) -> None:
+    """Refuse a run without the dependencies that its tools were written for, and warn of other ones.
+
+    Args:
+        kind: The `deps_type` of the agent; only a class can be checked.
+        deps: What the run was given.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+    if not isinstance(kind, type) or kind is Any:
+        return
+    try:
+        fits = isinstance(deps, kind)
+    except TypeError:
+        # A protocol or a dict with named keys, of which nothing can be told but that it is missing.
+        fits = deps is not None
+    if fits:
+        return
+    if deps is None:
+        raise ConfigurationError(
+            f"the tools of this agent need deps, and none were given: agent.run(..., deps={kind.__name__}(...))"
+        )
+    log.warning("deps is a %s, but the deps_type of the agent is %s", type(deps).__name__, kind.__name__)
 
 
 def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
