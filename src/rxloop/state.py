@@ -363,7 +363,8 @@ def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step:
         return {}
-    return {"batch": replace(batch, begun=batch.begun | 1 << event.index)}
+    # Not `replace`, which costs three times as much.
+    return {"batch": Batch(batch.step, batch.message, batch.answers, batch.begun | 1 << event.index)}
 
 
 def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
@@ -405,7 +406,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step or not batch.awaits(event.index):
         return {}
-    batch = replace(batch, answers=batch.answers.add(event.index, event))
+    batch = Batch(batch.step, batch.message, batch.answers.add(event.index, event), batch.begun)
     pending = _unasked(state, batch.step, event.index)
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}
