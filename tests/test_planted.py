@@ -1,0 +1,318 @@
+"""A marker in everything of a run that is not for clients, and no such marker in anything that clients get."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Thoughts, ToolCall, follow, op, replay, tool
+from rxloop.context import SlidingWindowCompressor
+from rxloop.errors import AttemptError, ServerError
+from rxloop.events import (
+    ContentCompleteEvent,
+    InputRequiredEvent,
+    ThoughtStreamEvent,
+    ToolCompleteEvent,
+    external,
+)
+from rxloop.requests import RunContext
+from rxloop.result import Result
+from rxloop.run import Run
+from rxloop.testing import ScriptedModel, call
+from rxloop.tools import Toolset
+
+MARK = "PLANTED"
+METADATA = {"tenant": MARK, "public": {"title": "Oslo"}}
+
+
+@tool(name=f"peek_{MARK}", hidden=True)
+async def peek(ctx: RunContext[Any], at: str = "") -> str:
+    """Look where nobody sees it."""
+    ctx.progress(f"{MARK} half")
+    return f"{MARK} result of {at}"
+
+
+@tool(name=f"ask_{MARK}", hidden=True)
+async def ask(ctx: RunContext[Any]) -> str:
+    """Ask in secret."""
+    return await ctx.ask(f"{MARK}?", str, options=[MARK])
+
+
+@tool(name=f"pay_{MARK}", hidden=True, approve=True)
+async def pay(amount: str) -> str:
+    """Pay in secret."""
+    return f"{MARK} paid"
+
+
+@tool(name=f"fail_{MARK}", hidden=True)
+async def fail() -> str:
+    """Fail in secret."""
+    raise ValueError("the reason is for the log of the house")
+
+
+@tool
+async def look(at: str) -> str:
+    """Look at something."""
+    return f"{at} is blue"
+
+
+@tool
+async def decide(ctx: RunContext[Any]) -> str:
+    """Ask openly."""
+    return await ctx.ask("Which secret?", str)
+
+
+TOOLS = [peek, ask, pay, fail, look, decide]
+
+
+def hidden(each: Any, id: str = "", **arguments: Any) -> Any:
+    """A call of a hidden tool, with a marker in all of it."""
+    return call(each.definition.name, _id=f"{id or 'id'}-{MARK}", **arguments)
+
+
+def agent_of(*turns: Any, log: MemoryEventLog | None = None, **options: Any) -> Agent[Any, str]:
+    options = {"tools": TOOLS, "instructions": f"{MARK}: be brief.", **options}
+    return Agent(ScriptedModel(*turns), log=log or MemoryEventLog(), **options)
+
+
+async def joined(frames: AsyncIterator[bytes]) -> bytes:
+    return b"".join([frame async for frame in frames])
+
+
+async def assert_nothing_shows(run: Run[Any], log: Any, caplog: pytest.LogCaptureFixture) -> list[Event]:
+    """Look for the marker in everything that a client may get of a run; gives its events."""
+    events = [event async for event in run]
+    shown = [event async for event in run.pipe(op.public())]
+    recorded = await log.read(run.task_id)
+    assert any(MARK.encode() in event.to_json() for event in recorded), "nothing was planted"
+    leaves: dict[str, bytes | str] = {
+        "live": await joined(run.sse(heartbeat=None)),
+        "after": await joined(run.sse(after=events[0].cursor, heartbeat=None)),
+        "replay": await joined(replay(log, run.task_id).sse(heartbeat=None)),
+        "follow": await joined(follow(log, run.task_id).sse(heartbeat=None)),
+        "public JSON": b"".join(event.to_json(public=True) for event in [*events, *recorded]),
+        "op.public": b"".join(event.to_json() for event in shown),
+        "external": b"".join(event.to_json() for event in external(recorded)),
+        "reprs": repr(events) + repr(recorded) + repr(run),
+    }
+    try:
+        result: Result[Any] = await run
+    except AttemptError as error:
+        result = error.result
+    leaves["result"] = repr(result)
+    thoughts = result.thoughts
+    leaves["drawings"] = thoughts.tree() + thoughts.to_mermaid() + thoughts.to_dot() + thoughts.to_html()
+    leaves["drawing as JSON"] = thoughts.to_json()
+    changes: list[bytes] = []
+    run.pipe(op.graph_deltas()).subscribe(lambda delta: changes.append(delta.to_json()))
+    leaves["changes of the drawing"] = b"".join(changes)
+    leaves["logging"] = "\n".join(
+        each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING and each.name == "rxloop"
+    )
+    for door, text in leaves.items():
+        found = text.decode() if isinstance(text, bytes) else text
+        assert MARK not in found, f"{door}: {found[max(found.index(MARK) - 300, 0) : found.index(MARK) + 60]}"
+    assert "Oslo" in str(leaves["follow"])
+    return events
+
+
+async def test_what_a_hidden_tool_does(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    both = [hidden(peek, at=MARK), call("look", at="the sky")]
+    run = agent_of(both, "Blue.", log=log).run("Look.", metadata=METADATA)
+    events = await assert_nothing_shows(run, log, caplog)
+
+    message = next(event for event in events if isinstance(event, ContentCompleteEvent))
+    assert [each.hidden for each in message.tool_calls] == [True, False]
+    shown = message.for_clients()
+    assert isinstance(shown, ContentCompleteEvent)
+    assert [each.name for each in shown.tool_calls] == ["look"]
+    assert shown.left_out == [0]
+
+
+async def test_a_hidden_tool_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    await assert_nothing_shows(agent_of(hidden(fail), "Sorry.", log=log).run("Go.", metadata=METADATA), log, caplog)
+    assert "failed" in caplog.text
+
+
+async def test_a_call_of_a_tool_that_is_not_there_names_no_hidden_one(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    near = call(f"peek{MARK[:-1]}"[:-6] + "x", _id="n")
+    events = await assert_nothing_shows(agent_of(near, "Sorry.", log=log).run("Go.", metadata=METADATA), log, caplog)
+    answer = next(event for event in events if isinstance(event, ToolCompleteEvent))
+    assert "look" in answer.content
+
+
+def test_no_hidden_tool_was_meant() -> None:
+    text = Toolset(TOOLS).why_not(f"peek-{MARK}s", [each.definition.name for each in TOOLS])
+    assert MARK not in text.replace(f"peek-{MARK}s", "")
+
+
+async def test_a_hidden_tool_that_is_not_enabled_stays_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    @tool(name=f"off_{MARK}", hidden=True, enabled=lambda ctx: False)
+    async def off() -> str:
+        return MARK
+
+    log = MemoryEventLog()
+    agent = agent_of(hidden(off, at=MARK), "Sorry.", log=log, tools=[off, look])
+    await assert_nothing_shows(agent.run("Go.", metadata=METADATA), log, caplog)
+
+
+async def test_a_hidden_tool_of_a_family(caplog: pytest.LogCaptureFixture) -> None:
+    class Family:
+        async def tools(self, ctx: RunContext[Any]) -> list[Any]:
+            return [peek]
+
+        async def aclose(self) -> None:
+            pass
+
+    log = MemoryEventLog()
+    agent = agent_of(hidden(peek, at=MARK), "Blue.", log=log, tools=[Family(), look])
+    await assert_nothing_shows(agent.run("Go.", metadata=METADATA), log, caplog)
+
+
+@pytest.mark.parametrize(
+    "asks", [lambda: hidden(ask), lambda: hidden(pay, amount=MARK)], ids=["asks", "needs an approval"]
+)
+async def test_a_question_of_a_hidden_tool_and_its_answer(
+    caplog: pytest.LogCaptureFixture, asks: Callable[[], Any]
+) -> None:
+    log = MemoryEventLog()
+    agent = agent_of(asks(), "Done.", log=log)
+    run = agent.run("Go.", metadata=METADATA)
+    await assert_nothing_shows(run, log, caplog)
+    result = await run
+    question = result.pending[0]
+    assert MARK in question.prompt
+    answer = MARK if question.options else True
+
+    again = agent.resume(run.task_id, inputs={question.input_id: answer}, metadata=METADATA)
+    await assert_nothing_shows(again, log, caplog)
+    assert (await again).content == "Done."
+
+
+async def test_the_answer_to_an_open_question(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+
+    @tool
+    async def ask_openly(ctx: RunContext[Any]) -> str:
+        await ctx.ask("Which?", str)
+        return "Thanks."
+
+    agent = agent_of(call("ask_openly"), "Done.", log=log, tools=[ask_openly])
+    run = agent.run("Go.", metadata=METADATA, on_input=lambda question: MARK)
+    events = await assert_nothing_shows(run, log, caplog)
+    question = next(event for event in events if isinstance(event, InputRequiredEvent)).for_clients()
+    assert isinstance(question, InputRequiredEvent)
+    assert question.input.prompt == "Which?"
+
+
+async def test_thoughts_of_a_hidden_tool_name_none_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    think = call("think_aloud", _id=f"t-{MARK}", thought="First the sky.", thought_type="planning")
+    more = call(
+        "think_aloud", _id=f"u-{MARK}", thought="Then the sea.", thought_type="planning", related_to=f"id-{MARK}"
+    )
+    again = call("think_aloud", _id=f"v-{MARK}", thought="Then all.", thought_type="planning", related_to=f"t-{MARK}")
+    agent = agent_of([hidden(peek), think], [more, again], "Blue.", log=log, thoughts=Thoughts(hidden=True))
+    events = await assert_nothing_shows(agent.run("Look.", metadata=METADATA), log, caplog)
+    thoughts = [event.for_clients() for event in events if isinstance(event, ThoughtStreamEvent)]
+    assert [each.content for each in thoughts if isinstance(each, ThoughtStreamEvent)] == [
+        "First the sky.",
+        "Then the sea.",
+        "Then all.",
+    ]
+
+
+async def test_what_a_vendor_says_when_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    run = agent_of(ServerError(f"500: {MARK}"), log=log).run("Go.", metadata=METADATA)
+    events = await assert_nothing_shows(run, log, caplog)
+    assert events[-1].to_json().count(MARK.encode()) == 1
+    with pytest.raises(AttemptError, match=MARK):
+        await run
+
+
+async def test_a_pipeline_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(source: Any) -> Any:
+        raise RuntimeError(f"{MARK} in a closure")
+
+    log = MemoryEventLog()
+    run = agent_of("Hi", log=log, loop=op.standard(before_model=[broken])).run("Go.", metadata=METADATA)
+    await assert_nothing_shows(run, log, caplog)
+
+
+async def test_a_limit_and_a_cancel(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    limited = agent_of(hidden(peek, at=MARK), hidden(peek), log=log, limits=Limits(iterations=1))
+    await assert_nothing_shows(limited.run("Go.", metadata=METADATA), log, caplog)
+
+    @tool(name=f"stop_{MARK}", hidden=True)
+    async def stop(ctx: RunContext[Any]) -> str:
+        run.cancel("enough")
+        return await ctx.ask(MARK, str)
+
+    run = agent_of(hidden(stop), log=log, tools=[stop]).run("Go.", metadata=METADATA)
+    await assert_nothing_shows(run, log, caplog)
+
+
+async def test_a_conversation_a_fork_and_messages_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    agent = agent_of([hidden(peek, at=MARK), call("look", at="it")], "Blue.", "Green.", "Red.", log=log)
+    first = agent.run("Look.", metadata=METADATA, context_id="c")
+    await assert_nothing_shows(first, log, caplog)
+    second = agent.run("And now?", metadata=METADATA, context_id="c")
+    await assert_nothing_shows(second, log, caplog)
+    fork = agent.fork(first.task_id, at=1, prompt="Else?", metadata=METADATA)
+    await assert_nothing_shows(fork, log, caplog)
+
+    history = (await first).messages
+    by_hand = agent_of("Fine.", log=log).run([*history, "And Bergen?"], metadata=METADATA)
+    await assert_nothing_shows(by_hand, log, caplog)
+    told = [
+        Message.system(MARK),
+        Message.user("Hi"),
+        Message.assistant("", tool_calls=[ToolCall(id=MARK, name=f"peek_{MARK}", arguments={"at": MARK})]),
+        Message.tool(MARK, MARK),
+        Message.user("So?"),
+    ]
+    await assert_nothing_shows(agent_of("Fine.", log=log).run(told, metadata=METADATA), log, caplog)
+
+
+async def test_a_compressed_history(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    agent = agent_of(
+        [hidden(peek, at=MARK * 40)],
+        [hidden(peek, at=MARK * 40)],
+        [hidden(peek, at=MARK * 40)],
+        "Done.",
+        log=log,
+        loop=op.standard(before_model=[op.compress(SlidingWindowCompressor(max_tokens=200))]),
+    )
+    events = await assert_nothing_shows(agent.run("Go on." * 10, metadata=METADATA), log, caplog)
+    assert any(event.kind == "context-compressed" for event in events)
+
+
+@pytest.mark.parametrize("strategy", ["react", "rewoo"])
+async def test_strategies_that_call_hidden_tools(caplog: pytest.LogCaptureFixture, strategy: str) -> None:
+    from rxloop import strategies
+
+    log = MemoryEventLog()
+    plan = f'[{{"id": "E1", "tool": "peek_{MARK}", "arguments": {{"at": "{MARK}"}}}}]'
+    turns = [hidden(peek, at=MARK), "Blue."] if strategy == "react" else [plan, "Blue."]
+    agent = agent_of(*turns, log=log, strategy=getattr(strategies, strategy)())
+    run = agent.run("Go.", metadata=METADATA)
+    if strategy == "rewoo":
+        # What the model itself writes on a line of its own is its text.
+        events = [event async for event in run]
+        text = b"".join(
+            event.to_json(public=True) for event in events if event.kind not in ("content-complete", "content-delta")
+        )
+        assert MARK.encode() not in text
+        assert any(event.kind == "tool-complete" for event in events)
+    else:
+        await assert_nothing_shows(run, log, caplog)
