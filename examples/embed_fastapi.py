@@ -1,4 +1,4 @@
-"""A run as a streaming endpoint: the client leaves, and the run is cancelled.
+"""A run as a streaming endpoint: the client leaves, and the run is cancelled. Who comes back reads on in the log.
 
 Run as a script, it serves on a free port and plays two clients itself: one that leaves and one that stays.
 """
@@ -10,15 +10,16 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Annotated
 
 import httpx
 
-from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, StatusUpdateEvent
+from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, StatusUpdateEvent, UnknownRun, follow
 from rxloop.testing import demo_model
 
 try:
     import uvicorn
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Header, Response
     from fastapi.responses import StreamingResponse
 except ImportError as error:
     sys.exit(f"This example needs FastAPI and uvicorn ({error}): pip install fastapi uvicorn")
@@ -38,6 +39,18 @@ def make_app(agent: Agent) -> FastAPI:
                     yield frame
 
         return StreamingResponse(body(), media_type="text/event-stream")
+
+    @app.get("/runs/{task_id}/events")  # an EventSource comes back here by itself, with the last id that it saw
+    async def events(task_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
+        if agent.log is None:
+            return Response(status_code=404)  # a run without a log ends with its request
+        stream = follow(agent.log, task_id, after=last_event_id or None, strict=False)
+        try:
+            if not await stream.has_more(last_event_id):
+                return Response(status_code=204)  # there is nothing more, and it is not to come back
+        except UnknownRun:
+            return Response(status_code=404)
+        return StreamingResponse(stream.sse(), media_type="text/event-stream")
 
     return app
 

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from run_checks import Recorder, events_of
-from rxloop import Agent, RunContext, ToolError, external, follow, tool
+from rxloop import Agent, RunContext, ToolError, external, follow, replay, tool
 from rxloop.eventlog import MemoryEventLog
 from rxloop.events import (
     ContentDeltaEvent,
     CustomEvent,
     Event,
     GapEvent,
+    TaskEvent,
 )
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
@@ -363,3 +364,30 @@ async def test_an_id_that_is_none_is_answered_by_a_gap_and_everything() -> None:
         assert cursor == "", "a gap is no place to come back to"
         assert gap.reason == "unknown-cursor"
         assert rest == everything
+
+
+async def test_a_client_at_the_end_of_a_finished_run_is_told_that_there_is_no_more() -> None:
+    log = MemoryEventLog()
+    run = Agent(ScriptedModel("Hi"), log=log).run("Hi")
+    assert await run.has_more(f"{run.task_id}/1.99.0")
+    events = [event async for event in run]
+    for reader in (run, follow(log, run.task_id), replay(log, run.task_id)):
+        assert not await reader.has_more(events[-1].cursor)
+        assert not await reader.has_more(f"{run.task_id}/1.99.0")
+        for cursor in (None, "", "no cursor", f"other/{events[-1].cursor.partition('/')[2]}", events[0].cursor):
+            assert await reader.has_more(cursor)
+
+
+async def test_of_a_run_that_goes_on_there_is_always_more() -> None:
+    log = MemoryEventLog()
+    begun = TaskEvent(messages=[], model="m", agent_name="a", task_id="t", context_id="c", seq=1, attempt=1)
+    await log.append("t", [begun], expected_seq=0)
+    assert await follow(log, "t").has_more("t/1.1.0")
+    assert await follow(log, "t").has_more("t/1.7.0")
+
+
+async def test_a_cursor_with_a_number_without_end_is_none() -> None:
+    run = Agent(ScriptedModel("Hi"), log=MemoryEventLog()).run("Hi")
+    await run
+    frames_of = [frame async for frame in run.sse(after=f"{run.task_id}/1.{'9' * 5000}.0", heartbeat=None)]
+    assert frames_of[0].startswith(b"event: gap")

@@ -11,7 +11,7 @@ from reactivex import Observable, abc
 from rxloop.conversation import conversation, reading
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.events import Event, GapEvent, ends_attempt
-from rxloop.operators.after import Cursor, read_cursor
+from rxloop.operators.after import Cursor, is_behind, read_cursor
 from rxloop.operators.public import public
 from rxloop.protocols import EventLog
 from rxloop.result import Result
@@ -47,9 +47,18 @@ class _Reading:
 class RecordedStream(Stream[Event]):
     """A stream of events out of a log. Each subscriber and each iterator reads the log for itself."""
 
-    def __init__(self, source: Observable[Event], *, buffer: int = 1024) -> None:
-        """Make a stream of what comes from a log; `buffer` is that of a reader, as for `Run.stream`."""
+    def __init__(
+        self, source: Observable[Event], *, buffer: int = 1024, run: tuple[EventLog, str] | None = None
+    ) -> None:
+        """Make a stream of what comes from a log.
+
+        Args:
+            source: The events.
+            buffer: That of a reader, as for `Run.stream`.
+            run: Where they come from: the log and the id of the run.
+        """
         super().__init__(source, _Reading(), buffer=buffer)
+        self._run = run
 
     def sse(self, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
         """The public events as server-sent events, as `Run.sse` gives them.
@@ -58,6 +67,24 @@ class RecordedStream(Stream[Event]):
             heartbeat: Seconds of silence after which a comment line is sent; None sends none.
         """
         return frames(aiter(self.pipe(public())), heartbeat)
+
+    async def has_more(self, after: str | None) -> bool:
+        """Whether a client that comes back gets anything, as `Run.has_more` says it; by what the log has now.
+
+        Args:
+            after: Its `Last-Event-ID`.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+        """
+        if self._run is None:
+            return True
+        log, task_id = self._run
+        cursor = read_cursor(after or "", strict=False)
+        # Of a good cursor at the end, one event is all that has to be read.
+        from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
+        events = await reading(log.read(task_id, after_seq=from_there)) or await reading(log.read(task_id))
+        return not ends_attempt(events[-1]) or is_behind(cursor, events[-1])
 
 
 class Replay(RecordedStream):
@@ -68,7 +95,7 @@ class Replay(RecordedStream):
     ) -> None:
         """Replay a run up to the event `until`; the other arguments are those of `replay`."""
         # Everything is in memory when it is delivered: nothing is gained by merging deltas.
-        super().__init__(from_task(self._play, name="rxloop-replay"), buffer=_ALL)
+        super().__init__(from_task(self._play, name="rxloop-replay"), buffer=_ALL, run=(log, task_id))
         self._log = log
         self._task_id = task_id
         self._speed = speed
@@ -221,7 +248,7 @@ def follow(
     async def work(push: Push[Event]) -> None:
         await _Follower(log, task_id, cursor, after, push).follow(**options)
 
-    return RecordedStream(from_task(work, name="rxloop-follow"))
+    return RecordedStream(from_task(work, name="rxloop-follow"), run=(log, task_id))
 
 
 class _Follower:

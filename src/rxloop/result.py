@@ -12,7 +12,7 @@ from rxloop.events import PendingInput, State
 from rxloop.messages import ErrorInfo, Message, Usage
 from rxloop.thinking.graph import ThoughtGraph
 from rxloop.totals import CompressionTotals
-from rxloop.visibility import public_error, public_question
+from rxloop.visibility import public_error
 
 O = TypeVar("O", default=str)  # noqa: E741
 
@@ -62,7 +62,7 @@ class Result(Generic[O]):
             "content": self.content,
             "reason": self.reason,
             "finish_reason": self.finish_reason,
-            "pending": [public_question(question) for question in self.pending],
+            "pending": self.pending,
             "error": error,
         }
         return f"Result({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

@@ -15,6 +15,7 @@ from rxloop.core import Core
 from rxloop.errors import AttemptError, ConfigurationError, LimitReached, RunCancelled, RunError, RxloopError
 from rxloop.events import Event, StatusUpdateEvent
 from rxloop.operators.after import after as after_cursor
+from rxloop.operators.after import is_behind, read_cursor
 from rxloop.operators.public import public
 from rxloop.operators.text import text
 from rxloop.result import Result
@@ -192,6 +193,17 @@ class Run(Generic[O]):
         # The id comes from a client: one that is no cursor is as good as one that is unknown.
         source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
         return frames(aiter(Stream(source, self.share).pipe(public())), heartbeat)
+
+    async def has_more(self, after: str | None) -> bool:
+        """Whether a client that comes back gets anything.
+
+        Answer 204 where it does not: an `EventSource` comes back after every end, and 204 tells it to stay away.
+
+        Args:
+            after: Its `Last-Event-ID`.
+        """
+        final = self._core.final
+        return final is None or not after or is_behind(read_cursor(after, strict=False), final)
 
     def _retained(self) -> Observable[Event]:
         """The events of this attempt: out of the log what is not in memory any more."""

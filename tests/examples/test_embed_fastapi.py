@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from rxloop import Agent, Event, MemoryEventLog, RunContext, external, tool
@@ -143,6 +144,26 @@ async def test_a_client_that_stays_gets_every_public_event_in_order_and_the_fina
     assert places == sorted(set(places))
     assert "".join(event.delta for event in seen if event.kind == "content-delta") == "It is7 C."
     assert (seen[-1].kind, seen[-1].state, seen[-1].final) == ("status-update", "completed", True)
+
+
+async def test_a_browser_that_comes_back_reads_on_and_is_told_when_there_is_no_more(example: Any) -> None:
+    log, model = MemoryEventLog(), ScriptedModel("It is 7 C.")
+    async with asyncio.timeout(SECONDS), Agent(model, log=log) as agent:
+        result = await agent.run("Weather?")
+        recorded = external(await log.read(result.task_id))
+        serving = example.serving(example.make_app(agent))
+        async with serving as url, httpx.AsyncClient(base_url=f"{url}/runs/{result.task_id}") as client:
+            whole = await client.get("/events")
+            rest = await client.get("/events", headers={"last-event-id": recorded[1].cursor})
+            at_the_end = await client.get("/events", headers={"last-event-id": recorded[-1].cursor})
+            foreign = await client.get("/events", headers={"last-event-id": "elsewhere/1.99.0"})
+            unknown = await client.get(f"{url}/runs/nobody/events")
+
+    assert [each.status_code for each in (whole, rest, at_the_end, foreign, unknown)] == [200, 200, 204, 200, 404]
+    assert whole.text.count("event: ") == len(recorded)
+    assert rest.text.count("event: ") == len(recorded) - 2
+    assert at_the_end.content == b""
+    assert foreign.text.startswith("event: gap")
 
 
 async def test_two_clients_at_once_get_a_run_each(example: Any) -> None:

@@ -12,7 +12,7 @@ from rxloop.events import Event, GapEvent
 from rxloop.operators._types import View
 from rxloop.stream.deltas import behind
 
-_CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d+)\.(?P<seq>\d+)\.(?P<sub>\d+)")
+_CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d{1,18})\.(?P<seq>\d{1,18})\.(?P<sub>\d{1,18})")
 
 
 class Cursor(NamedTuple):
@@ -40,6 +40,11 @@ def read_cursor(text: str, *, strict: bool = True) -> Cursor:
     if strict:
         raise ConfigurationError(f"{text!r} is no cursor: it has the form task_id/attempt.seq.sub")
     return Cursor("", 0, 0, 0)
+
+
+def is_behind(cursor: Cursor, end: Event) -> bool:
+    """Whether a cursor lies before the last event of a run, or is none of that run: its reader gets something yet."""
+    return cursor.task_id != end.root_task_id or cursor[1:] < (end.attempt, end.seq, end.sub)
 
 
 def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
