@@ -163,5 +163,5 @@ class Place:
         return [orjson.loads(line) for line in self.run("runs", "--json", *arguments).stdout.splitlines()]
 
     def events(self, run: str = "last") -> list[dict[str, Any]]:
-        """What `rxloop export` says."""
-        return [orjson.loads(line) for line in self.run("export", run).stdout.splitlines()]
+        """What `rxloop export --full` says."""
+        return [orjson.loads(line) for line in self.run("export", run, "--full").stdout.splitlines()]

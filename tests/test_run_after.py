@@ -342,7 +342,7 @@ async def test_the_server_sent_events_of_a_run_are_its_public_events() -> None: 
     run = Agent(two_steps(), tools=[add]).run("Line one\nline two: data: x\n\n")
     live = Recorder(run.events)
     got = await frames_of(run.sse())
-    assert [event for _, event in got] == [event for event in live.events if event.public]
+    assert [event for _, event in got] == external(live.events)
     assert [cursor for cursor, _ in got] == [event.cursor for event in live.events if event.public]
 
 

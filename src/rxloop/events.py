@@ -65,6 +65,8 @@ class TaskEvent(Event):
     """The run that this one is a fork of."""
     fork_seq: int | None = None
     """The last event that was taken over from it."""
+    public_form: bool = Field(default=False, exclude_if=absent)
+    """In what clients get: what is not for them is left out, so that these events are no copy of the run."""
 
 
 class StatusUpdateEvent(Event):

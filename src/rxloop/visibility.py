@@ -65,6 +65,10 @@ def _messages(event: Any) -> Sequence[Message]:
     return messages if same else shown
 
 
+def _yes(event: Any) -> bool:
+    return True
+
+
 def _without_hidden(message: Message) -> Message:
     calls = tuple(call for call in message.tool_calls if not call.hidden)
     if len(calls) < len(message.tool_calls):
@@ -167,7 +171,7 @@ ENVELOPE = _fields(
 """The public fields of every event."""
 
 PUBLIC: dict[str, dict[str, Shape | None]] = {
-    "task": _fields("initiator model agent_name strategy fork_of fork_seq", messages=_messages),
+    "task": _fields("initiator model agent_name strategy fork_of fork_seq", messages=_messages, public_form=_yes),
     "status-update": _fields(
         "state final reason content finish_reason usage resumed after_seq", error=_error, pending=_pending
     ),

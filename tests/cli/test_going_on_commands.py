@@ -86,7 +86,7 @@ def test_a_run_that_is_over_shows_its_end_and_asks_no_model(place: Place, offlin
 
 
 def test_a_model_that_cannot_be_had_asks_for_another_one(waiting: Place) -> None:
-    lines = waiting.run("export", "last").stdout.replace(f"{waiting.url}#demo", "offline:demo")
+    lines = waiting.run("export", "last", "--full").stdout.replace(f"{waiting.url}#demo", "offline:demo")
     waiting.run("import", "-", "--db", "other.db", given=lines)
     ids = pending(waiting)
     answer = ("--input", f"{ids['pay']}=true", "--tools", "kit:tools", "--db", "other.db")
@@ -120,7 +120,7 @@ def test_a_fork_asks_another_question_of_another_model(place: Place, offline: Of
 def test_the_time_between_attempts_does_not_count(place: Place) -> None:
     place.run("run", "2 + 2")
     # As if the run were from yesterday.
-    lines = place.run("export", "last").stdout
+    lines = place.run("export", "last", "--full").stdout
     yesterday = re.sub(r'"timestamp":"(\d{4})', lambda found: f'"timestamp":"{int(found[1]) - 1}', lines)
     (place.folder / "old.jsonl").write_text(yesterday, encoding="utf-8")
     place.run("import", "old.jsonl", "--db", "old.db")

@@ -41,6 +41,7 @@ def test_show_can_begin_behind_an_event(told: Place) -> None:
 
 def test_show_as_json_is_what_export_writes(told: Place) -> None:
     assert told.run("show", "last", "--json").stdout == told.run("export", "last").stdout
+    assert told.run("show", "last", "--json", "--full").stdout == told.run("export", "last", "--full").stdout
 
 
 def test_follow_ends_with_the_attempt(told: Place) -> None:
@@ -64,7 +65,10 @@ def test_replay_can_stop_behind_an_event(told: Place) -> None:
 
 
 def test_replay_keeps_the_pace_that_was_asked_for(told: Place) -> None:
-    events = [event.replace(b'"seq":1,', b'"seq":1,') for event in told.run("export", "last").stdout_bytes.splitlines()]
+    events = [
+        event.replace(b'"seq":1,', b'"seq":1,')
+        for event in told.run("export", "last", "--full").stdout_bytes.splitlines()
+    ]
     paced = b"\n".join(_later(event, 100 * number) for number, event in enumerate(events))
     (told.folder / "paced.jsonl").write_bytes(paced)
     told.run("import", "paced.jsonl", "--db", "paced.db")
@@ -121,24 +125,24 @@ def test_diff_shows_where_two_runs_part_and_what_each_cost(told: Place) -> None:
 
 
 def test_a_run_goes_through_export_and_import_as_it_is(told: Place) -> None:
-    lines = told.run("export", "last").stdout
+    lines = told.run("export", "last", "--full").stdout
     (told.folder / "run.jsonl").write_text(lines, encoding="utf-8")
     done = told.run("import", "run.jsonl", "--db", "new/other.db")
     assert done.stderr.endswith(f": {len(lines.splitlines())} events\n")
-    assert told.run("export", "last", "--db", "new/other.db").stdout == lines
+    assert told.run("export", "last", "--full", "--db", "new/other.db").stdout == lines
     assert told.run("runs", "--json", "--db", "new/other.db").stdout == told.run("runs", "--json").stdout
 
 
 def test_several_runs_may_stand_in_one_file(told: Place) -> None:
     told.run("run", "2 + 2")
-    lines = "".join(told.run("export", row["taskId"]).stdout for row in told.rows())
+    lines = "".join(told.run("export", row["taskId"], "--full").stdout for row in told.rows())
     told.run("import", "-", "--db", "other.db", given=lines)
     assert [row["question"] for row in told.rows("--db", "other.db")] == [row["question"] for row in told.rows()]
 
 
 def test_a_run_that_is_there_already_is_not_imported_and_nothing_else_is(told: Place) -> None:
     told.run("run", "2 + 2")
-    new, old = (told.run("export", row["taskId"]).stdout for row in told.rows())
+    new, old = (told.run("export", row["taskId"], "--full").stdout for row in told.rows())
     told.run("import", "-", "--db", "other.db", given=old)
     done = told.run("import", "-", "--db", "other.db", given=new + old, code=1)
     assert f"has the run {told.rows()[1]['taskId']} already; nothing was imported" in done.stderr
@@ -188,7 +192,7 @@ def _changed(**fields: object) -> Callable[[list[bytes]], list[bytes]]:
 def test_what_is_no_whole_run_is_refused_with_its_line_and_makes_no_database(
     told: Place, change: Callable[[list[bytes]], list[bytes]], said: str
 ) -> None:
-    data = b"\n".join(change(told.run("export", "last").stdout_bytes.splitlines()))
+    data = b"\n".join(change(told.run("export", "last", "--full").stdout_bytes.splitlines()))
     with pytest.raises(ConfigurationError, match=said):
         read_runs(data, "f")
     (told.folder / "bad.jsonl").write_bytes(data)
@@ -197,7 +201,7 @@ def test_what_is_no_whole_run_is_refused_with_its_line_and_makes_no_database(
 
 
 def test_what_the_database_cannot_take_is_seen_before_anything_is_written(told: Place) -> None:
-    good = told.run("export", "last").stdout
+    good = told.run("export", "last", "--full").stdout
     lines = good.replace("01", "02").splitlines()
     lines[-1] = lines[-1].replace('"attempt":1', f'"attempt":{2**64 - 1}')
     (told.folder / "bad.jsonl").write_text("\n".join([*good.splitlines(), *lines]), encoding="utf-8")
@@ -211,8 +215,16 @@ def test_a_file_that_is_not_there_is_one_line(place: Place) -> None:
 
 
 def test_events_of_other_programs_are_kept(told: Place) -> None:
-    lines = told.run("export", "last").stdout_bytes.splitlines()
+    lines = told.run("export", "last", "--full").stdout_bytes.splitlines()
     fields = {**orjson.loads(lines[-2]), "kind": "mine.own", "weight": 3}
     [events] = read_runs(b"\n".join([*lines[:-2], orjson.dumps(fields), lines[-1]]), "f").values()
     assert orjson.loads(events[-2].to_json())["weight"] == 3
     assert isinstance(events[-1], Event)
+
+
+def test_an_export_for_others_is_no_copy_of_a_run(told: Place) -> None:
+    lines = told.run("export", "last").stdout
+    assert all(Event.from_json(line, strict=True).public for line in lines.splitlines())
+    done = told.run("import", "-", "--db", "other.db", given=lines, code=2)
+    assert "stdin, line 1: this is a run as others may see it" in done.stderr
+    assert "rxloop export --full" in done.stderr

@@ -250,7 +250,7 @@ def test_what_the_command_wrote_is_a_recording(command: str, tmp_path: Path) -> 
         place = Place(tmp_path, offline.base_url)
         written, _ = place.process("run", "--json", "--tools", "kit:get_weather", "Weather in Oslo?").communicate()
         if command == "export":
-            written, _ = place.process("export", "last").communicate()
+            written, _ = place.process("export", "last", "--full").communicate()
     finally:
         stop()
     path = tmp_path / "run.jsonl"

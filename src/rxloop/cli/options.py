@@ -33,6 +33,12 @@ RunId = Annotated[
 ]
 Thoughts = Annotated[ThoughtLevel, typer.Option("--thoughts", help="How much of the thoughts to show.")]
 Json = Annotated[bool, typer.Option("--json", help="Write the events as JSON, one a line.")]
+Full = Annotated[
+    bool,
+    typer.Option(
+        "--full", help="With all that is not for others: hidden calls, metadata, system messages, answers, errors."
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(

@@ -134,7 +134,7 @@ async def show(events: Stream[Event], thoughts: ThoughtLevel, *, json: bool) -> 
     """Write a stream of events as it comes: text on stdout, everything else beside it; or as JSON."""
     if json:
         async for event in events:
-            write_json(event)
+            write_json(event, full=True)
     else:
         async for text, answer in events.pipe(live(thoughts)):
             write(text, beside=not answer)

@@ -14,6 +14,7 @@ from rxloop.cli.session import show as write_live
 from rxloop.cli.store import find_run, first_event, opened
 from rxloop.cli.terminal import running, write, write_json
 from rxloop.cli.views import numbered
+from rxloop.errors import ConfigurationError
 from rxloop.events import Event
 from rxloop.playback import follow as following
 from rxloop.playback import replay as replaying
@@ -31,6 +32,7 @@ def show(
         bool, typer.Option("--until-end", help="With --follow, go on over pauses and attempts until the run is over.")
     ] = False,
     json: options.Json = False,
+    full: options.Full = False,
     skip_corrupt: options.SkipCorrupt = False,
     db: options.Database = None,
 ) -> None:
@@ -38,6 +40,8 @@ def show(
 
     A line for each event, with its number and the seconds since the attempt began.
     """
+    if full and not json:
+        raise ConfigurationError("--full says what --json writes: give both")
 
     def comes_later(event: Event) -> bool:
         return event.seq > after
@@ -57,7 +61,7 @@ def show(
             events = stream.pipe(rx.filter(comes_later))
             if json:
                 async for event in events:
-                    write_json(event)
+                    write_json(event, full=full)
             else:
                 async for text in events.pipe(numbered(thoughts)):
                     write(text)

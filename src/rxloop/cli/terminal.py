@@ -55,9 +55,15 @@ def say(text: Text | str) -> None:
     write("\n", beside=True)
 
 
-def write_json(event: Event) -> None:
-    """An event as one line."""
-    write_plain(event.to_json().decode() + "\n")
+def write_json(event: Event, *, full: bool) -> None:
+    """An event as one line.
+
+    Args:
+        event: The event.
+        full: With all that is not for clients; otherwise as they may see it, and nothing where it is not for them.
+    """
+    if full or event.public:
+        write_plain(event.to_json(public=not full).decode() + "\n")
 
 
 def write_plain(text: str) -> None:

@@ -23,20 +23,28 @@ from rxloop.state import fold_all
 from rxloop.storable import settle
 
 
-def export(run: options.RunId, skip_corrupt: options.SkipCorrupt = False, db: options.Database = None) -> None:
-    """Write the events of a run as JSON, one a line."""
+def export(
+    run: options.RunId,
+    full: options.Full = False,
+    skip_corrupt: options.SkipCorrupt = False,
+    db: options.Database = None,
+) -> None:
+    """Write the events of a run as JSON, one a line.
+
+    Without --full it is what others may see: good to show, and too little for 'rxloop import'.
+    """
 
     async def main() -> None:
         async with opened(db, skip_corrupt=skip_corrupt) as log:
             record = await find_run(log, run)
             for event in await log.read(record.task_id):
-                write_json(event)
+                write_json(event, full=full)
 
     running(main())
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'rxloop export' wrote; '-' is stdin.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'rxloop export --full' wrote; '-' is stdin.")],
     db: options.Database = None,
 ) -> None:
     """Take runs over from a file.
@@ -92,6 +100,11 @@ def _read(line: bytes, where: str) -> Event:
 
 
 def _check(event: Event, before: list[Event], where: str) -> None:
+    if isinstance(event, TaskEvent) and event.public_form:
+        raise ConfigurationError(
+            f"{where}: this is a run as others may see it, with much left out, and no copy of it: "
+            "write one with 'rxloop export --full'"
+        )
     if not event.task_id or not event.context_id:
         raise ConfigurationError(f"{where}: the event has no taskId, or no contextId")
     if event.seq != len(before) + 1:

@@ -158,7 +158,17 @@ _NO_FACTS = {
     *(Event.model_fields.keys() - {"kind", "step", "branch"}),
     *("agent_name", "fork_of", "fork_seq", "resumed", "after_seq", "usage", "pending", "subtask_id"),
     *("estimated_input_tokens", "provider_state", "raw_finish_reason", "thought_id", "related_to", "tool_call_id"),
-    *("idempotency_key", "duration", "seconds", "thinking", "message_id", "hidden", "hidden_calls", "left_out"),
+    *(
+        "idempotency_key",
+        "duration",
+        "seconds",
+        "thinking",
+        "message_id",
+        "hidden",
+        "hidden_calls",
+        "left_out",
+        "public_form",
+    ),
 }
 _EXCLUDE: dict[str, Any] = {
     **dict.fromkeys(_NO_FACTS, True),

@@ -19,7 +19,7 @@ def recorded(path: str | os.PathLike[str], *, task_id: str | None = None) -> Scr
         >>> await Agent(recorded("run.jsonl"), tools=tools).run("Weather?").pipe(op.compare("run.jsonl"))
 
     Args:
-        path: The file that `op.record`, `rxloop run --json` or `rxloop export` made of the run.
+        path: The file that `op.record`, `rxloop run --json` or `rxloop export --full` made of the run.
         task_id: The run, where the file has a nested one as well; by default the outermost.
 
     Raises:
