@@ -38,8 +38,8 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.errors import NoAnswers, PlanRefused
-from rxloop.providers import hedge
+from rxloop.errors import NoAnswers, Overloaded, PlanRefused
+from rxloop.providers import Retry, hedge, retrying
 from rxloop.strategies import Reasoning, strategy
 from rxloop.stream.bridges import from_task
 from rxloop.testing import ScriptedModel, call, virtual_time
@@ -410,6 +410,25 @@ def test_a_run_is_not_stuck_while_something_of_it_goes_on() -> None:
                 return (await with_operator(make(), 2).run("Go.")).output
 
             assert time.run(main()) == "Done."
+
+
+def test_a_run_is_not_stuck_while_a_timer_goes_that_got_no_scheduler() -> None:
+    def forgetful(source: Observable[Signal]) -> Observable[Signal]:
+        return Observable(lambda observer, scheduler=None: source.subscribe(observer))
+
+    class Again:
+        name = "again"
+        model = ScriptedModel(Overloaded("busy"), "Hi.")
+
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            return retrying(Retry(first=3, jitter=0))(rx.defer(lambda _: self.model.call(request)))
+
+        async def aclose(self) -> None: ...
+
+    agent = Agent(Again(), loop=[op.call_model(), forgetful, op.run_tools(), op.checkpoint()])
+    with virtual_time() as time:
+        assert time.run(agent.run("Go.")).output == "Hi."
+        assert time.now == 3
 
 
 async def test_a_run_is_not_stuck_while_a_thread_works_for_it() -> None:

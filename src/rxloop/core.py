@@ -170,7 +170,7 @@ class Core:
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tie the run to the event loop that it runs in."""
         self.loop = loop
-        self.scheduler = RunScheduler(loop)
+        self.scheduler = RunScheduler(loop, for_readers=True)
         self._thread = self.scheduler.thread
 
     def resume_at(self, seq: int) -> None:

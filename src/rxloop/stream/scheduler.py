@@ -26,16 +26,20 @@ class RunScheduler(AsyncIOScheduler):
     scheduler the time operators fire on threads of their own.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, scope: Scope | None = None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, scope: Scope | None = None, *, for_readers: bool = False
+    ) -> None:
         """Make a scheduler.
 
         Args:
             loop: Where it schedules.
             scope: That of the run whose pipeline it is for: what a timer raises ends the run, and a run that waits for
-                a timer is not stuck. Without one it is for subscribers, whose timers are none of the run's business.
+                a timer is not stuck.
+            for_readers: It is for those who read a run, whose timers are none of the run's business.
         """
         super().__init__(loop)
         self.scope = scope
+        self._for_readers = for_readers
         self.thread = threading.get_ident()
         """That of the event loop."""
         self._began = super().now - timedelta(seconds=loop.time())
@@ -59,9 +63,11 @@ class RunScheduler(AsyncIOScheduler):
         """Run the action after a time."""
         if self.to_seconds(duetime) <= 0:
             return self.schedule(action, state)
-        if self.scope is None:
+        if self.scope is not None:
+            return self._watched(self.scope, duetime, action, state)
+        if self._for_readers:
             return outside(super().schedule_relative, duetime, action, state)
-        return self._watched(self.scope, duetime, action, state)
+        return super().schedule_relative(duetime, action, state)
 
     def _watched(
         self, scope: Scope, duetime: typing.RelativeTime, action: abc.ScheduledAction[S], state: S | None
