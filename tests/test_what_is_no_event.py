@@ -27,7 +27,7 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.events import ToolCompleteEvent, ToolStartEvent
+from rxloop.events import ThoughtStreamEvent, ToolCompleteEvent, ToolStartEvent
 from rxloop.operators import on
 from rxloop.stream.bridges import emit
 from rxloop.testing import ScriptedModel, call
@@ -307,3 +307,17 @@ def test_arguments_keep_their_text_where_they_cannot_be_read() -> None:
     assert made.error == (
         "the arguments['a'][0][0][0]...: nested more than 100 deep, or in itself: give it flatter, or as a text"
     )
+
+
+async def test_a_thought_of_ones_own_gets_an_id_where_it_is_published() -> None:
+    @tool
+    async def f(ctx: RunContext[Any]) -> str:
+        """Think."""
+        for text in ("a", "b"):
+            ctx.emit(ThoughtStreamEvent(content=text))
+        ctx.emit(ThoughtStreamEvent(thought_id="mine", content="c"))
+        return "x"
+
+    events = await collect(Agent(ScriptedModel(call("f"), "Done."), tools=[f]).run("q"))
+    thoughts = [event for event in events if isinstance(event, ThoughtStreamEvent)]
+    assert [(thought.thought_id, thought.index) for thought in thoughts] == [("t1", 0), ("t2", 1), ("mine", 2)]

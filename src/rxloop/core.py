@@ -325,6 +325,8 @@ class Core:
         fields, main = vars(event), self.states[None]
         named = [event.tool_call_id]
         if isinstance(event, ThoughtStreamEvent):
+            if not event.thought_id:
+                fields["thought_id"] = main.new_thought_id()
             if event.index < 0:
                 fields["index"] = main.thought_count
             named.append(event.related_to)

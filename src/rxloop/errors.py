@@ -47,6 +47,7 @@ RxloopError
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -55,7 +56,17 @@ if TYPE_CHECKING:
 
 
 class RxloopError(Exception):
-    """The root of everything that rxloop raises."""
+    """The root of everything that rxloop raises. Errors go through pickle, and so from one process to another."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by the constructor, whose arguments differ: what it made of them is restored.
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(cls: type[RxloopError], args: tuple[Any, ...], fields: dict[str, Any]) -> RxloopError:
+    error = cls.__new__(cls, *args)
+    vars(error).update(fields)
+    return error
 
 
 class ConfigurationError(RxloopError, ValueError):
@@ -375,6 +386,19 @@ class AttemptError(RxloopError):
         super().__init__(message)
         self.code = code
         self.result = result
+
+    def __repr__(self) -> str:
+        where = f", task_id={task_id!r}" if (task_id := getattr(self.result, "task_id", None)) is not None else ""
+        return f"{type(self).__name__}({str(self)!r}, code={self.code!r}{where})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = dict(vars(self))
+        try:
+            pickle.dumps(self.result)
+        except Exception:
+            # An output of the user's own, say. The error matters more: one that cannot be read breaks a whole pool.
+            fields["result"] = None
+        return _restored, (type(self), self.args, fields)
 
 
 class LimitReached(AttemptError):

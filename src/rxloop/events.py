@@ -184,7 +184,8 @@ class ThoughtStreamEvent(Event):
     """A thought: from a tool, from a tag in the text, from a strategy, or the provider's reasoning as one."""
 
     kind: Literal["thought-stream"] = "thought-stream"
-    thought_id: str
+    thought_id: str = ""
+    """What later thoughts refer to; given by the run where it is left out."""
     thought_type: ThoughtType = "thinking"
     content: str
     index: int = -1

@@ -38,7 +38,9 @@ class _Reading:
         try:
             return RunScheduler(asyncio.get_running_loop())
         except RuntimeError:
-            raise RxloopError("reading a log needs a running event loop: do it inside async code") from None
+            raise RxloopError(
+                "reading a log needs a running event loop of asyncio (trio is not supported): do it inside async code"
+            ) from None
 
     def hold(self) -> Callable[[], None]:
         return lambda: None

@@ -5,6 +5,7 @@ There is no other memory of a run. Live, resumed and replayed, the messages that
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -204,6 +205,11 @@ class RunState:
     def retryable(self) -> bool:
         """Whether the run failed by something that may pass, so that it can be resumed."""
         return self.state == "failed" and self.error is not None and self.error.retryable
+
+    def new_thought_id(self) -> str:
+        """The id of a thought that has none: one that is free, and that a resumed run would choose as well."""
+        ids = (f"t{number}" for number in itertools.count(len(self.thoughts) + 1))
+        return next(each for each in ids if each not in self.thoughts and each not in self.calls)
 
     def beside(self, main: RunState) -> RunState:
         """The state of a branch, with what belongs to the whole run as the main line has it."""

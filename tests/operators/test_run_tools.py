@@ -554,3 +554,13 @@ async def test_what_decides_on_a_tool_and_cannot_is_named(gives: Any) -> None:
 
     with pytest.raises(RunError, match=r"enabled= of the tool 'look' (gave|failed)"):
         await Agent(ScriptedModel("Done."), tools=[look]).run("Go.")
+
+
+async def test_a_tool_that_misses_its_deps_is_told_of_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def f(ctx: RunContext[Any]) -> str:
+        """Use deps."""
+        return ctx.deps["user"]
+
+    await Agent(ScriptedModel(call("f"), "Done."), tools=[f]).run("q")
+    assert "the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...)" in caplog.text

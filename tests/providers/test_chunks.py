@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -307,7 +308,10 @@ def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
     events: list[Event] = []
     answer = ChatAccumulator(events.append, "1", WHERE)
     answer.feed([b'{"choices":[{"delta":{"content":"a\\ud83d"},"finish_reason":"stop"}]}'])
-    assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["a\ufffd"]
+    # Its other half may still come.
+    assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["a"]
+    answer.complete()
+    assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["a", "\ufffd"]
 
 
 def test_a_refusal_is_the_text_of_the_answer() -> None:
@@ -408,3 +412,43 @@ def test_a_further_field_beside_a_call_costs_the_same_however_many_there_are() -
     payloads = [orjson.dumps(calls({**piece(0), "extra_content": {f"k{n}": n}})) for n in range(10_000)]
     answer.feed(payloads)
     assert extra_memory(lambda: answer.feed(payloads[-1:])) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        (["Hi \ud83d", "\ude00 there"], "Hi \U0001f600 there"),
+        (["\ud83d", "", "\ude00"], "\U0001f600"),
+        (["a\ud83d", "b"], "a\ufffdb"),
+        (["a\ud83d"], "a\ufffd"),
+        (["\ude00a"], "\ufffda"),
+        (["a\ud83d", "\ud83d", "\ude00"], "a\ufffd\U0001f600"),
+    ],
+)
+@pytest.mark.parametrize("field", ["content", "reasoning_content"])
+def test_a_character_that_was_cut_in_two_is_joined(pieces: list[str], whole: str, field: str) -> None:
+    events: list[Event] = []
+    read = ChatAccumulator(events.append, "1", WHERE)
+    for piece in pieces:
+        read.feed([json.dumps({"choices": [{"delta": {field: piece}}]}).encode()])
+    read.feed([b'{"choices":[{"delta":{},"finish_reason":"stop"}]}', b"[DONE]"])
+    read.complete()
+    kind = ContentDeltaEvent if field == "content" else ThoughtDeltaEvent
+    assert "".join(event.delta for event in events if isinstance(event, kind)) == whole
+    message = events[-1]
+    assert isinstance(message, ContentCompleteEvent)
+    assert (message.content or message.reasoning) == whole
+    assert all(event.to_json() for event in events)
+
+
+def test_halves_in_the_arguments_of_a_call_are_joined() -> None:
+    events: list[Event] = []
+    read = ChatAccumulator(events.append, "1", WHERE)
+    for piece in ('{"a": "\ud83d', '\ude00"}'):
+        call = {"index": 0, "id": "1", "function": {"name": "f", "arguments": piece}}
+        read.feed([json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]}).encode()])
+    read.feed([b'{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}', b"[DONE]"])
+    read.complete()
+    message = events[-1]
+    assert isinstance(message, ContentCompleteEvent)
+    assert message.tool_calls[0].arguments == {"a": "\U0001f600"}

@@ -142,7 +142,6 @@ async def test_an_id_that_is_taken_can_be_kept_or_refused() -> None:  # L22
         ({"thought": "x", "thought_type": "planning", "confidence": float("nan")}, "confidence"),
         ({"thought": "x", "thought_type": "planning", "verbosity": "loud"}, "verbosity"),
         ({"thought": "x", "thought_type": "planning", "alternatives": "one"}, "alternatives"),
-        ({"thought": "x", "thought_type": "planning", "idea": 1}, "idea"),
     ],
 )
 async def test_what_does_not_fit_is_named_and_nothing_is_emitted(arguments: dict[str, Any], field: str) -> None:  # L23
@@ -150,6 +149,12 @@ async def test_what_does_not_fit_is_named_and_nothing_is_emitted(arguments: dict
     with pytest.raises(ToolError, match=rf"(^|- ){field}: "):
         await run.call(ToolCall(id="call_1", name="think_aloud"), arguments)
     assert run.host.events == []
+
+
+async def test_what_there_is_no_argument_for_is_passed_over_and_names_may_be_in_any_case() -> None:
+    run = Thinker()
+    await run.think("x", " Planning", verbosity="BRIEF", idea=1, thoughtNumber=2)
+    assert [(thought.thought_type, thought.verbosity) for thought in run.thoughts] == [("planning", "brief")]
 
 
 async def test_a_type_that_is_not_allowed_is_refused_with_those_that_are() -> None:  # L24

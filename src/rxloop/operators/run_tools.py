@@ -23,6 +23,7 @@ from rxloop.trusted import trusted
 
 log = logging.getLogger("rxloop")
 
+_NO_DEPS = " (the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...))"
 _start = trusted(ToolStartEvent)
 _complete = trusted(ToolCompleteEvent)
 
@@ -145,7 +146,9 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     except SystemExit as error:
         return _failure(f"{call.name} tried to exit the process with status {error.code}.")
     except Exception as error:
-        log.warning("the tool %s failed", _shown(ctx), exc_info=error)
+        # Only the log is told: to the model it would mean nothing.
+        hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
+        log.warning("the tool %s failed%s", _shown(ctx), hint, exc_info=error)
         return _failure(_describe(error))
     if not ctx.answer:
         content = shortened(content, getattr(tool, "max_result", MAX_RESULT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -13,6 +14,7 @@ from rxloop.messages import ToolCall
 from rxloop.providers._sanitize import clean_name
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.requests import ToolDefinition
+from rxloop.storable import readable
 from rxloop.trusted import trusted
 
 _delta = trusted(ToolCallDeltaEvent)
@@ -78,7 +80,11 @@ class CallAssembler:
             call.extra.update(cast("dict[str, Any]", extra))
             self.size += size_of(cast("dict[str, Any]", extra))
         if isinstance(arguments, dict):
-            arguments = orjson.dumps(arguments).decode()
+            try:
+                arguments = orjson.dumps(arguments).decode()
+            except TypeError:
+                # Half a character in a text, which is then what is wrong with the call.
+                arguments = json.dumps(arguments)
         fragment = _text(arguments)
         size = len(fragment) + len(call_id) + len(name)
         call.size += size
@@ -105,7 +111,8 @@ class CallAssembler:
     def finish(self) -> list[ToolCall]:
         """The calls in their order; one without a name cannot be called and is left out."""
         return [
-            ToolCall.parse(call.id or self._made_up(call), call.name, "".join(call.pieces)) for call in self._named()
+            ToolCall.parse(call.id or self._made_up(call), call.name, readable("".join(call.pieces)))
+            for call in self._named()
         ]
 
     def extra_content(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rxloop.providers._errors import Endpoint, cut_short, from_error_object
 from rxloop.providers._text import AnswerText, TextRules
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.requests import ToolDefinition
+from rxloop.storable import readable
 from rxloop.trusted import trusted
 
 AS_IT_IS = TextRules()
@@ -162,6 +163,7 @@ class ChatAccumulator:
             answer: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
             answer = _lenient(body)
+            self._text.mind_halves()
         answer = _alone(answer)
         if not isinstance(answer, dict):
             raise ProviderProtocolError(f"{self._where} answered with what is no JSON object: {self._shown(body)}")
@@ -238,6 +240,8 @@ class ChatAccumulator:
         chunk = _lenient(text)
         if chunk is None:
             raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON: {self._shown(text)}")
+        # A gateway that cuts strings in JavaScript sends the halves of an emoji with two chunks.
+        self._text.mind_halves()
         return chunk
 
     def _shown(self, data: bytes) -> str:
@@ -370,7 +374,7 @@ def _alone(value: Any) -> Any:
 
 
 def _lenient(data: bytes) -> Any:
-    """JSON that orjson refuses: half a surrogate pair, which becomes a replacement character. None if it is no JSON."""
+    """JSON that orjson refuses, with half a character in a text; None if it is no JSON."""
     if len(data) > LENIENT:
         return None
     try:
@@ -379,8 +383,14 @@ def _lenient(data: bytes) -> Any:
         return None
 
 
+_STREAMED = frozenset(
+    ["content", "refusal", "reasoning_content", "reasoning", "text", "summary", "thinking", "arguments"]
+)
+"""Texts that come in pieces: of a character that was cut in two the halves are joined where the pieces are."""
+
+
 def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
+        name: readable(value) if isinstance(value, str) and name not in _STREAMED else value
         for name, value in fields.items()
     }

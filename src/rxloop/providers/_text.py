@@ -10,6 +10,7 @@ from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtSt
 from rxloop.providers._sanitize import TailStripper
 from rxloop.providers._tags import TagSplitter, Thought, ThoughtText, thought_fields
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
+from rxloop.storable import readable
 from rxloop.stream.deltas import text_delta
 
 WEIGHT = 4_000
@@ -35,6 +36,26 @@ class TextRules:
             TagSplitter(self.thought_tags)
 
 
+class HalfCharacters:
+    """Joins the characters that a vendor has cut in two between two pieces of a text."""
+
+    def __init__(self) -> None:
+        self.held = ""
+        """The first half of a character, whose other half comes with the next piece."""
+
+    def feed(self, text: str) -> str:
+        """What is whole of the text so far; a half without its other half is U+FFFD."""
+        text, self.held = self.held + text, ""
+        if "\ud800" <= text[-1:] <= "\udbff":
+            text, self.held = text[:-1], text[-1]
+        return readable(text)
+
+    def finish(self) -> str:
+        """What was held back: there is no more text."""
+        text, self.held = readable(self.held), ""
+        return text
+
+
 class AnswerText:
     """Pushes the text of one answer as deltas, and the thoughts that it takes out as events of their own."""
 
@@ -52,6 +73,8 @@ class AnswerText:
         marks = frozenset("<" if rules.thought_tags else "")
         self._marks = marks if self._stripper is None else marks | self._stripper.marks
         self._idle = self._splitter is None or self._splitter.idle
+        self._halves: HalfCharacters | None = None
+        self._half_thoughts: HalfCharacters | None = None
         # Not lists of pieces: each string of a few letters would take seventy bytes.
         self._content = StringIO()
         self._reasoning = StringIO()
@@ -94,8 +117,16 @@ class AnswerText:
                 return
         self._strip(text)
 
+    def mind_halves(self) -> None:
+        """What comes next may end, or begin, in the middle of a character."""
+        self._idle = False
+        if self._halves is None:
+            self._halves, self._half_thoughts = HalfCharacters(), HalfCharacters()
+
     def think(self, text: str) -> None:
         """Take a piece of the vendor's own reasoning."""
+        if self._half_thoughts is not None:
+            text = self._half_thoughts.feed(text)
         if text:
             if not self._reasons and self._splitter is not None:
                 self._splitter.answers_first()
@@ -105,6 +136,12 @@ class AnswerText:
 
     def finish(self) -> None:
         """Push what was held back: there is no more text."""
+        if self._halves is not None and self._half_thoughts is not None:
+            rests = self._halves.finish(), self._half_thoughts.finish()
+            self._halves = self._half_thoughts = None
+            if rests[0]:
+                self._strip(rests[0])
+            self.think(rests[1])
         if self._stripper is not None and (rest := self._stripper.finish()):
             self._split(rest)
         if self._splitter is not None:
@@ -112,11 +149,14 @@ class AnswerText:
 
     def _strip(self, text: str) -> None:
         stripper, splitter = self._stripper, self._splitter
+        if self._halves is not None:
+            text = self._halves.feed(text)
         if stripper is not None:
             text = stripper.feed(text)
         if text:
             self._split(text)
-        self._idle = (stripper is None or stripper.idle) and (splitter is None or splitter.idle)
+        whole = self._halves is None or not self._halves.held
+        self._idle = whole and (stripper is None or stripper.idle) and (splitter is None or splitter.idle)
 
     def _split(self, text: str) -> None:
         if self._splitter is None or self._keep:

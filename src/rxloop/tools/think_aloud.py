@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.events import THOUGHT_TYPES, ThoughtStreamEvent, ThoughtType, Verbosity
@@ -69,8 +69,14 @@ class Thoughts:
 
 
 class _Arguments(BaseModel):
-    # Numbers are taken for ids: some models count their thoughts. So is null for an argument that is left out.
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, defer_build=True)
+    # Numbers are taken for ids: some models count their thoughts. So is null for an argument that is left out. An
+    # argument that there is not is passed over: a thought is worth more than the form that it comes in.
+    model_config = ConfigDict(
+        extra="ignore",
+        coerce_numbers_to_str=True,
+        defer_build=True,
+        json_schema_extra={"additionalProperties": False},
+    )
 
     thought: str
     thought_type: ThoughtType
@@ -88,6 +94,11 @@ class _Arguments(BaseModel):
     ] = None
     verbosity: Verbosity | None = None
     metadata: Annotated[dict[str, Any] | None, Field(description="Anything else, as an object.")] = None
+
+    @field_validator("thought_type", "verbosity", mode="before")
+    @classmethod
+    def _in_small_letters(cls, value: Any) -> Any:
+        return value.strip().lower() if isinstance(value, str) else value
 
 
 class ThinkAloud:
@@ -159,7 +170,7 @@ class ThinkAloud:
     def _choose_id(self, wanted: str | None, state: RunState) -> str:
         """The id of a new thought: the wanted one if it is free, or one that a resumed run would make as well."""
         if wanted is None:
-            return _first_free((f"t{n}" for n in itertools.count(len(state.thoughts) + 1)), state)
+            return state.new_thought_id()
         if self.config.duplicates == "keep" or not _known(wanted, state):
             return wanted
         if self.config.duplicates == "refuse":
