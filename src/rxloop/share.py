@@ -19,7 +19,10 @@ from rxloop.events import StatusUpdateEvent
 from rxloop.spec import Canceled
 from rxloop.stream.scope import Gate
 
-NO_LOOP = "a run needs a running event loop of asyncio (trio is not supported): await it inside async code, use asyncio.run(run.result()), or agent.run_sync()"
+NO_LOOP = (
+    "a run needs a running event loop of asyncio (trio is not supported): await it inside async code, use "
+    "asyncio.run(run.result()), or agent.run_sync()"
+)
 
 
 log = logging.getLogger("rxloop")
