@@ -53,7 +53,11 @@ def made(cls: type[RxloopError]) -> RxloopError:
                 fields |= {name: FIELDS[name] for name in missing}
 
 
-@pytest.mark.parametrize("cls", sorted({*classes()}, key=lambda each: each.__name__), ids=str)
+def _name(cls: type[RxloopError]) -> str:
+    return cls.__qualname__
+
+
+@pytest.mark.parametrize("cls", sorted({*classes()}, key=_name), ids=_name)
 def test_every_error_of_the_tree_goes_through_pickle_with_all_that_it_holds(cls: type[RxloopError]) -> None:
     error = made(cls)
     again = pickle.loads(pickle.dumps(error))
