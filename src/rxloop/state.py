@@ -43,9 +43,9 @@ _EARLIER = 1_000
 """Ids of earlier runs that are known in any case; twice as many are kept at most."""
 CANCELED_CALL = "The call was cancelled before it had a result."
 NEVER_BEGAN = "The call was cancelled before it began: nothing was done."
-UNKNOWN_EFFECT = "it is not known whether it had its effect"
+UNKNOWN_EFFECT = "effect unknown: it was started, and it is not known whether it had its effect"
 FIND_OUT = "Find out what happened before you repeat it."
-INTERRUPTED = f"This call was interrupted: it was started, and {UNKNOWN_EFFECT}. It was not made again. {FIND_OUT}"
+INTERRUPTED = f"This call was interrupted, {UNKNOWN_EFFECT}. It was not made again. {FIND_OUT}"
 Slot = tuple[str, int]
 
 

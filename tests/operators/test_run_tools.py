@@ -334,7 +334,7 @@ def test_a_tool_that_takes_too_long_is_cancelled_and_the_others_are_not() -> Non
 
     assert ended == ["cancelled"]
     late, in_time = (message.text for message in model.requests[1].messages[2:])
-    assert late == f"slow timed out after 0.5 s. It was cut off, and {UNKNOWN_EFFECT}. {FIND_OUT}"
+    assert late == f"slow timed out after 0.5 s. It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}"
     assert in_time == "in time"
 
 

@@ -136,7 +136,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     except TimeoutError as error:
         if deadline is not None and deadline.expired():
             text = f"{call.name} timed out after {tool.timeout} s."
-            return _failure(text if tool.idempotent else f"{text} It was cut off, and {UNKNOWN_EFFECT}. {FIND_OUT}")
+            return _failure(text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}")
         return _failure(_describe(error))
     except asyncio.CancelledError:
         task = asyncio.current_task()

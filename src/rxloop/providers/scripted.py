@@ -31,6 +31,7 @@ from rxloop.events import (
 from rxloop.messages import ToolCall, Usage
 from rxloop.providers._recorded import RecordedAnswer, line_of, recorded_answers
 from rxloop.requests import ModelRequest
+from rxloop.storable import storable
 from rxloop.stream.bridges import Push, from_task
 from rxloop.stream.deltas import text_delta
 
@@ -381,8 +382,9 @@ def _finish(answer: ScriptedTurn, content: str, request: ModelRequest, push: Pus
     hidden = _hidden(request)
     calls: list[ToolCall] = []
     for index, item in enumerate(answer.calls):
-        raw = orjson.dumps(item.arguments).decode()
-        made = ToolCall(id=item.id or "", name=item.name, arguments=item.arguments, raw=raw)
+        arguments = storable(item.arguments, f"the arguments of {item.name}")
+        raw = orjson.dumps(arguments).decode()
+        made = ToolCall(id=item.id or "", name=item.name, arguments=arguments, raw=raw)
         calls.append(made)
         push(
             ToolCallDeltaEvent(
