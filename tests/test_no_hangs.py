@@ -461,6 +461,17 @@ async def test_a_run_is_not_stuck_while_a_thread_works_for_it() -> None:
     assert (await running).output == "Hi."
 
 
+@pytest.mark.parametrize("wrapped", [asyncio.ensure_future, asyncio.shield, asyncio.gather])
+async def test_a_run_is_not_stuck_while_it_goes_on_after_a_future_of_somebody_else(wrapped: Any) -> None:
+    future = asyncio.get_running_loop().create_future()
+    operator: Any = ops.merge(rx.defer(lambda _: rx.from_future(wrapped(future))).pipe(ops.ignore_elements()))
+    running = [asyncio.create_task(with_operator(operator, 2).run("Go.").result()) for _ in "ab"]
+    await settled(50)
+    assert not any(each.done() for each in running)
+    future.set_result(None)
+    assert [(await each).output for each in running] == ["Done.", "Done."]
+
+
 async def test_a_view_with_a_timer_of_its_own_keeps_no_run_alive() -> None:
     agent = with_operator(STUCK["never"](), 2)
     run = agent.run("Go.")

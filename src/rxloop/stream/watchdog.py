@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future as ThreadFuture
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any, cast
 
 from rxloop.stream.scope import Scope
@@ -26,8 +27,9 @@ class Watchdog:
 
     It looks when the last task or timer of the run's scope is over, and never in between. What the scope does not own
     may bring the pipeline on as well, if it was made in the run and so has the run's context: a task, a timer of the
-    event loop, a function in the loop's threads; or a thread that was started since. It is looked for only then, which
-    is seldom enough to go through all objects there are; where there is any, its end is waited for.
+    event loop, a function in the loop's threads; or a thread that was started since. So may a future of anybody that has
+    a callback which was added in the run. All that is looked for only then, which is seldom enough to go through all
+    objects there are; where there is any, its end is waited for.
     """
 
     def __init__(self, scope: Scope, open_: Callable[[], bool], stuck: Callable[[], None]) -> None:
@@ -79,7 +81,7 @@ class Watchdog:
         for each in objects:
             kind = cast("type[Any]", type(each))
             if issubclass(kind, asyncio.Future):
-                if not each.done() and _thread_works_for(each) and self._is_of_run(each):
+                if not each.done() and (self._goes_on_after(each) or (_thread_works_for(each) and self._is_of_run(each))):
                     yield each
             elif (
                 # That of uvloop has the same name and methods.
@@ -90,8 +92,24 @@ class Watchdog:
             ):
                 yield each
 
+    def _goes_on_after(self, future: asyncio.Future[Any]) -> bool:
+        """Whether the run goes on by a callback when a future is done, whoever that belongs to."""
+        if self._scope.waits(future) or self._scope.owns(future):
+            return False
+        callbacks: Any = getattr(future, "_callbacks", None) or ()
+        return any(self._scope.surrounds(context) and not _is_of_asyncio(callback) for callback, context in callbacks)
+
     def _is_of_run(self, each: object) -> bool:
         return any(isinstance(held, Context) and self._scope.surrounds(held) for held in gc.get_referents(each))
+
+
+def _is_of_asyncio(callback: object) -> bool:
+    """Whether a callback wakes up a task, or passes on to another future: these are looked at themselves."""
+    if isinstance(callback, partial):
+        callback = cast("partial[Any]", callback).func
+    if isinstance(getattr(callback, "__self__", None), asyncio.Task):
+        return True
+    return str(getattr(callback, "__module__", "")).startswith("asyncio.")
 
 
 def _thread_works_for(future: asyncio.Future[Any]) -> bool:
