@@ -472,6 +472,20 @@ async def test_a_run_is_not_stuck_while_it_goes_on_after_a_future_of_somebody_el
     assert [(await each).output for each in running] == ["Done.", "Done."]
 
 
+async def test_a_run_is_not_stuck_while_what_is_over_has_yet_to_be_told() -> None:
+    inner = Agent(ScriptedModel("Hi."))
+
+    def asked(signal: Signal) -> Observable[Signal]:
+        if not isinstance(signal, ModelRequest):
+            return rx.just(signal)
+        running = asyncio.ensure_future(inner.run("Go.").result())
+        running.add_done_callback(fine_with)
+        return rx.from_future(running).pipe(ops.map(lambda _: signal))
+
+    told = await failure(with_operator(ops.flat_map(asked), 0))
+    assert "the script has 1 turn" in str(told)
+
+
 async def test_a_view_with_a_timer_of_its_own_keeps_no_run_alive() -> None:
     agent = with_operator(STUCK["never"](), 2)
     run = agent.run("Go.")

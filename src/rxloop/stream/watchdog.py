@@ -12,7 +12,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, cast
 
-from rxloop.stream.scope import Scope
+from rxloop.stream.scope import Scope, outside
 
 _TURNS = 3
 """Rounds of the event loop that a callback may take to go on from what is over."""
@@ -27,8 +27,8 @@ class Watchdog:
 
     It looks when the last task or timer of the run's scope is over, and never in between. What the scope does not own
     may bring the pipeline on as well, if it was made in the run and so has the run's context: a task, a timer of the
-    event loop, a function in the loop's threads; or a thread that was started since. So may a future of anybody that has
-    a callback which was added in the run. All that is looked for only then, which is seldom enough to go through all
+    event loop, a function in the loop's threads; or a thread that was started since. So may a future of anybody with a
+    callback that was added in the run. All that is looked for only then, which is seldom enough to go through all
     objects there are; where there is any, its end is waited for.
     """
 
@@ -47,22 +47,36 @@ class Watchdog:
         self._older_threads = frozenset(threading.enumerate())
         scope.idle = self.look
 
-    def look(self, turns: int = _TURNS) -> None:
-        """Look whether anything is left, some rounds of the event loop later."""
+    def look(self, turns: int = _TURNS, again: bool = True) -> None:
+        """Look whether anything is left, some rounds of the event loop later, and once more where nothing is."""
         if not self._open() or self._scope.busy:
             return
         if turns:
-            self._loop.call_soon(self.look, turns - 1)
+            self._soon(turns - 1, again)
             return
         other = next(self._others(), None)
         if other is None:
-            self._stuck()
+            if again or self._is_due():
+                self._soon(_TURNS, False)
+            else:
+                self._stuck()
         elif isinstance(other, threading.Thread):
             threading.Thread(target=self._look_behind, args=[other], name=f"{_WATCH}-{other.name}", daemon=True).start()
         elif asyncio.isfuture(other):
-            other.add_done_callback(lambda _: self.look())
+            outside(other.add_done_callback, self._look_after)
         else:
-            self._loop.call_later(max(0.0, other.when() - self._loop.time()), self.look)
+            outside(self._loop.call_later, max(0.0, other.when() - self._loop.time()), self.look)
+
+    def _soon(self, turns: int, again: bool) -> None:
+        outside(self._loop.call_soon, self.look, turns, again)
+
+    def _is_due(self) -> bool:
+        """Whether something of the run is called in this round of the event loop, where that lets itself be asked."""
+        ready: Any = getattr(self._loop, "_ready", ())
+        return any(self._is_of_run(handle) for handle in ready)
+
+    def _look_after(self, future: asyncio.Future[Any]) -> None:
+        self.look()
 
     def _look_behind(self, thread: threading.Thread) -> None:
         thread.join()
@@ -81,7 +95,7 @@ class Watchdog:
         for each in objects:
             kind = cast("type[Any]", type(each))
             if issubclass(kind, asyncio.Future):
-                if not each.done() and (self._goes_on_after(each) or (_thread_works_for(each) and self._is_of_run(each))):
+                if not each.done() and (self._goes_on_after(each) or self._is_done_in_a_thread(each)):
                     yield each
             elif (
                 # That of uvloop has the same name and methods.
@@ -94,10 +108,16 @@ class Watchdog:
 
     def _goes_on_after(self, future: asyncio.Future[Any]) -> bool:
         """Whether the run goes on by a callback when a future is done, whoever that belongs to."""
-        if self._scope.waits(future) or self._scope.owns(future):
+        if isinstance(future, asyncio.Task) and (self._scope.waits(future) or self._scope.owns(future)):
             return False
         callbacks: Any = getattr(future, "_callbacks", None) or ()
         return any(self._scope.surrounds(context) and not _is_of_asyncio(callback) for callback, context in callbacks)
+
+    def _is_done_in_a_thread(self, future: asyncio.Future[Any]) -> bool:
+        """Whether a future is that of a function in a thread: one callback of it cancels the thread's own future."""
+        callbacks: Any = getattr(future, "_callbacks", None) or ()
+        cells = (cell for callback, _ in callbacks for cell in getattr(callback, "__closure__", None) or ())
+        return any(isinstance(cell.cell_contents, ThreadFuture) for cell in cells) and self._is_of_run(future)
 
     def _is_of_run(self, each: object) -> bool:
         return any(isinstance(held, Context) and self._scope.surrounds(held) for held in gc.get_referents(each))
@@ -110,10 +130,3 @@ def _is_of_asyncio(callback: object) -> bool:
     if isinstance(getattr(callback, "__self__", None), asyncio.Task):
         return True
     return str(getattr(callback, "__module__", "")).startswith("asyncio.")
-
-
-def _thread_works_for(future: asyncio.Future[Any]) -> bool:
-    """Whether a future is that of a function in a thread: one callback of it cancels the thread's own future."""
-    callbacks: Any = getattr(future, "_callbacks", None) or ()
-    cells = (cell for callback, _ in callbacks for cell in getattr(callback, "__closure__", None) or ())
-    return any(isinstance(cell.cell_contents, ThreadFuture) for cell in cells)
