@@ -10,7 +10,7 @@ from run_checks import nothing_left, settled
 from rxloop.errors import ConflictError, EventLogError
 from rxloop.events import ContentDeltaEvent, CustomEvent, Event
 from rxloop.stream.scope import Gate
-from rxloop.stream.writer import FLUSH_EVERY, MOST, PATIENCE, LogWriter
+from rxloop.stream.writer import ANSWERS_IN, FLUSH_EVERY, MOST, PATIENCE, LogWriter
 from rxloop.testing import virtual_time
 
 
@@ -418,3 +418,98 @@ def test_a_later_attempt_writes_its_first_events_at_once() -> None:
 
 async def test_each_writer_has_a_token_of_its_own() -> None:
     assert len({Writing().writer.owner for _ in range(20)}) == 20
+
+
+class HungLog(Log):
+    """A log that does not answer, as a connection does that nobody hears at the other end."""
+
+    def __init__(self, tries: int) -> None:
+        super().__init__()
+        self.tries = tries
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+        self.tries -= 1
+        if self.tries >= 0:
+            await asyncio.Event().wait()
+        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+
+
+class Hung(Writing):
+    """A writer whose log hangs so many times."""
+
+    def __init__(self, tries: int) -> None:
+        super().__init__()
+        self.log = HungLog(tries)
+        self.writer = LogWriter(self.log, "t", 0, self.failures.append)  # type: ignore[arg-type]
+
+
+def test_a_log_that_does_not_answer_is_asked_again() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Hung(tries=1)
+            it.add(2)
+            assert await it.writer.flush() == 2
+            assert it.log.batches == [[1, 2]]
+
+        time.run(main())
+        assert ANSWERS_IN <= time.now < ANSWERS_IN + 1
+
+
+def test_a_log_that_never_answers_is_gone_in_the_end() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Hung(tries=1_000)
+            it.add()
+            with pytest.raises(EventLogError, match=r"has not answered for 10 s"):
+                await it.writer.flush()
+            assert len(it.failures) == 1
+
+        time.run(main())
+        assert PATIENCE - ANSWERS_IN <= time.now <= PATIENCE + ANSWERS_IN
+
+
+class Raised(BaseException):
+    """What a library of the log's may raise, and is no `Exception`."""
+
+
+async def test_whatever_a_log_raises_is_its_failure() -> None:
+    it = Writing()
+    it.log.error = Raised("gone")  # type: ignore[assignment]
+    it.add(2)
+    with pytest.raises(EventLogError, match="raised Raised.'gone'., which is not an Exception"):
+        await it.writer.flush()
+    it.log.error = None
+    it.add()
+    with pytest.raises(EventLogError):
+        await it.writer.flush()
+    # A batch that is lost is never passed over.
+    assert it.log.batches == []
+    assert len(it.failures) == 1
+
+
+async def test_whatever_a_log_raises_at_once_is_its_failure() -> None:
+    it = QuickWriting()
+    it.log.error = Raised("gone")
+    it.add()
+    assert it.writer.flush_now() is None
+    assert len(it.failures) == 1
+
+
+def test_a_log_in_which_something_was_cancelled_is_asked_again() -> None:
+    with virtual_time() as time:
+
+        async def main() -> None:
+            it = Writing()
+            it.log.error = asyncio.CancelledError()  # type: ignore[assignment]
+            asyncio.get_running_loop().call_later(1, setattr, it.log, "error", None)
+            it.add()
+            assert await it.writer.flush() == 1
+            it.log.error = asyncio.CancelledError()  # type: ignore[assignment]
+            it.add()
+            with pytest.raises(EventLogError, match="CancelledError"):
+                await it.writer.flush()
+
+        time.run(main())
+        assert time.now > PATIENCE - 2

@@ -10,15 +10,20 @@ from collections.abc import Callable
 from rxloop.errors import ConflictError, EventLogError
 from rxloop.events import Event
 from rxloop.protocols import AppendsNow, EventLog
+from rxloop.stream.guard import as_error, leave_to_loop
 from rxloop.stream.scope import Gate
 
 log = logging.getLogger("rxloop")
 
+LOG_TASK = "rxloop-log-"
+"""How the names of the tasks begin that write."""
 FLUSH_EVERY = 0.05
 PATIENCE = 30.0
 """Seconds for which a log that fails is asked again, before it counts as gone."""
 PAUSES = (0.05, 2.0)
 """The seconds between two tries: of the first pause, doubled each time, and at most."""
+ANSWERS_IN = 10.0
+"""Seconds in which a log has to say what became of a batch; one that hangs is asked again, and gone in the end."""
 MOST = 1_000
 """How many events wait for the log before the model's sockets are held back."""
 
@@ -102,7 +107,7 @@ class LogWriter:
             try:
                 if not self._append_now(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner):
                     return None
-            except Exception as error:
+            except BaseException as error:
                 # What may pass is tried again where it can be waited for.
                 if not _may_pass(error):
                     self._fail(error)
@@ -139,17 +144,17 @@ class LogWriter:
             self._timer.cancel()
             self._timer = None
         if not self._writing and self._buffer and self.error is None:
-            self._task = asyncio.get_running_loop().create_task(self._write(), name=f"rxloop-log-{self._task_id}")
+            self._task = asyncio.get_running_loop().create_task(self._write(), name=f"{LOG_TASK}{self._task_id}")
 
     async def _write(self) -> None:
         while self._buffer and self.error is None:
             batch, self._buffer = self._buffer, []
             try:
                 await self._append(batch)
-            except asyncio.CancelledError:
-                self._buffer[:0] = batch
-                raise
-            except Exception as error:
+            except BaseException as error:
+                if _is_cancelled(error):
+                    self._buffer[:0] = batch
+                    raise
                 self._fail(error)
             else:
                 self._wrote(batch)
@@ -158,34 +163,46 @@ class LogWriter:
         """Append a batch, however often that takes within `PATIENCE`."""
         loop = asyncio.get_running_loop()
         pause, longest = PAUSES
-        over: float | None = None
+        over, told = loop.time() + PATIENCE, False
         while True:
             try:
-                return await self._log.append(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner)
-            except Exception as error:
-                if not _may_pass(error):
+                return await self._try(batch)
+            except BaseException as error:
+                if _is_cancelled(error) or not _may_pass(error):
                     raise
-                if over is None:
-                    over = loop.time() + PATIENCE
+                if not told:
+                    told = True
                     log.warning(
                         "the log does not take the events of the run %s; trying again: %s", self._task_id, error
                     )
-                if loop.time() + pause > over:
+                elif loop.time() + pause > over:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
+
+    async def _try(self, batch: list[Event]) -> None:
+        deadline = asyncio.timeout(ANSWERS_IN)
+        try:
+            async with deadline:
+                await self._log.append(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise EventLogError(f"the log has not answered for {ANSWERS_IN:g} s") from error
 
     def _wrote(self, batch: list[Event]) -> None:
         self._begun = True
         self.durable_seq = batch[-1].seq
         self._hold_back(False)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, raised: BaseException) -> None:
+        error = raised if isinstance(raised, Exception) else as_error(raised)
         text = f"the event log failed: {error}"
         self.error = error if isinstance(error, EventLogError) else EventLogError(text)
         self._buffer.clear()
         self._hold_back(False)
         self._failed(self.error)
+        leave_to_loop(raised)
 
     def _hold_back(self, closed: bool) -> None:
         """Close the gate of the run, or open it, so that what waits for the log has a bound."""
@@ -198,6 +215,17 @@ class LogWriter:
             self._gate.open()
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_pass(error: BaseException) -> bool:
     """Whether the log may take the same batch in a moment."""
-    return error.retryable if isinstance(error, EventLogError) else not isinstance(error, _MISTAKES)
+    if isinstance(error, EventLogError):
+        return error.retryable
+    # A log raises that where something of its own was cancelled, such as a connection.
+    return isinstance(error, asyncio.CancelledError) or (
+        isinstance(error, Exception) and not isinstance(error, _MISTAKES)
+    )
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether it is the task that is cancelled, and not something in the log."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

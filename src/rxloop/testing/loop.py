@@ -16,6 +16,7 @@ from anyio import CapacityLimiter
 
 from rxloop.errors import RxloopError
 from rxloop.stream.threads import THREAD_NAME
+from rxloop.stream.writer import LOG_TASK
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -106,8 +107,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _wait_really(self, poll: _Poll) -> list[Any]:
         """Give threads and sockets the real time that they need."""
         busy = self._busy()
-        if not busy and not self._may_be_called():
-            return []
+        if not busy:
+            if not self._may_be_called():
+                return []
+            busy = self._log_is_written()
         if self._next_timer() is None and self.horizon is None:
             return poll(self._patience)
         if not busy:
@@ -120,6 +123,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _busy(self) -> bool:
         """Whether a thread pool works for this loop."""
         return self._jobs > 0 or (self.limiter is not None and self.limiter.borrowed_tokens > 0)
+
+    def _log_is_written(self) -> bool:
+        """Whether a run waits for its log, which has as long as it needs, and not until the next timer."""
+        return any(task.get_name().startswith(LOG_TASK) for task in asyncio.all_tasks(self))
 
     def _may_be_called(self) -> bool:
         """Whether a socket or a thread that somebody started may still call in."""
