@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from run_checks import finals, nothing_left
+from run_checks import finals, nothing_left, settled
 from runs import collect, first_events, outcome, shape
 from rxloop import (
     Agent,
@@ -20,6 +20,7 @@ from rxloop import (
     LLMCallEvent,
     MemoryEventLog,
     Result,
+    Run,
     RunCancelled,
     RunContext,
     RunError,
@@ -122,20 +123,115 @@ class SlowToRead(MemoryEventLog):
         return await super().read(task_id, after_seq=after_seq, deltas=deltas)
 
 
-@pytest.mark.parametrize(("seconds", "recorded"), [(1.0, True), (3600.0, False)])
-def test_a_cancelled_attempt_waits_for_the_log_but_not_for_ever(seconds: float, recorded: bool) -> None:
+@pytest.mark.parametrize("seconds", [1.0, 3600.0])
+@pytest.mark.parametrize("limit", [False, True])
+def test_an_attempt_that_ends_before_it_began_waits_for_the_log_but_not_for_ever(seconds: float, limit: bool) -> None:
     bank = Bank(SlowToRead())
     with virtual_time() as time:
         waiting = time.run(bank.waiting())
         SlowToRead.seconds = seconds
         try:
-            run = bank.agent().resume(waiting.task_id, inputs={"1.0.1": True})
-            time.at(time.now + 0.5, run.cancel)
-            assert time.run(outcome(run)).state == "canceled"
+            limits = Limits(seconds=0.5) if limit else Limits()
+            run = bank.agent().resume(waiting.task_id, inputs={"1.0.1": True}, limits=limits)
+            if not limit:
+                time.at(time.now + 0.5, run.cancel)
+            told = time.run(outcome(run))
         finally:
             SlowToRead.seconds = 0.0
         assert time.now < 20
-        assert (time.run(bank.last(waiting.task_id)).state == "canceled") == recorded
+        last = time.run(bank.last(waiting.task_id))
+    if seconds == 1.0:
+        assert told.state == last.state == ("failed" if limit else "canceled")
+    else:
+        # The run is as it was: who gave it up is told that, and nobody of a failure that the log does not have.
+        assert (last.state, last.attempt) == ("input-required", 1)
+        assert told.state == ("working" if limit else "canceled")
+        assert told.error is not None
+        assert (told.error.code, told.error.retryable) == (("log", True) if limit else ("canceled", False))
+
+
+def test_a_cancel_by_id_that_the_log_does_not_get_is_no_cancel() -> None:
+    bank = Bank(SlowToRead())
+    with virtual_time() as time:
+        waiting = time.run(bank.waiting())
+
+        async def cancel() -> None:
+            asyncio.get_running_loop().call_later(0.5, setattr, SlowToRead, "seconds", 3600.0)
+            SlowToRead.seconds = 1.0
+            with pytest.raises(RunError, match="could not be recorded"):
+                await bank.agent().cancel(waiting.task_id)
+
+        try:
+            time.run(cancel())
+        finally:
+            SlowToRead.seconds = 0.0
+        assert time.run(bank.last(waiting.task_id)).state == "input-required"
+
+
+# -- a resume that waits for its turn
+
+
+def holding(bank: Bank, **options: Any) -> tuple[asyncio.Event, Run[str]]:
+    """A run of the conversation that goes on until it is told to end."""
+    end = asyncio.Event()
+
+    @tool
+    async def holds() -> str:
+        """Holds the conversation."""
+        await end.wait()
+        return "ok"
+
+    run = bank.agent(call("holds"), "done", tools=[holds]).run("Go", context_id="c", **options)
+    run.events.subscribe(lambda event: None)
+    return end, run
+
+
+async def test_a_resume_that_is_cancelled_while_it_waits_for_its_turn_is_in_the_log() -> None:
+    bank = Bank()
+    waiting = await bank.waiting(context_id="c")
+    end, other = holding(bank)
+    await settled()
+
+    run = bank.agent().resume(waiting.task_id, inputs={"1.0.1": True}, when_busy="wait")
+    run.events.subscribe(lambda event: None)
+    await settled()
+    run.cancel("not now")
+    with pytest.raises(RunCancelled, match="not now"):
+        await run
+
+    assert (await bank.last(waiting.task_id)).state == "canceled"
+    end.set()
+    assert (await other).output == "done"
+    assert bank.paid == []
+    await nothing_left()
+
+
+async def test_a_resume_that_waits_behind_its_own_run_does_not_end_it_when_it_is_cancelled() -> None:
+    bank = Bank()
+    end, other = holding(bank)
+    await settled()
+
+    run = bank.agent().resume(other.task_id, when_busy="wait")
+    run.events.subscribe(lambda event: None)
+    await settled()
+    run.cancel("not now")
+    with pytest.raises(RunCancelled, match="not now"):
+        await run
+
+    end.set()
+    assert (await other).output == "done"
+    await nothing_left()
+
+
+async def test_all_who_wait_to_resume_a_run_get_its_end() -> None:
+    bank = Bank()
+    waiting = await bank.waiting()
+    runs = [bank.agent("done").resume(waiting.task_id, inputs={"1.0.1": True}, when_busy="wait") for _ in range(3)]
+
+    results = await asyncio.gather(*runs)
+
+    assert [result.output for result in results] == ["done"] * 3
+    assert len(bank.paid) == 1
 
 
 # -- the way from a question to the pause, and back

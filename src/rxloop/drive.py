@@ -62,7 +62,7 @@ async def drive(core: Core) -> None:
             return
         if (core.spec.resume or core.spec.fork is not None) and core.writer is None:
             # It had to end before the log told where it stands: nothing of this attempt can be recorded.
-            _publish_end(core, core.record(final_event(core, core.end)))
+            _publish_end(core, core.record(_end_before_it_began(core)))
             return
         await _begin(core)
         await _wait(core)
@@ -144,13 +144,26 @@ async def _load_run(core: Core, event_log: EventLog) -> Event | None:
         return None
     core.context_id = events[0].context_id
     # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
-    if core.spec.cancel is None and not await _has_turn(core, event_log):
-        return None
+    if core.spec.cancel is None and not _occupied(core, event_log):
+        await _until_end(core, _turn(core, event_log))
+        # Somebody may have gone on with this run meanwhile.
+        events = await _until_end(core, reading(event_log.read(core.task_id)), GRACE)
+        if events is None or (not core.occupies and fold_all(events).state == "working"):
+            return None
     before = await _until_end(core, conversation(event_log, core.context_id, before=core.task_id), GRACE)
     if before is None:
         return None
     core.states[None] = before
     return _take_up(core, event_log, events)
+
+
+def _end_before_it_began(core: Core) -> Event:
+    """The end of an attempt of which the log has nothing, and that has taken nothing from it."""
+    if core.spec.cancel is None and (core.spec.fork is not None or isinstance(core.end, Canceled)):
+        # Who gives an attempt up is told that; the run is as it was.
+        return final_event(core, core.end)
+    how = core.spec.cancel or core.end
+    return unrecorded_end(core, EventLogError(f"the attempt had to end ({how}) before the log had told of its run"))
 
 
 async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:

@@ -478,7 +478,7 @@ async def test_whatever_a_log_raises_is_its_failure() -> None:
     it = Writing()
     it.log.error = Raised("gone")  # type: ignore[assignment]
     it.add(2)
-    with pytest.raises(EventLogError, match="raised Raised.'gone'., which is not an Exception"):
+    with pytest.raises(EventLogError, match=r"raised Raised.'gone'., which is not an Exception"):
         await it.writer.flush()
     it.log.error = None
     it.add()
