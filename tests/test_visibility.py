@@ -200,6 +200,14 @@ def test_an_error_is_told_by_its_code_and_not_in_the_words_of_others(code: str) 
     assert MARK not in shown.error.message
 
 
+def test_who_follows_an_attempt_that_was_overtaken_is_told_that_the_run_goes_on() -> None:
+    event = StatusUpdateEvent(state="working", reason="error", error=ErrorInfo(code="conflict", message=MARK))
+    shown = event.for_clients()
+    assert isinstance(shown, StatusUpdateEvent)
+    assert shown.error is not None
+    assert shown.error.message == "Another process goes on with the run."
+
+
 @pytest.mark.parametrize("reason", ["max_iterations", "tool_failures", "tokens", "timeout", "canceled"])
 def test_limits_and_cancels_are_told_in_their_own_words(reason: str) -> None:
     error = ErrorInfo(code=reason, message="3 of 2 tokens are spent")

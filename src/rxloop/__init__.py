@@ -118,7 +118,7 @@ if TYPE_CHECKING:
         ToolProvider,
         Workspace,
     )
-    from rxloop.providers import Preset, Price, Retry, fallback, hedge, limited, openai_chat
+    from rxloop.providers import Bounds, Preset, Price, Retry, Timeouts, fallback, hedge, limited, openai_chat
     from rxloop.records import Budget, RunRecord, SessionChange, SessionRecord, WorkspacePart
     from rxloop.requests import (
         IterationEnd,
@@ -185,7 +185,7 @@ _MODULES = {
     "rxloop.options": "ForkOptions RunOptions",
     "rxloop.playback": "RecordedStream Replay follow replay",
     "rxloop.protocols": "Clock Compressor EventLog Provider SessionStore TokenCounter Tool ToolProvider Workspace",
-    "rxloop.providers": "Preset Price Retry fallback hedge limited openai_chat",
+    "rxloop.providers": "Bounds Preset Price Retry Timeouts fallback hedge limited openai_chat",
     "rxloop.records": "Budget RunRecord SessionChange SessionRecord WorkspacePart",
     "rxloop.requests": (
         "IterationEnd ModelRequest Operator RunContext RunRequest Signal Strategy ToolDefinition ToolRequest"
@@ -217,6 +217,7 @@ __all__ = [
     "AuthRequiredEvent",
     "AuthenticationError",
     "BadRequest",
+    "Bounds",
     "BranchRefused",
     "Budget",
     "ChainedCompressor",
@@ -335,6 +336,7 @@ __all__ = [
     "ThoughtResult",
     "ThoughtStreamEvent",
     "Thoughts",
+    "Timeouts",
     "TokenBudgetCompressor",
     "TokenCounter",
     "TokenEstimator",

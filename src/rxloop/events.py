@@ -66,7 +66,7 @@ class TaskEvent(Event):
     fork_seq: int | None = None
     """The last event that was taken over from it."""
     public_form: bool = Field(default=False, exclude_if=absent)
-    """In what clients get: what is not for them is left out, so that these events are no copy of the run."""
+    """In what clients get: what is not for them is left out, so that these events are not a copy of the run."""
 
 
 class StatusUpdateEvent(Event):

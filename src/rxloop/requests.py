@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
@@ -273,7 +273,7 @@ class RunContext(Generic[D]):
             )
         )
 
-    def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Asked[T]:
+    def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Coroutine[Any, Any, T]:
         """Ask the person or client behind the run, and wait: `await ctx.ask(...)`.
 
         Without the await nothing is asked: what this gives is then neither true nor false but an error, and a tool that

@@ -153,6 +153,7 @@ _SENTENCES = {
     "protocol": "The model's provider gave an answer that cannot be read.",
     "provider": "The model call failed.",
     "log": "The run could not be recorded.",
+    "conflict": "Another process goes on with the run.",
     "pipeline": "The loop of the agent is not in order.",
     "output": "The answer of the model does not have the form that was asked for.",
     "canceled": "The run was cancelled.",

@@ -19,8 +19,11 @@ from pydantic import BaseModel
 
 from rxloop import (
     Agent,
+    Bounds,
     ContentDeltaEvent,
+    CustomEvent,
     Event,
+    InvalidEvent,
     Limits,
     MemoryEventLog,
     Message,
@@ -35,11 +38,15 @@ from rxloop import (
     RunDiff,
     RunState,
     Signal,
+    SlidingWindowCompressor,
+    SqliteEventLog,
     StageEvent,
     Strategy,
     Stream,
+    ThinkingSessions,
     ThoughtGraph,
     ThoughtStreamEvent,
+    Timeouts,
     ToolCall,
     ToolCompleteEvent,
     ToolDefinition,
@@ -50,6 +57,7 @@ from rxloop import (
     diff,
     follow,
     op,
+    openai_chat,
     replay,
     tool,
 )
@@ -368,3 +376,64 @@ async def typed_output() -> None:
     city = agent.run_sync("Norway").output
     city.inhabitants  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]  # noqa: B018
     Agent("zai:glm-4.7", output_type=City, output_mode="telepathy")  # pyright: ignore[reportArgumentType]
+
+
+# 13 Bounds, and what is for clients
+class BookedEvent(Event):
+    public_fields = ("room",)
+    kind: str = "booked"
+    room: str = ""
+
+
+@tool(approve="Book the {room} room?", max_result=20_000)
+async def book(ctx: RunContext[None], room: str) -> str:
+    """Books a room."""
+    assert_type(ctx.idempotency_key, str)
+    try:
+        ctx.emit(BookedEvent(room=room))
+    except InvalidEvent as error:
+        return str(error)
+    if not ctx.ask("Sure?"):  # pyright: ignore[reportUnnecessaryComparison]
+        return "no"
+    return "booked"
+
+
+@tool
+async def forgets_the_await(ctx: RunContext[None]) -> str:
+    """Asks, and does not wait."""
+    ctx.ask("Sure?")  # pyright: ignore[reportUnusedCoroutine]
+    return "booked"
+
+
+async def bounded() -> None:
+    model = openai_chat(
+        "gpt-5", bounds=Bounds(text=20_000_000), timeout=Timeouts(idle=120, event=None, total=7200), thought_tags=False
+    )
+    window = SlidingWindowCompressor(max_messages=40)
+    agent = Agent(
+        model,
+        tools=[book, forgets_the_await],
+        loop=op.standard(before_model=[op.compress(window, every=10), op.thinking_phase(window, every=10, timeout=20)]),
+        limits=Limits(preparation=20),
+    )
+    assert_type(agent, Agent[None, str])
+    run = agent.run("A room", metadata={"public": {"title": "Rooms"}})
+    assert_type(await run.has_more("task/1.3.0"), bool)
+    event = CustomEvent(name="booked")
+    assert_type(event.for_clients(), Event | None)
+    assert_type(Message.user("Hi", message_id="m-1").message_id, str | None)
+    ThinkingSessions(max_total=100)
+    Bounds(20)  # pyright: ignore[reportCallIssue]
+    Limits(preparation="20")  # pyright: ignore[reportArgumentType]
+
+
+async def operated(agent: Agent[Deps, City], task_id: str) -> None:
+    log = SqliteEventLog("runs.db", corrupt="skip", keep_deltas=True)
+    kept = agent.with_log(log)
+    assert_type(kept, Agent[Deps, City])
+    await kept.cancel(task_id, "too dear")
+    events = follow(log, task_id, until="end", deltas=True)
+    assert_type(events.pipe(op.thoughts()), Stream[ThoughtStreamEvent])
+    assert_type(await events.has_more(None), bool)
+    SqliteEventLog("runs.db", corrupt="ignore")  # pyright: ignore[reportArgumentType]
+    follow(log, task_id, until="never")  # pyright: ignore[reportArgumentType]
