@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -18,6 +19,7 @@ from rxloop.events import (
     ToolCompleteEvent,
     external,
 )
+from rxloop.operators import View
 from rxloop.requests import RunContext
 from rxloop.result import Result
 from rxloop.run import Run
@@ -316,3 +318,25 @@ async def test_strategies_that_call_hidden_tools(caplog: pytest.LogCaptureFixtur
         assert any(event.kind == "tool-complete" for event in events)
     else:
         await assert_nothing_shows(run, log, caplog)
+
+
+@pytest.mark.parametrize("view", ["repeats", "stalled while it works", "stalled while it asks"])
+async def test_a_run_that_is_cancelled_with_the_words_of_a_view(caplog: pytest.LogCaptureFixture, view: str) -> None:
+    @tool(name=f"hang_{MARK}", hidden=True)
+    async def hang(at: str) -> str:
+        await asyncio.Event().wait()
+        return at
+
+    def nobody(question: Any) -> Any:
+        return asyncio.get_running_loop().create_future()
+
+    log = MemoryEventLog()
+    asked = hidden(hang, at=MARK) if view == "stalled while it works" else hidden(ask)
+    turns = [hidden(peek, at=MARK)] * 3 if view == "repeats" else [asked]
+    agent = agent_of(*turns, "Done.", log=log, tools=[*TOOLS, hang])
+    run = agent.run("Oslo?", metadata=METADATA, on_input=nobody)
+    told: View[Event, Any] = op.repeats(3) if view == "repeats" else op.stalled(0.05)
+    run.pipe(told).subscribe(lambda each: run.cancel(str(each)))
+    events = await assert_nothing_shows(run, log, caplog)
+    said = {"repeats": "3 times", "stalled while it works": "awaited: tool (hidden)"}.get(view, "awaited: input")
+    assert said in events[-1].to_json(public=True).decode()

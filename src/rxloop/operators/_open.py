@@ -14,6 +14,7 @@ from rxloop.events import (
     ToolStartEvent,
 )
 from rxloop.messages import ToolCall
+from rxloop.visibility import public_question
 
 Step = tuple[str, str | None, str | None]
 """A run, a branch of it, and a step on that."""
@@ -44,8 +45,8 @@ class Open:
 
     @property
     def questions(self) -> list[str]:
-        """The prompts of the questions that wait for an answer."""
-        return [asked.prompt for _, asked in self._questions.values()]
+        """The prompts of the questions that wait for an answer, as clients read them."""
+        return [public_question(asked).prompt for _, asked in self._questions.values()]
 
     @property
     def works(self) -> bool:

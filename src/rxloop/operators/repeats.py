@@ -32,6 +32,9 @@ class Repeat:
     """The model call that asked for it this time."""
 
     def __str__(self) -> str:
+        # A run is cancelled with it, and clients read why.
+        if self.call.hidden:
+            return f"a hidden call was asked for {self.count} times with the same arguments"
         arguments = ", ".join(f"{name}={_short(value)}" for name, value in self.call.arguments.items())
         return f"{self.call.name}({arguments}) was asked for {self.count} times"
 

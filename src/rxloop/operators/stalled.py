@@ -27,7 +27,7 @@ class Stall:
     calls: tuple[ToolCall, ...] = ()
     """The tool calls that were started and have not ended; not one that itself waits for a nested run."""
     questions: tuple[str, ...] = ()
-    """The prompts of the questions that wait for an answer."""
+    """The prompts of the questions that wait for an answer; in the place of a hidden tool's, what clients read."""
 
     @property
     def awaits(self) -> Literal["input", "tool", "model", "run"]:
@@ -43,7 +43,11 @@ class Stall:
         return named.get(self.awaits, ())
 
     def __str__(self) -> str:
-        waits = " ".join(part for part in (self.awaits, ", ".join(self.names)) if part)
+        # A run is cancelled with it, and clients read why.
+        names = (
+            ["(hidden)" if call.hidden else call.name for call in self.calls] if self.awaits == "tool" else self.names
+        )
+        waits = " ".join(part for part in (self.awaits, ", ".join(names)) if part)
         return f"nothing came for {self.seconds:g} s; awaited: {waits}"
 
 
