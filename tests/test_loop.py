@@ -38,10 +38,11 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.batch import INTERRUPTED
 from rxloop.errors import Overloaded
 from rxloop.providers.scripted import ScriptedCall
 from rxloop.requests import ModelRequest, Signal
-from rxloop.state import INTERRUPTED, fold_all
+from rxloop.state import fold_all
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
 
 

@@ -30,10 +30,10 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.batch import INTERRUPTED
 from rxloop.errors import InvalidInput
 from rxloop.operators.iterate import iterate
 from rxloop.requests import ModelRequest, Operator, RunRequest, Signal
-from rxloop.state import INTERRUPTED
 from rxloop.stream.bridges import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
 

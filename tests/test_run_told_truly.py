@@ -33,6 +33,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.batch import CANCELED_CALL, INTERRUPTED, NEVER_BEGAN
 from rxloop.errors import (
     ConfigurationError,
     ContextBusy,
@@ -43,7 +44,7 @@ from rxloop.errors import (
 )
 from rxloop.messages import Message
 from rxloop.requests import ModelRequest
-from rxloop.state import CANCELED_CALL, INTERRUPTED, NEVER_BEGAN, fold_all
+from rxloop.state import fold_all
 from rxloop.stream import writer
 from rxloop.testing import ScriptedModel, call, virtual_time
 

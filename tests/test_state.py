@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rxloop.batch import NEVER_BEGAN
 from rxloop.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -27,9 +28,10 @@ from rxloop.events import (
     UsageEvent,
 )
 from rxloop.history import Ledger
+from rxloop.limits import check_limits
 from rxloop.messages import ErrorInfo, Message, ToolCall, Usage
 from rxloop.settings import Limits
-from rxloop.state import NEVER_BEGAN, RunState, check_limits, fold, fold_all
+from rxloop.state import RunState, fold, fold_all
 
 
 def task(*texts: str, **fields: Any) -> TaskEvent:

@@ -12,6 +12,7 @@ from typing import Any
 
 from reactivex.disposable import SerialDisposable
 
+from rxloop.batch import Batch, Slot
 from rxloop.envelope import ROOT, check_time
 from rxloop.errors import InvalidEvent, PipelineError, RxloopError
 from rxloop.events import (
@@ -41,7 +42,7 @@ from rxloop.requests import (
 )
 from rxloop.settings import Limits
 from rxloop.spec import Canceled, End, RunSpec
-from rxloop.state import Batch, RunState, Slot, fold, fold_beside
+from rxloop.state import RunState, fold, fold_beside
 from rxloop.storable import EMPTY_DICT, FrozenDict, FrozenList, settle
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK

@@ -22,11 +22,12 @@ from rxloop.errors import (
 )
 from rxloop.events import Event, InputReceivedEvent, StatusUpdateEvent, TaskEvent
 from rxloop.inputs import check_waiting, new_answers
+from rxloop.limits import LimitHit
 from rxloop.messages import Message
 from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
 from rxloop.spec import Canceled
-from rxloop.state import LimitHit, RunState, fold_all
+from rxloop.state import RunState, fold_all
 from rxloop.storable import settle
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect

@@ -13,9 +13,10 @@ from rxloop.errors import (
     StrategyError,
 )
 from rxloop.events import State, StatusUpdateEvent
+from rxloop.limits import LimitHit
 from rxloop.messages import ErrorInfo
 from rxloop.spec import Canceled, End
-from rxloop.state import LimitHit, RunState
+from rxloop.state import RunState
 from rxloop.stream.guard import raiser
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rxloop.batch import Slot
 from rxloop.envelope import ROOT
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.events import ContentCompleteEvent, Event, MessageAddedEvent, TaskEvent, ToolCompleteEvent
 from rxloop.messages import Message, ToolCall
-from rxloop.state import Slot
 from rxloop.tools import encode_result
 
 

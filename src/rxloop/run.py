@@ -14,13 +14,13 @@ from typing_extensions import TypeVar, Unpack
 from rxloop.core import Core
 from rxloop.errors import AttemptError, ConfigurationError, LimitReached, RunCancelled, RunError, RxloopError
 from rxloop.events import Event, StatusUpdateEvent
+from rxloop.limits import LimitHit
 from rxloop.operators.after import after as after_cursor
 from rxloop.operators.after import is_behind, read_cursor
 from rxloop.operators.public import public
 from rxloop.operators.text import text
 from rxloop.result import Result
 from rxloop.share import Share
-from rxloop.state import LimitHit
 from rxloop.stream.buffer import Overflow
 from rxloop.stream.past import with_past
 from rxloop.stream.sse import frames

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from rxloop.errors import RxloopError
+from rxloop.batch import Batch
 from rxloop.events import (
     ContentCompleteEvent,
     ContextCompressedEvent,
@@ -32,87 +32,13 @@ from rxloop.events import (
 )
 from rxloop.history import History, Ledger
 from rxloop.messages import ErrorInfo, Message, ToolCall, Usage
-from rxloop.settings import Limits
 from rxloop.totals import CompressionTotals
 from rxloop.trusted import trusted
 
 _message = trusted(Message)
 
-THINK_ALOUD = "think_aloud"
 _EARLIER = 1_000
 """Ids of earlier runs that are known in any case; twice as many are kept at most."""
-CANCELED_CALL = "The call was cancelled before it had a result."
-NEVER_BEGAN = "The call was cancelled before it began: nothing was done."
-UNKNOWN_EFFECT = "effect unknown: it was started, and it is not known whether it had its effect"
-FIND_OUT = "Find out what happened before you repeat it."
-INTERRUPTED = f"This call was interrupted, {UNKNOWN_EFFECT}. It was not made again. {FIND_OUT}"
-Slot = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The tool calls of one assistant message that are not all answered yet."""
-
-    step: str
-    message: Message
-    answers: Ledger[int, ToolCompleteEvent] = field(default_factory=Ledger[int, ToolCompleteEvent])
-    begun: int = 0
-    """The calls that were started, a bit for each place, but for those that an attempt has left at a question."""
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """All calls, in the order of the message."""
-        return self.message.tool_calls
-
-    @property
-    def open(self) -> list[int]:
-        """The places of the calls that have no answer."""
-        return [index for index in range(len(self.calls)) if index not in self.answers]
-
-    def awaits(self, index: int) -> bool:
-        """Whether the call at a place has no answer."""
-        return 0 <= index < len(self.calls) and index not in self.answers
-
-    @property
-    def thought_only(self) -> bool:
-        """Whether every call is `think_aloud`."""
-        return all(call.name == THINK_ALOUD for call in self.calls)
-
-    def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
-        """The assistant message and one result for each call, in call order."""
-        asking = self.asking(pending)
-        results = [
-            _message(
-                role="tool",
-                tool_call_id=call.id,
-                content=self._answer(index, asking),
-                message_id=f"{self.message.message_id}:{index}",
-            )
-            for index, call in enumerate(self.calls)
-        ]
-        return [self.message, *results]
-
-    def _answer(self, index: int, asking: int) -> str:
-        return self.answers[index].content if index in self.answers else self.unanswered(index, asking)
-
-    def unanswered(self, index: int, asking: int, *, idempotent: bool = False) -> str:
-        """What the model reads of a call that comes to no result.
-
-        Args:
-            index: The place of the call.
-            asking: The calls that wait for an answer, a bit for each place.
-            idempotent: Whether the call may be made again in any case.
-        """
-        if asking >> index & 1:
-            return CANCELED_CALL
-        if not self.begun >> index & 1:
-            return NEVER_BEGAN
-        return CANCELED_CALL if idempotent else INTERRUPTED
-
-    def asking(self, pending: Iterable[PendingInput]) -> int:
-        """Those of the calls that wait for an answer, a bit for each place."""
-        places = {each.index for each in pending if each.call is not None and each.step == self.step}
-        return sum(1 << index for index in places)
 
 
 class Measured(NamedTuple):
@@ -237,39 +163,6 @@ class RunState:
         return self.changed(
             iteration=0, last=None, batch=None, open_step=None, held=(), failures=0, answered=False, pending={}
         )
-
-
-class LimitHit(RxloopError):
-    """A limit of the run is reached; inside a pipeline, where it ends the run."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHit | None:
-    """The limit that forbids another iteration, if one does.
-
-    Args:
-        state: The run after its last iteration.
-        limits: Those of the run.
-        thought_limit: Thought-only iterations in a row. One more is refused by the tool, and the one after that ends
-            the run, so that a model that only ever thinks is called `thought_limit + 2` times.
-    """
-    if limits.tool_failures is not None and state.failures >= limits.tool_failures:
-        return LimitHit(
-            "tool_failures", f"every tool failed in {state.failures} iterations in a row (limits.tool_failures)"
-        )
-    if state.thought_streak >= thought_limit + 2:
-        return LimitHit(
-            "max_iterations",
-            f"the model only thought aloud in {state.thought_streak} iterations in a row (Thoughts.limit)",
-        )
-    if limits.tokens is not None and state.usage.total_tokens >= limits.tokens:
-        return LimitHit("tokens", f"{state.usage.total_tokens} of {limits.tokens} tokens are spent (limits.tokens)")
-    if limits.iterations is not None and state.iteration >= limits.iterations:
-        return LimitHit("max_iterations", f"no answer after {state.iteration} iterations (limits.iterations)")
-    return None
 
 
 def fold(state: RunState, event: Event) -> RunState:

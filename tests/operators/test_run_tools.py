@@ -27,10 +27,10 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.batch import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.messages import ToolCall
 from rxloop.operators.run_tools import run_tools
 from rxloop.providers.scripted import ScriptedCall
-from rxloop.state import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.testing import ScriptedModel, assert_marbles, call, virtual_time
 
 

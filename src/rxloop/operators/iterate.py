@@ -6,13 +6,15 @@ from typing import Any
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable
 
+from rxloop.batch import Batch
 from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocolError
 from rxloop.events import LLMFailedEvent, MessageAddedEvent
+from rxloop.limits import check_limits
 from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.operators.compose import describe
 from rxloop.requests import IterationEnd, ModelRequest, Operator, Request, RunContext, RunRequest, Signal, ToolRequest
-from rxloop.state import Batch, RunState, check_limits
+from rxloop.state import RunState
 from rxloop.stream.bridges import emit, from_awaitable
 from rxloop.stream.connect import connect
 from rxloop.stream.guard import as_error, leave_to_loop

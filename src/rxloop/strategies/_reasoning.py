@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from rxloop.batch import THINK_ALOUD
 from rxloop.errors import PipelineError, StageRefused
 from rxloop.events import (
     ContentCompleteEvent,
@@ -31,7 +32,7 @@ from rxloop.requests import (
     marked,
 )
 from rxloop.settings import ModelSettings
-from rxloop.state import THINK_ALOUD, RunState
+from rxloop.state import RunState
 from rxloop.strategies._sending import Sender
 from rxloop.stream.bridges import emit
 from rxloop.thinking.flow import StageManager, StrategyDefinition
