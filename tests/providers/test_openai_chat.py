@@ -223,6 +223,16 @@ async def test_a_call_may_take_a_total_time(server: Server) -> None:
     await provider.aclose()
 
 
+async def test_a_wait_before_the_next_request_ends_with_the_total_time(server: Server) -> None:
+    server.answer(Reply(status=503))
+    provider = chat(server, timeout=Timeouts(total=0.1), retry=Retry(first=10, jitter=0))
+    answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, ProviderTimeout)
+    assert "0.1 s" in str(answer.error)
+    assert len(server.requests) == 1
+    await provider.aclose()
+
+
 async def test_a_missing_key_names_its_variable_and_nothing_is_sent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from reactivex import operators as ops
 from reactivex.disposable import Disposable
 from reactivex.testing import TestScheduler
 
-from cold import Cold, fails, on_completed, on_error, on_next, says, short
+from cold import Cold, fails, on_error, on_next, says, short
 from runs import letters, outcome
 from rxloop import Agent, RunError
 from rxloop.errors import BadRequest, ContextLengthExceeded, Overloaded, ProviderTimeout, RateLimited, ServerError
@@ -22,7 +22,6 @@ from rxloop.events import (
     UsageEvent,
 )
 from rxloop.providers import Retry, retrying
-from rxloop.providers.retry import within
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import emit
 from rxloop.testing import virtual_time
@@ -146,29 +145,6 @@ def test_any_number_of_failures_inside_subscribe_keeps_a_flat_stack() -> None:
 
         assert time.run(all_of_it()) == 2999
     assert len(calls) == 3000
-
-
-def test_a_call_may_take_so_much_time_and_no_more() -> None:
-    scheduler = TestScheduler()
-    delta = ContentDeltaEvent(delta="h")
-    model = Cold(scheduler, [on_next(10, delta), on_next(90, delta), on_completed(95)])
-    late = within(50, lambda: ProviderTimeout("late"))(model.call(REQUEST))
-    assert short(scheduler.start(lambda: late).messages) == [(210, "h"), (250, "# late")]
-    assert model.times == [(200, 250)]
-
-
-def test_a_call_that_ends_in_time_leaves_no_timer() -> None:
-    scheduler = TestScheduler()
-    model = Cold(scheduler, says("hi"))
-    made: list[ProviderTimeout] = []
-
-    def late() -> ProviderTimeout:
-        made.append(ProviderTimeout("late"))
-        return made[0]
-
-    in_time = within(50, late)(model.call(REQUEST))
-    assert [word for _, word in short(scheduler.start(lambda: in_time).messages)] == ["hi", "complete", "|"]
-    assert made == []
 
 
 class Flaky:

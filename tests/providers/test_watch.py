@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import pytest
@@ -11,13 +12,13 @@ from rxloop.testing import virtual_time
 SHIELDED = pytest.mark.parametrize("shielded", [True, False])
 
 
-def run_for(shielded: bool, seconds: float | None, *steps: float | str) -> tuple[Watch, float]:
+def run_for(shielded: bool, seconds: float | None, *steps: float | str, total: float = math.inf) -> tuple[Watch, float]:
     """Wait, note events, hold and go on, as the steps say; how long it took."""
 
     async def work() -> tuple[Watch, float]:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        watch = Watch(seconds, shielded)
+        watch = Watch(seconds, shielded, begun + total)
         async with watch:
             for step in steps:
                 if isinstance(step, str):
@@ -55,6 +56,21 @@ def test_nothing_is_awaited_from_a_reader_that_is_held_back(shielded: bool) -> N
 @SHIELDED
 def test_an_answer_that_is_over_need_have_no_more_events(shielded: bool) -> None:
     assert not run_for(shielded, 5, "stop", 100)[0].expired
+
+
+@SHIELDED
+@pytest.mark.parametrize("seconds", [5, None])
+def test_a_block_may_take_so_much_time_and_no_more(shielded: bool, seconds: float | None) -> None:
+    watch, took = run_for(shielded, seconds, 4, "seen", 4, "seen", "hold", 100, total=10)
+    assert watch.late
+    assert not watch.expired
+    assert took == pytest.approx(10, abs=0.01)
+
+
+@SHIELDED
+def test_a_block_that_ends_in_time_is_not_late(shielded: bool) -> None:
+    assert not run_for(shielded, 5, 4, total=10)[0].late
+    assert not run_for(shielded, 5, 4, "stop", 100, total=10)[0].late
 
 
 @SHIELDED

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reactivex import Observable
+from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.events import Event
@@ -21,9 +23,10 @@ from rxloop.providers._text import TextRules
 from rxloop.providers._vendors import CUSTOM, find_preset
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.presets import Preset, checked_url
-from rxloop.providers.retry import Retry, retrying, within
+from rxloop.providers.retry import Retry, retrying
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import from_task
+from rxloop.stream.connect import connect
 
 if TYPE_CHECKING:
     import httpx
@@ -109,13 +112,20 @@ class OpenAIChat:
             out  --content-delta--content-delta--tool-call-delta--(usage, content-complete)|
         """
 
-        async def work(push: Push) -> None:
-            await self._send_once(request, push)
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            total = self._timeout.total
+            until = math.inf if total is None else asyncio.get_running_loop().time() + total
 
-        answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=self._pool.shielded)
-        answer = retrying(self._retry)(answer)
-        total = self._timeout.total
-        return answer if total is None else within(total, lambda: _errors.out_of_time(self._endpoint(), total))(answer)
+            async def work(push: Push) -> None:
+                await self._send_once(request, push, until)
+
+            answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=self._pool.shielded)
+            answer = retrying(self._retry, until)(answer)
+            return connect(answer, observer.on_next, observer.on_error, observer.on_completed, scheduler)
+
+        return Observable(subscribe)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; an `http_client` of the user's stays open."""
@@ -125,15 +135,17 @@ class OpenAIChat:
         """Close the connections of the running event loop that no call uses at the moment."""
         await self._pool.aclose_unused()
 
-    async def _send_once(self, request: ModelRequest, push: Push) -> None:
+    async def _send_once(self, request: ModelRequest, push: Push, until: float) -> None:
         # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
         from rxloop.providers._exchange import receive, send
         from rxloop.providers._watch import Watch
 
         where = self._endpoint()
+        if asyncio.get_running_loop().time() >= until:
+            raise _errors.out_of_time(where, self._timeout.total or 0)
         headers = self._request_headers(request, where)
         where = _errors.Endpoint(where.name, where.url, where.key_env, where.hint, headers)
-        watch = Watch(self._silence, self._pool.shielded)
+        watch = Watch(self._silence, self._pool.shielded, until)
         failure: RxloopError | None = None
         try:
             async with watch, self._pool.lease() as client:
@@ -156,6 +168,8 @@ class OpenAIChat:
                 del failure
         if watch.expired:
             raise _errors.no_event(where, watch.seconds)
+        if watch.late:
+            raise _errors.out_of_time(where, self._timeout.total or 0)
         await self._pool.close_idle()
 
     def _endpoint(self) -> _errors.Endpoint:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ProviderError, ProviderTimeout
 from rxloop.events import Event
@@ -59,7 +60,7 @@ class Retry:
         return wait * (1 - self.jitter * random.random())
 
 
-def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
+def retrying(policy: Retry, until: float = math.inf) -> Callable[[Observable[Event]], Observable[Event]]:
     """Subscribe a model call again when it fails before anything of its answer was delivered.
 
     Each failure that is tried again is an internal `llm-failed` event, which says what happened and how long the wait
@@ -76,13 +77,14 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
 
     Args:
         policy: What is tried again, how often and when.
+        until: The time of the event loop behind which no wait goes on: the last request is for telling that it is over.
     """
 
     def operator(source: Observable[Event]) -> Observable[Event]:
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            attempts = _Attempts(policy, source, observer, scheduler)
+            attempts = _Attempts(policy, until, source, observer, scheduler)
             attempts.send()
             return attempts.connections
 
@@ -94,17 +96,19 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
 class _Attempts:
     """One subscription of `retrying`: a class, since closures that know each other wait for the garbage collector."""
 
-    __slots__ = ("_begun", "_observer", "_policy", "_scheduler", "_sent", "_source", "connections")
+    __slots__ = ("_begun", "_observer", "_policy", "_scheduler", "_sent", "_source", "_until", "connections")
 
     def __init__(
         self,
         policy: Retry,
+        until: float,
         source: Observable[Event],
         observer: abc.ObserverBase[Event],
         scheduler: abc.SchedulerBase | None,
     ) -> None:
         self.connections = Connections()
         self._policy = policy
+        self._until = until
         self._source = source
         self._observer = observer
         self._scheduler = scheduler
@@ -126,38 +130,9 @@ class _Attempts:
         if wait is None:
             self._observer.on_error(error)
             return
+        if self._until < math.inf:
+            wait = max(0.0, min(wait, self._until - asyncio.get_running_loop().time()))
         log.info("%s; sent again in %.1f s", error, wait)
         self._observer.on_next(failed(error, wait))
         if not self.connections.disposed:
             self.connections.add(timers(self._scheduler).schedule_relative(wait, self.send))
-
-
-def within(seconds: float, error: Callable[[], Exception]) -> Callable[[Observable[Event]], Observable[Event]]:
-    """Fail when a model call has not ended after that time, whatever it has delivered.
-
-    ::
-
-        source       --d-d-d-d-d-
-        within(5)    --d-dX
-
-    Args:
-        seconds: The time, by the scheduler of the subscription.
-        error: Makes the error.
-    """
-
-    def operator(source: Observable[Event]) -> Observable[Event]:
-        def subscribe(
-            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            answer = SingleAssignmentDisposable()
-
-            def late(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
-                observer.on_error(error())
-
-            timer = timers(scheduler).schedule_relative(seconds, late)
-            answer.disposable = source.subscribe(observer, scheduler=scheduler)
-            return CompositeDisposable(answer, timer)
-
-        return Observable(subscribe)
-
-    return operator
