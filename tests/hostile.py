@@ -31,7 +31,7 @@ from servers import REQUEST
 
 MEGABYTE = 2**20
 TIMEOUTS = Timeouts(idle=0.4, event=0.5, total=20)
-SMALLER = Bounds(answer=8 * MEGABYTE)
+SMALLER = Bounds(answer=16 * MEGABYTE)
 """For what has no other end: the default would take some seconds more, and no more memory."""
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"

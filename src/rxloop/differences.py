@@ -18,9 +18,8 @@ from rxloop.events import (
 )
 from rxloop.messages import Usage
 from rxloop.operators._facts import comparable, line, parted
-from rxloop.operators.cost import cost
+from rxloop.operators.cost import Spending, price_table
 from rxloop.protocols import EventLog
-from rxloop.stream.bridges import emit
 
 if TYPE_CHECKING:
     from rxloop.providers.prices import Price
@@ -169,9 +168,9 @@ def _cost(events: Sequence[Event], dollars: float | None) -> RunCost:
 
 
 def _dollars(events: Sequence[Event], prices: Mapping[str, Price] | None) -> float | None:
-    sums: list[float] = []
-    cost(prices)(emit(*events)).subscribe(sums.append)
-    return sums[-1] if sums else None
+    spending = Spending(price_table(prices))
+    priced = [event for event in events if spending.take(event)]
+    return spending.dollars if priced else None
 
 
 def _difference(whole: float | None, shared: float | None) -> float | None:

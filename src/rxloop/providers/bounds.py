@@ -22,7 +22,7 @@ class Bounds:
     """How deep the lists and objects in one such document may be nested."""
     answer: int = 256 * 2**20
     """Bytes of a stream in all, once they are decoded."""
-    text: int = 4_000_000
+    text: int = 8_000_000
     """Characters of a message in all: its text, its reasoning and the arguments of its calls."""
     arguments: int = 2_000_000
     """Characters of one tool call: its arguments, its name and its id."""
