@@ -4,48 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rxloop import turns
-from rxloop.conversation import conversation, reading
 from rxloop.core import Core
 from rxloop.endings import final_event, unrecorded_end
 from rxloop.errors import (
     ConfigurationError,
     ConflictError,
-    ContextBusy,
     EventLogError,
     InvalidOutput,
     Paused,
-    RxloopError,
 )
 from rxloop.events import Event, InputReceivedEvent, StatusUpdateEvent, TaskEvent
-from rxloop.inputs import check_waiting, new_answers
 from rxloop.limits import LimitHit
+from rxloop.loading import CLOSING, end_before_it_began, load, release, until_end
 from rxloop.messages import Message
-from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
-from rxloop.spec import Canceled
-from rxloop.state import RunState, fold_all
 from rxloop.storable import settle
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.stream.guard import as_error, leave_to_loop, raiser
 from rxloop.stream.scheduler import RunScheduler
-from rxloop.stream.within import called, within
-from rxloop.stream.writer import LogWriter
+from rxloop.stream.within import GRACE, called, within
 
 if TYPE_CHECKING:
     from rxloop.fork import Fork
 
 log = logging.getLogger("rxloop")
-
-GRACE = 5.0
-"""Seconds that the tasks of a run have to stop in."""
-
-CLOSING = Canceled("the event loop is closing")
-"""Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
 
 T = TypeVar("T")
 
@@ -57,13 +43,13 @@ async def drive(core: Core) -> None:
     """
     timer = _time_limit(core)
     try:
-        finished = await _load(core)
+        finished = await load(core)
         if finished is not None:
             _publish_end(core, finished)
             return
         if (core.spec.resume or core.spec.fork is not None) and core.writer is None:
             # It had to end before the log told where it stands: nothing of this attempt can be recorded.
-            _publish_end(core, core.record(_end_before_it_began(core)))
+            _publish_end(core, core.record(end_before_it_began(core)))
             return
         await _begin(core)
         await _wait(core)
@@ -77,7 +63,7 @@ async def drive(core: Core) -> None:
     finally:
         if timer is not None:
             timer.cancel()
-        _release(core)
+        release(core)
 
 
 def _time_limit(core: Core) -> asyncio.TimerHandle | None:
@@ -86,191 +72,6 @@ def _time_limit(core: Core) -> asyncio.TimerHandle | None:
         return None
     late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
     return asyncio.get_running_loop().call_later(seconds, core.finish, late)
-
-
-async def _until_end(core: Core, work: Coroutine[Any, Any, T], grace: float = 0) -> T | None:
-    """What some work of the preparation comes to; None if the attempt has to end before, which cuts it short.
-
-    Args:
-        core: The attempt.
-        work: Awaited, in a task of its own.
-        grace: The seconds that the work may still take when the attempt has to end.
-    """
-    if core.ended and not grace:
-        work.close()
-        return None
-    loop = asyncio.get_running_loop()
-    preparing = loop.create_task(work, name=f"rxloop-preparation-{core.task_id}")
-    timers: list[asyncio.TimerHandle] = []
-    core.cut_short = lambda: timers.append(loop.call_later(grace, preparing.cancel)) if grace else preparing.cancel()
-    if core.ended:
-        core.cut_short()
-    try:
-        return await preparing
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            core.finish(CLOSING)
-        elif not core.ended:
-            raise RxloopError("something that the preparation of the run waited for was cancelled") from None
-        return None
-    finally:
-        core.cut_short = None
-        for timer in timers:
-            timer.cancel()
-
-
-async def _load(core: Core) -> Event | None:
-    """Fold what the log has; the final event of a run that is over already, if it is."""
-    spec = core.spec
-    if spec.log is None:
-        return None
-    if spec.resume:
-        return await _load_run(core, spec.log)
-    if spec.fork is not None:
-        return await _until_end(core, _load_fork(core, spec.log, spec.fork))
-    if not await _has_turn(core, spec.log):
-        return None
-    core.writer = _writer(core, spec.log, 0)
-    if spec.keep_context:
-        before = conversation(spec.log, core.context_id, before=spec.task_id)
-        core.states[None] = await _until_end(core, before) or core.states[None]
-    return None
-
-
-async def _load_run(core: Core, event_log: EventLog) -> Event | None:
-    # An attempt that is cancelled before it began is loaded all the same: its end belongs into the log.
-    events = await _until_end(core, reading(event_log.read(core.task_id)), GRACE)
-    if events is None:
-        return None
-    core.context_id = events[0].context_id
-    # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
-    if core.spec.cancel is None and not _occupied(core, event_log):
-        await _until_end(core, _turn(core, event_log))
-        # Somebody may have gone on with this run meanwhile.
-        events = await _until_end(core, reading(event_log.read(core.task_id)), GRACE)
-        if events is None or (not core.occupies and fold_all(events).state == "working"):
-            return None
-    before = await _until_end(core, conversation(event_log, core.context_id, before=core.task_id), GRACE)
-    if before is None:
-        return None
-    core.states[None] = before
-    return _take_up(core, event_log, events)
-
-
-def _end_before_it_began(core: Core) -> Event:
-    """The end of an attempt of which the log has nothing, and that has taken nothing from it."""
-    if core.spec.cancel is None and (core.spec.fork is not None or isinstance(core.end, Canceled)):
-        # Who gives an attempt up is told that; the run is as it was.
-        return final_event(core, core.end)
-    how = core.spec.cancel or core.end
-    return unrecorded_end(core, EventLogError(f"the attempt had to end ({how}) before the log had told of its run"))
-
-
-async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
-    events = await reading(event_log.read(fork.task_id))
-    before = await conversation(event_log, events[0].context_id, before=fork.task_id)
-    core.past = fork.past(
-        events,
-        before.messages,
-        task_id=core.task_id,
-        context_id=core.context_id,
-        agent_name=core.agent_name,
-        model=core.model.name,
-        metadata={**events[0].metadata, **core.spec.metadata},
-        asked=core.asked,
-    )
-    if not _occupied(core, event_log):
-        await _turn(core, event_log)
-    _recall(core, core.past)
-    state = fold_all(core.past)
-    _go_on(core, state, state.attempt + 1)
-    core.writer = _writer(core, event_log, 0)
-
-
-def _writer(core: Core, event_log: EventLog, durable_seq: int) -> LogWriter:
-    return LogWriter(event_log, core.task_id, durable_seq, core.finish, core.scope.gate)
-
-
-async def _has_turn(core: Core, event_log: EventLog) -> bool:
-    """Whether the run has its turn in the conversation, at once or in the end; not if it has to end before."""
-    if not _occupied(core, event_log):
-        await _until_end(core, _turn(core, event_log))
-    return core.occupies
-
-
-def _occupied(core: Core, event_log: EventLog) -> bool:
-    """Whether the run has its turn in the conversation at once.
-
-    Raises:
-        ContextBusy: It has not, and is not to wait.
-    """
-    core.occupies = turns.take(event_log, core.context_id)
-    if not core.occupies and core.spec.when_busy == "refuse":
-        raise ContextBusy(
-            f"the conversation {core.context_id} has a run that has not ended: "
-            'await it, cancel it, use another context_id, or queue this one with when_busy="wait"'
-        )
-    return core.occupies
-
-
-async def _turn(core: Core, event_log: EventLog) -> None:
-    """Wait for the run's turn in the conversation."""
-    await turns.wait(event_log, core.context_id)
-    core.occupies = True
-
-
-def _release(core: Core) -> None:
-    if core.spec.log is not None and core.occupies:
-        turns.give_back(core.spec.log, core.context_id)
-
-
-def _take_up(core: Core, event_log: EventLog, events: Sequence[Event]) -> Event | None:
-    spec = core.spec
-    _recall(core, events)
-    state = fold_all(events, core.states[None], core.born)
-    if state.state == "submitted":
-        # Nobody has begun it yet: this is its first attempt, and the `task` belongs to it.
-        core.past = events
-        _go_on(core, state, state.attempt)
-    else:
-        _go_on(core, state, state.attempt + 1)
-    inputs = spec.inputs or {}
-    core.inputs = new_answers(core.task_id, state, inputs)
-    if state.finished and not state.retryable:
-        return events[-1]
-    if not inputs and spec.on_input is None and not core.ended:
-        check_waiting(core.task_id, state)
-    if spec.cancel is None:
-        _compare_strategy(core, events[0])
-    core.writer = _writer(core, event_log, state.seq)
-    return None
-
-
-def _go_on(core: Core, state: RunState, attempt: int) -> None:
-    core.states[None] = state
-    core.attempt = attempt
-    core.resume_at(state.seq)
-
-
-def _recall(core: Core, events: Sequence[Event]) -> None:
-    core.recorded_past.add(events)
-    for event in events:
-        core.graph = core.graph.add(event)
-        if isinstance(event, TaskEvent) and event.parent_task_id is None:
-            core.metadata = {**event.metadata, **core.spec.metadata}
-
-
-def _compare_strategy(core: Core, task: Event) -> None:
-    """Tell whoever resumes a run by another strategy than it was begun with, which `run(strategy=)` makes easy."""
-    begun = task.strategy if isinstance(task, TaskEvent) else None
-    if begun != core.spec.strategy:
-        log.warning(
-            "the run %s was begun with %s and goes on with %s: agent.resume(..., strategy=) takes the first",
-            core.task_id,
-            begun or "no strategy",
-            core.spec.strategy or "none",
-        )
 
 
 async def _begin(core: Core) -> None:
@@ -287,7 +88,7 @@ async def _begin(core: Core) -> None:
             return
         core.system = await _system(core)
         if core.attempt > 1:
-            core.set_tools(await _until_end(core, spec.tools.resolve(core.context())) or {})
+            core.set_tools(await until_end(core, spec.tools.resolve(core.context())) or {})
         if core.ended:
             return
         core.scope.run(_connect, core)
@@ -380,7 +181,7 @@ async def _system(core: Core) -> tuple[Message, ...]:
     if not isinstance(instructions, str):
         name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
         ctx = core.context()
-        text = await _until_end(core, within(ctx, called(instructions, ctx), name))
+        text = await until_end(core, within(ctx, called(instructions, ctx), name))
         if not isinstance(text, str) and not core.ended:
             raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
     texts = [part for part in (text, core.spec.output_prompt) if part]
