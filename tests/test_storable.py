@@ -252,6 +252,9 @@ def test_the_lists_of_an_event_are_frozen_with_what_is_in_them() -> None:
         (ContentCompleteEvent().model_copy(update={"kind": "text"}), "kind='text' is none of content-complete"),
         (ContentCompleteEvent.model_construct(), None),
         (CustomEvent.model_construct(data=1), "CustomEvent has no 'name'"),
+        (CustomEvent(name="x", step="1\n"), "the step of an event of kind 'custom' is '1.n'"),
+        (CustomEvent(name="x", branch="a\x1fb"), "the branch of an event of kind 'custom'"),
+        (CustomEvent(name="x", parent_task_id="a\u2028"), "the parent_task_id of an event"),
         (CustomEvent(name="x", data={"f": open}), r"custom: data\['f'\]: of the type builtin_function_or_method"),
     ],
 )

@@ -27,6 +27,8 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.envelope import EVENT_TYPES, UnknownEvent
+from rxloop.errors import InvalidEvent
 from rxloop.events import ThoughtStreamEvent, ToolCompleteEvent, ToolStartEvent
 from rxloop.operators import on
 from rxloop.stream.bridges import emit
@@ -321,3 +323,63 @@ async def test_a_thought_of_ones_own_gets_an_id_where_it_is_published() -> None:
     events = await collect(Agent(ScriptedModel(call("f"), "Done."), tools=[f]).run("q"))
     thoughts = [event for event in events if isinstance(event, ThoughtStreamEvent)]
     assert [(thought.thought_id, thought.index) for thought in thoughts] == [("t1", 0), ("t2", 1), ("mine", 2)]
+
+
+class Disguised(Event):
+    """An event whose kind is said when it is made."""
+
+    kind: str = "disguised"
+
+
+class SameName(Event):
+    """A class that took the name of an event of rxloop's own."""
+
+    kind: str = "status-update"
+
+
+EVENT_TYPES.pop("disguised")
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (SameName(), "'status-update' cannot be written as JSON and read again"),
+        (Disguised(kind="task"), "'task' cannot be written as JSON and read again"),
+        (Disguised(kind="content-complete"), "'content-complete' is the kind of ContentCompleteEvent"),
+        (Disguised(kind="two\nlines"), "line ends"),
+        (UnknownEvent(kind="task"), "'task' cannot be written as JSON and read again"),
+    ],
+)
+async def test_an_event_under_the_name_of_another_kind_is_refused(event: Event, said: str, tmp_path: Any) -> None:
+    told: list[str] = []
+
+    @tool
+    async def emits(ctx: RunContext[Any]) -> str:
+        """Emits."""
+        try:
+            ctx.emit(event.model_copy())
+        except InvalidEvent as error:
+            told.append(str(error))
+        return "ok"
+
+    log = SqliteEventLog(tmp_path / "runs.db")
+    result = await Agent(ScriptedModel(call("emits"), "done"), tools=[emits], log=log).run("Go")
+
+    assert result.output == "done"
+    assert said in told[0]
+    # The log can be read, and the conversation goes on.
+    assert [event.kind for event in await log.read(result.task_id)].count("status-update") == 2
+    assert (await Agent(ScriptedModel("again"), log=log).run("Go on", context_id=result.context_id)).output == "again"
+    await log.aclose()
+
+
+def test_a_class_that_is_made_anew_takes_the_place_of_the_one_before() -> None:
+    def cell(annotation: type) -> Any:
+        fields: dict[str, Any] = {"kind": str, "value": annotation}
+        return type("Cell", (Event,), {"__module__": __name__, "__annotations__": fields, "kind": "cell"})
+
+    first, second = cell(int), cell(str)
+    try:
+        assert type(Event.from_json(second(value="one").to_json())) is second is not first
+    finally:
+        EVENT_TYPES.pop("cell")

@@ -248,7 +248,10 @@ class Event(Wire):
         super().__pydantic_init_subclass__(**kwargs)
         kind = cls.model_fields["kind"].default
         if isinstance(kind, str):
-            EVENT_TYPES.setdefault(check_id(kind, f"the kind of {cls.__qualname__}"), cls)
+            known = EVENT_TYPES.setdefault(check_id(kind, f"the kind of {cls.__qualname__}"), cls)
+            # A cell of a notebook that is run again, or a module that is loaded anew, makes the class anew.
+            if (known.__module__, known.__qualname__) == (cls.__module__, cls.__qualname__):
+                EVENT_TYPES[kind] = cls
 
     def __repr__(self) -> str:
         # As clients may see it: what is shown in logs, traces and test reports is seen by many.

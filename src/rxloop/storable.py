@@ -13,12 +13,15 @@ from functools import cache
 from math import isfinite
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, JsonValue
 from pydantic_core import to_jsonable_python
 
-from rxloop.errors import InvalidEvent
+from rxloop.errors import ConfigurationError, InvalidEvent
+
+if TYPE_CHECKING:
+    from rxloop.envelope import Event
 
 DEPTH = 100
 """How deep lists and dicts may be nested: JSON is read to a depth of 200, and an event adds a few levels itself."""
@@ -110,7 +113,7 @@ def storable(value: Any, name: str) -> Any:
         raise misfit.error(name) from misfit.__cause__
 
 
-def settle(event: BaseModel) -> None:
+def settle(event: Event) -> None:
     """Make of what an event holds what can be written and read again, and freeze it, in place.
 
     What is such already stays as it is, and costs a look at each field.
@@ -142,11 +145,14 @@ def settle(event: BaseModel) -> None:
         if event.__pydantic_extra__:
             extra = storable(event.__pydantic_extra__, fields["kind"])
             object.__setattr__(event, "__pydantic_extra__", extra)
-        if not type(event).__module__.startswith("rxloop."):
-            _try(event)
+        _try(event)
+    try:
+        event.check_ids()
+    except ConfigurationError as error:
+        raise InvalidEvent(str(error)) from error
 
 
-def _settled(event: BaseModel, name: str, classes: frozenset[type], type_: _Type) -> Any:
+def _settled(event: Event, name: str, classes: frozenset[type], type_: _Type) -> Any:
     value = vars(event)[name]
     if value.__class__ is tuple and not value:
         return value
@@ -161,16 +167,27 @@ def _settled(event: BaseModel, name: str, classes: frozenset[type], type_: _Type
     return made
 
 
-def _try(event: BaseModel) -> None:
+def _try(event: Event) -> None:
     """See that an event of a kind that is not ours, whose fields may be of any type, can be written and read."""
+    kind = vars(event).get("kind")
     try:
-        type(event).model_validate_json(event.model_dump_json())
+        read = event.from_json(event.to_json())
     except Exception as error:
-        kind = vars(event).get("kind")
         raise InvalidEvent(
             f"an event of kind {kind!r} cannot be written as JSON and read again: {error}; "
             f"give the fields of {type(event).__name__} types that can"
         ) from error
+    known = type(read)
+    if known.__module__.startswith("rxloop.") and not (isinstance(event, known) or _takes_any(known)):
+        raise InvalidEvent(
+            f"{kind!r} is the kind of {known.__name__}, as which this {type(event).__name__} would be read: "
+            "give the class a kind of its own"
+        )
+
+
+def _takes_any(cls: type[BaseModel]) -> bool:
+    """Whether it is the class for events of any kind."""
+    return cls.model_config.get("extra") == "allow"
 
 
 class _Misfit(Exception):
@@ -400,7 +417,7 @@ def _plan(cls: type[BaseModel]) -> _Plan:
             fields.append((name, classes, "simple"))
         else:
             fields.append((name, _FROZEN, "more"))
-    own = not cls.__module__.startswith("rxloop.") or cls.model_config.get("extra") == "allow"
+    own = not cls.__module__.startswith("rxloop.") or _takes_any(cls)
     return _Plan(tuple(fields), tuple(choices), own)
 
 
