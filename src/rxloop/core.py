@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from reactivex.disposable import SerialDisposable
@@ -43,7 +44,7 @@ from rxloop.requests import (
 from rxloop.settings import Limits
 from rxloop.spec import Canceled, End, RunSpec
 from rxloop.state import RunState, fold, fold_beside
-from rxloop.storable import EMPTY_DICT, FrozenDict, FrozenList, settle
+from rxloop.storable import EMPTY_DICT, FrozenDict, FrozenList, readable, settle
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.guard import as_error, leave_to_loop
@@ -110,7 +111,7 @@ class Core:
         self._thread = threading.get_ident()
         self._seq = 0
         self._sub = 0
-        self._questions: dict[str, int] = {}
+        self._questions: dict[str, set[str]] = {}
         self._tools: dict[str, Tool] = {}
         if spec.cancel is not None:
             self.finish(Canceled(spec.cancel))
@@ -538,8 +539,19 @@ class Core:
     async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
         """Put a question to the person or client behind the run."""
         asker = f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asker}"
-        number = self._questions[asker] = self._questions.get(asker, 0) + 1
-        return await ask(ctx, f"{asker}.{number}", prompt, answer, options, self.spec.on_input)
+        return await ask(ctx, self._question_id(asker, readable(prompt)), prompt, answer, options, self.spec.on_input)
+
+    def _question_id(self, asker: str, prompt: str) -> str:
+        """The id of a question: that which it had in an earlier attempt, or else a new one.
+
+        An answer is one to the words that were asked. A question that is put in other words, or that takes the place
+        of one which is not put any more, is another question.
+        """
+        put, asked = self._questions.setdefault(asker, set()), self.recorded_past.questions
+        numbers = (f"{asker}.{number}" for number in count(1))
+        input_id = next(each for each in numbers if each not in put and asked.get(each, prompt) == prompt)
+        put.add(input_id)
+        return input_id
 
 
 def _names(definitions: tuple[ToolDefinition, ...]) -> set[str]:

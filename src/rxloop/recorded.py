@@ -30,6 +30,8 @@ class Recorded:
         self.messages: dict[str, ContentCompleteEvent] = {}
         """The complete messages, by step."""
         self.results: dict[Slot, ToolCompleteEvent] = {}
+        self.questions: dict[str, str] = {}
+        """What was asked, by the id of the question."""
         self.interrupted: set[Slot] = set()
         """The calls that were started and have no end."""
         self._said: Counter[tuple[str | None, ...]] = Counter()
@@ -56,8 +58,10 @@ class Recorded:
                     cut_off.add((event.step or "", event.index))
             elif isinstance(event, ToolCompleteEvent):
                 self.results[event.step or "", event.index] = event
-            elif isinstance(event, InputRequiredEvent) and event.input.call is not None:
-                asking[event.input_id] = (event.input.step or "", event.input.index)
+            elif isinstance(event, InputRequiredEvent):
+                self.questions[event.input_id] = event.input.prompt
+                if event.input.call is not None:
+                    asking[event.input_id] = (event.input.step or "", event.input.index)
             elif isinstance(event, InputReceivedEvent):
                 asking.pop(event.input_id, None)
             elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):
