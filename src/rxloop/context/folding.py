@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -16,7 +14,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.messages import Message
 from rxloop.protocols import Compressor, TokenCounter
 from rxloop.records import Budget
-from rxloop.stream.threads import in_thread
+from rxloop.stream.within import called
 
 _LOW = 0.6
 _AFTER_REFUSAL = 0.8
@@ -217,10 +215,9 @@ async def fold_async(
 
 async def _asked(compressor: Compressor, messages: Sequence[Message], budget: Budget) -> object:
     """What a compressor gives."""
-    if _is_ours(compressor) or inspect.iscoroutinefunction(compressor.compress):
-        made = compressor.compress(messages, budget)
-    else:
-        made = await in_thread(partial(compressor.compress, messages, budget))
+    if not _is_ours(compressor):
+        return await called(compressor.compress, messages, budget)
+    made = compressor.compress(messages, budget)
     return await made if isinstance(made, Awaitable) else made
 
 
