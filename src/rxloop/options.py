@@ -25,7 +25,8 @@ class Options(TypedDict, total=False):
     strategy: Strategy | str | None
     """What makes a run of the loop: a strategy, or the name of one of `rxloop.strategies`."""
     on_input: OnInput | None
-    """Answers the questions of `ctx.ask` while the run waits."""
+    """Answers the questions of `ctx.ask` while the run waits: a function on the event loop that gives the value, or an
+    awaitable of it. What blocks, such as `input()`, belongs in `asyncio.to_thread`."""
     metadata: dict[str, Any] | None
 
 
