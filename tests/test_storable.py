@@ -29,7 +29,8 @@ from rxloop import (
 )
 from rxloop.envelope import EVENT_TYPES
 from rxloop.events import UsageEvent
-from rxloop.storable import DEPTH, FrozenDict, FrozenList, readable, settle, storable, thawed
+from rxloop.frozen import FrozenDict, FrozenList, thawed
+from rxloop.storable import DEPTH, readable, settle, storable
 
 
 class Color(Enum):

@@ -25,6 +25,7 @@ from rxloop.events import (
     ThoughtStreamEvent,
     ToolCompleteEvent,
 )
+from rxloop.frozen import EMPTY_DICT, FrozenDict, FrozenList
 from rxloop.messages import Message
 from rxloop.operators._faults import from_thread, no_signal, stuck
 from rxloop.operators.compose import describe
@@ -44,7 +45,7 @@ from rxloop.requests import (
 from rxloop.settings import Limits
 from rxloop.spec import Canceled, End, RunSpec
 from rxloop.state import RunState, fold, fold_beside
-from rxloop.storable import EMPTY_DICT, FrozenDict, FrozenList, readable, settle
+from rxloop.storable import readable, settle
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.guard import as_error, leave_to_loop

@@ -13,12 +13,13 @@ from functools import cache
 from math import isfinite
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, JsonValue
 from pydantic_core import to_jsonable_python
 
 from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.frozen import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList
 
 if TYPE_CHECKING:
     from rxloop.envelope import Event
@@ -41,58 +42,6 @@ def readable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _refuse(self: object, *args: Any, **kwargs: Any) -> NoReturn:
-    raise TypeError(
-        "this is a part of an event, and events do not change: make a copy of it with copy.deepcopy(), and change that"
-    )
-
-
-class FrozenDict(dict[str, Any]):
-    """A dict that cannot be changed; a copy of it is an ordinary dict."""
-
-    __slots__ = ()
-    __setitem__ = __delitem__ = __ior__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-    clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-
-    def __copy__(self) -> dict[str, Any]:
-        return dict(self)
-
-    def __deepcopy__(self, memo: Any) -> dict[str, Any]:
-        return thawed(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FrozenDict, (dict(self),)
-
-
-class FrozenList(list[Any]):
-    """A list that cannot be changed; a copy of it is an ordinary list."""
-
-    __slots__ = ()
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-    append = clear = extend = insert = pop = remove = reverse = sort = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-
-    def __copy__(self) -> list[Any]:
-        return list(self)
-
-    def __deepcopy__(self, memo: Any) -> list[Any]:
-        return thawed(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FrozenList, (list(self),)
-
-
-EMPTY_DICT, EMPTY_LIST = FrozenDict(), FrozenList()
-
-
-def thawed(value: Any) -> Any:
-    """The value as ordinary dicts and lists, all of them new."""
-    if isinstance(value, dict):
-        return {key: thawed(item) for key, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [thawed(item) for item in cast("list[Any]", value)]
-    return value
 
 
 def storable(value: Any, name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar, cast, get_origin
 
 from pydantic import BaseModel
 
-from rxloop.storable import EMPTY_DICT, EMPTY_LIST
+from rxloop.frozen import EMPTY_DICT, EMPTY_LIST
 
 P = ParamSpec("P")
 M = TypeVar("M")

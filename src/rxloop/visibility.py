@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import BaseModel
 
+from rxloop.frozen import EMPTY_DICT, FrozenDict, FrozenList
 from rxloop.messages import ErrorInfo, Message, ToolCall
-from rxloop.storable import EMPTY_DICT, FrozenDict, FrozenList
 
 if TYPE_CHECKING:
     from rxloop.envelope import Event

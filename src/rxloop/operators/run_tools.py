@@ -11,11 +11,12 @@ from rxloop.asked import Asked
 from rxloop.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.errors import InvalidEvent, ToolError
 from rxloop.events import ToolCompleteEvent, ToolStartEvent
+from rxloop.frozen import thawed
 from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest, marked
-from rxloop.storable import readable, storable, thawed
+from rxloop.storable import readable, storable
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import approval_question, encode_result
 from rxloop.tools._result import MAX_RESULT, shortened
