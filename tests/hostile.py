@@ -63,6 +63,11 @@ def chunk(delta: Any) -> bytes:
     return b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n"
 
 
+def whole(delta: Any) -> Pieces:
+    """A stream of one event, which is well-formed but for what stands in it."""
+    yield STREAM + chunk(delta) + b"data: [DONE]\n\n"
+
+
 def calls() -> Pieces:
     yield STREAM
     for number in range(1_000_000):
@@ -112,6 +117,14 @@ KINDS: dict[str, Callable[[], Pieces]] = {
         chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "x" * 200}}]})
     ),
     "endless stop tokens": lambda: forever(chunk({"content": "<|im_end|>" * 50})),
+    "stop tokens in one event": lambda: whole({"content": "<|im_end|>" * 400_000}),
+    "thoughts in one event": lambda: whole({"content": "<think>a</think>" * 250_000}),
+    "arguments of many values": lambda: whole(
+        {"tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a": [{}] * 30_000})}}]}
+    ),
+    "many arguments of some values": lambda: whole(
+        {"tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a": [1] * 600})}}] * 900}
+    ),
     "one comment a moment": lambda: forever(b": x\n\n", seconds=0.05),
     "one byte a moment": lambda: forever(b"d", seconds=0.05),
     "one byte a moment, not streamed": lambda: forever(b" ", first=JSON, seconds=0.05),

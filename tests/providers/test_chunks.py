@@ -204,6 +204,18 @@ def test_the_last_usage_counts_and_is_never_a_sum() -> None:
     assert [type(e) for e in events[-2:]] == [UsageEvent, ContentCompleteEvent]
 
 
+@pytest.mark.parametrize("count", [-5, 1e40, 1e308, "many", [], None])
+def test_a_count_that_can_be_none_costs_no_answer(count: Any) -> None:
+    events = read({**delta(content="x"), "usage": {"prompt_tokens": count, "completion_tokens": 3}})
+    assert [e.usage for e in events if isinstance(e, UsageEvent)] == [Usage(output_tokens=3)]
+    assert [e.content for e in events if isinstance(e, ContentCompleteEvent)] == ["x"]
+
+
+def test_a_text_with_many_commas_in_its_arguments_is_no_value_of_its_own() -> None:
+    written = {"text": ", [" * 50_000}
+    assert final(calls(piece(0, "a", "write", json.dumps(written)))).tool_calls[0].arguments == written
+
+
 def test_no_usage_gives_no_usage_event() -> None:
     # L64
     assert not [e for e in read(delta(content="x")) if isinstance(e, UsageEvent)]
@@ -405,6 +417,12 @@ def test_a_further_piece_of_reasoning_costs_the_same_however_long_it_is() -> Non
     payload = orjson.dumps(delta(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": "x" * 100}]))
     answer.feed([payload] * 10_000)
     assert extra_memory(lambda: answer.feed([payload])) < 10_000
+
+
+def test_what_names_the_block_of_a_piece_of_reasoning_counts_once() -> None:
+    detail = {"type": "reasoning.text", "index": 0, "format": "anthropic-claude-v1", "text": " so"}
+    done = final(*[delta(reasoning_details=[detail])] * 150_000, delta(content="x"))
+    assert done.reasoning == " so" * 150_000
 
 
 def test_a_further_field_beside_a_call_costs_the_same_however_many_there_are() -> None:

@@ -11,6 +11,7 @@ import orjson
 
 from rxloop.events import Event, ToolCallDeltaEvent
 from rxloop.messages import ToolCall
+from rxloop.providers._documents import values_in
 from rxloop.providers._sanitize import clean_name
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.requests import ToolDefinition
@@ -109,10 +110,21 @@ class CallAssembler:
         )
 
     def finish(self) -> list[ToolCall]:
-        """The calls in their order; one without a name cannot be called and is left out."""
+        """The calls in their order; one without a name cannot be called and is left out.
+
+        Raises:
+            OutOfBounds: There are too many values in their arguments.
+        """
+        written = [(call, "".join(call.pieces)) for call in self._named()]
+        values = self._bounds.argument_values
+        if (
+            self.size > values
+            and sum(values_in(arguments.encode(errors="replace")) for _, arguments in written) > values
+        ):
+            raise OutOfBounds("argument_values", values)
         return [
-            ToolCall.parse(call.id or self._made_up(call), call.name, readable("".join(call.pieces)))
-            for call in self._named()
+            ToolCall.parse(call.id or self._made_up(call), call.name, readable(arguments))
+            for call, arguments in written
         ]
 
     def extra_content(self) -> dict[str, Any]:

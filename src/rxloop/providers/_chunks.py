@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from io import StringIO
-from math import isfinite
 from typing import Any, cast
 
 import orjson
@@ -25,6 +24,7 @@ AS_IT_IS = TextRules()
 LENIENT = 2**18
 """Bytes of the largest document that is read a second time where it is no JSON: the lenient parser is slow."""
 SHALLOW = 32
+MOST_TOKENS = 2**53
 DONE = b"[DONE]"
 _PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
 _FINISH = {
@@ -74,8 +74,10 @@ class ChatAccumulator:
         self._details: list[dict[str, Any]] = []
         self._detail_text = StringIO()
         """The text of the newest of them."""
+        self._detailed = 0
+        """The characters of the text of all of them."""
         self._kept = 0
-        """About how many characters the others are."""
+        """About how many characters they are but for that."""
         self._finish: str | None = None
         self._usage: dict[str, Any] | None = None
         self._notice: dict[str, Any] | None = None
@@ -226,7 +228,9 @@ class ChatAccumulator:
 
     def _check_size(self) -> None:
         """See that what has been read is no more than a message may be. What is read together is little."""
-        if self._text.size + self._detail_text.tell() + self._kept + self._calls.size > self._bounds.text:
+        # Opaque reasoning says once more what the readable one says.
+        more = max(self._detailed - self._text.reasoned, 0)
+        if self._text.size + more + self._kept + self._calls.size > self._bounds.text:
             raise OutOfBounds("text", self._bounds.text)
 
     def _unreadable(self, payload: bytes) -> Any:
@@ -302,11 +306,16 @@ class ChatAccumulator:
         ):
             self._join_detail()
             self._details.append(dict(detail))
+            self._kept += size_of(detail)
         else:
-            last.update({name: value for name, value in detail.items() if value is not None})
-        self._kept += size_of(detail)
+            # Each piece says again what block it belongs to, in more characters than it has text.
+            changed = {name: value for name, value in detail.items() if value is not None and last.get(name) != value}
+            last.update(changed)
+            changed.pop(_part(detail), None)
+            self._kept += size_of(changed) if changed else 0
         if piece := _text(detail.get(_part(detail))):
             self._detail_text.write(piece)
+            self._detailed += len(piece)
 
     def _join_detail(self) -> None:
         """Put the pieces of the newest block together: joined one by one, each would copy all before it."""
@@ -363,7 +372,10 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    return int(value) if isinstance(value, int) or (isinstance(value, float) and isfinite(value)) else 0
+    """A number of tokens; what can be none counts as none, so that no answer is lost for it."""
+    if not isinstance(value, int | float) or not 0 <= value < MOST_TOKENS:
+        return 0
+    return int(value)
 
 
 def _alone(value: Any) -> Any:

@@ -47,6 +47,14 @@ def check_document(data: bytes, bounds: Bounds) -> None:
         raise OutOfBounds("depth", bounds.depth)
 
 
+def values_in(data: bytes) -> int:
+    """About how many values a document has, those inside of a text that is a document itself included."""
+    bare = _STRING.sub(b"", data)
+    if not bare.strip():
+        bare = data
+    return bare.count(b"[") + bare.count(b"{") + bare.count(b",")
+
+
 def _depth(bare: bytes) -> int:
     brackets = bare.translate(None, _NO_BRACKETS)
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)

@@ -45,6 +45,9 @@ TEMPLATE_TOKENS = (
 )
 """The tokens that local servers and gateways let slip."""
 
+WEIGHT = 400
+"""Characters that a token which is held back counts for at least: it takes time more than room."""
+
 _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 
 
@@ -99,7 +102,7 @@ class TailStripper:
     @property
     def size(self) -> int:
         """About how many characters are held back."""
-        return len(self._tokens) * self._tails.longest
+        return len(self._tokens) * max(self._tails.longest, WEIGHT)
 
     @property
     def marks(self) -> frozenset[str]:

@@ -13,8 +13,10 @@ from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.storable import readable
 from rxloop.stream.deltas import text_delta
 
-WEIGHT = 4_000
+WEIGHT = 8_000
 """What a thought counts for beside its text: an empty one is an event, too."""
+SLICE = 2**15
+"""Characters that are looked at together, so that a text of nothing but tags or tokens comes to its bound soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,11 @@ class AnswerText:
         return self._content.tell() + self._reasoning.tell() + self._taken_out + held
 
     @property
+    def reasoned(self) -> int:
+        """How many of them the vendor itself gave as reasoning."""
+        return self._reasoning.tell()
+
+    @property
     def content(self) -> str:
         """The text of the message so far: the deltas, joined."""
         return self._content.getvalue()
@@ -148,6 +155,12 @@ class AnswerText:
             self._emit(self._splitter.finish())
 
     def _strip(self, text: str) -> None:
+        if len(text) > SLICE:
+            for at in range(0, len(text), SLICE):
+                self._strip(text[at : at + SLICE])
+                if self.size > self._most:
+                    raise OutOfBounds("text", self._most)
+            return
         stripper, splitter = self._stripper, self._splitter
         if self._halves is not None:
             text = self._halves.feed(text)
