@@ -28,7 +28,7 @@ _IN_THE_LOOP = frozenset(
         *("run_tools", "standard", "thinking_phase", "typed_output", "workspace"),
     )
 )
-"""The operators of `op` that are no views."""
+"""The operators of `op` that are not views."""
 log = logging.getLogger("rxloop")
 
 _MODEL = "give a provider, or a model string such as 'zai:glm-4.7'"

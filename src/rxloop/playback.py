@@ -239,7 +239,7 @@ def follow(
         A stream. `UnknownRun` ends it if the log holds no such run.
 
     Raises:
-        ConfigurationError: `after` is no cursor, or `until` no place to end at.
+        ConfigurationError: `after` is not a cursor, or `until` is not a place to end at.
     """
     cursor = read_cursor(after, strict=strict) if after is not None else None
     if until not in ("attempt", "end"):

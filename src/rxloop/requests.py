@@ -239,7 +239,7 @@ class RunContext(Generic[D]):
         """Put an event on the stream of the run; from any thread.
 
         Raises:
-            InvalidEvent: It is no event, holds what cannot be written as JSON, or only the run itself may publish it.
+            InvalidEvent: It is not an event, cannot be written as JSON, or is one that only the run itself may publish.
         """
         if not isinstance(event, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidEvent(

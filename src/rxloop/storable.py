@@ -68,7 +68,7 @@ def settle(event: Event) -> None:
     What is such already stays as it is, and costs a look at each field.
 
     Raises:
-        InvalidEvent: A field cannot be written, or does not have its type; it is named, and the event is no event.
+        InvalidEvent: A field cannot be written, or does not have its type; it is named, and the event is not an event.
     """
     fields = vars(event)
     plan = _plan(event.__class__)
@@ -197,7 +197,7 @@ class _Walk:
         if isinstance(value, int) and not _LEAST <= value <= _MOST:
             raise _Misfit("the number takes more than 64 bits: give a smaller one")
         if isinstance(value, float) and not isfinite(value):
-            raise _Misfit(f"{value} is no finite number: give one, or leave it out")
+            raise _Misfit(f"{value} is not a finite number: give one, or leave it out")
         return value
 
     def _all(self, values: Iterable[Any], depth: int) -> list[Any]:

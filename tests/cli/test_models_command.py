@@ -40,6 +40,6 @@ def test_what_is_secret_in_an_address_is_left_out(place: Place) -> None:
 
 @pytest.mark.parametrize("wrong", ["http://[bad", "[bad"])
 def test_an_address_that_is_none_is_said(place: Place, wrong: str) -> None:
-    assert "OLLAMA_HOST is no address" in place.run("models", OLLAMA_HOST=wrong).stdout
+    assert "OLLAMA_HOST is not an address" in place.run("models", OLLAMA_HOST=wrong).stdout
     rows = [orjson.loads(line) for line in place.run("models", "--json", OLLAMA_HOST=wrong).stdout.splitlines()]
     assert [row["name"] for row in rows if row["baseUrl"] is None] == ["azure", "ollama"]

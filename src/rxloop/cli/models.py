@@ -57,7 +57,7 @@ def _address(preset: Preset) -> tuple[str, bool]:
         return shown_address(preset.url()), True
     except ConfigurationError:
         given = os.environ.get(preset.url_env or "", "")
-        return (f"{preset.url_env} is no address" if given else f"set {preset.url_env}"), False
+        return (f"{preset.url_env} is not an address" if given else f"set {preset.url_env}"), False
 
 
 def _style(place: int, cell: str) -> str:

@@ -21,7 +21,7 @@ from rxloop.records import WorkspacePart
 from rxloop.stream.threads import in_thread
 
 _HEAD = 8_000
-"""Bytes in which a NUL says that a file is no text."""
+"""Bytes in which a NUL says that a file is not text."""
 _MOST_SEEN = 50_000
 """Files and folders that are looked at, whether they are wanted or not."""
 _BY_HANDLE = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
@@ -88,7 +88,7 @@ class FolderWorkspace:
         for name in names[: self._max_files]:
             text = _text(self.path, name, min(self._max_bytes, room)) if room > 0 else None
             if text is None:
-                text = "(not shown: it is no text, or there is no room left)"
+                text = "(not shown: it is not text, or there is no room left)"
             else:
                 room -= len(text.encode())
             parts.append(WorkspacePart(text, _shown(name), self._kind))
@@ -167,7 +167,7 @@ def _open_by_path(root: Path, name: str, handles: list[int]) -> int | None:
 
 
 def _text(root: Path, name: str, limit: int) -> str | None:
-    """A text file, its middle left out where it is too long; None if it is no text or cannot be read."""
+    """A text file, its middle left out where it is too long; None if it is not text or cannot be read."""
     with _opened(root, name) as handle:
         if handle is None:
             return None
@@ -199,5 +199,5 @@ def _read(handle: int, count: int) -> bytes:
 
 
 def _shown(name: str) -> str:
-    """A path as one line of a heading: what is no visible character is written as an escape."""
+    """A path as one line of a heading: what is not a visible character is written as an escape."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)

@@ -3,7 +3,7 @@
 An operator may trim and rewrite what the model sees. What a provider would refuse, or what would leave the model
 without its question, is put right here, whoever did it:
 
-* What is no list of messages is thrown away: the history goes.
+* What is not a list of messages is thrown away: the history goes.
 * Results of no call are dropped. The results of a call are put into the order of its calls.
 * A message whose calls have not all their results is dropped with them. The newest one of the history is the
   exception: the model has not seen its results yet, so they are put back.
@@ -117,7 +117,7 @@ def _problem(block: Block, place: int) -> str | None:
 
 
 def _no_messages(given: object) -> str | None:
-    """What is wrong with something that is no list of messages."""
+    """What is wrong with something that is not a list of messages."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return f"the messages are {_typed(given)} and not a list: the history was sent"
     for item in cast("Sequence[object]", given):

@@ -111,7 +111,7 @@ class Preset:
             url = _completed(given, self.base_url or "") if given else self.base_url
         except ValueError as error:
             shown, why = redacted(given.partition("?")[0]), redacted(str(error))
-            raise ConfigurationError(f"{self.url_env} is {shown!r}, which is no address: {why}") from None
+            raise ConfigurationError(f"{self.url_env} is {shown!r}, which is not an address: {why}") from None
         if url is None:
             variable = f"set {self.url_env}, or " if self.url_env else ""
             raise ConfigurationError(f"the endpoint {self.name!r} has no address: {variable}pass base_url=")
@@ -151,7 +151,9 @@ def checked_url(url: str) -> str:
         known = False
     if not known:
         shown = shown_address(url)
-        raise ConfigurationError(f"{shown!r} is no address of an endpoint: give one like 'http://localhost:8000/v1'")
+        raise ConfigurationError(
+            f"{shown!r} is not the address of an endpoint: give one like 'http://localhost:8000/v1'"
+        )
     return url.rstrip("/")
 
 

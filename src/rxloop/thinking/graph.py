@@ -24,7 +24,7 @@ class Edge(NamedTuple):
 
 
 Conversation = tuple[str, str | None]
-"""A context, and the run that a nested agent is part of: what it thinks is no part of what the others say."""
+"""A context, and the run that a nested agent is part of: what it thinks is not part of what the others say."""
 
 
 class _Store:
@@ -52,8 +52,8 @@ class ThoughtGraph:
 
     A thought follows from what its `related_to` names: the thought or call of that id that came last before it in its
     run, or else in an earlier run of its conversation, or else the first one after it. The id of a call that made a
-    thought stands for the thought. A reference to nothing, or to the thought itself, is no edge; references may go in
-    circles.
+    thought stands for the thought. A reference to nothing, or to the thought itself, is not an edge; references may go
+    in circles.
 
     A graph never changes: `add` gives another one. Iterating gives the thoughts in order; `graph["plan"]` is the newest
     thought of that id, `graph[0]` the first thought.

@@ -56,7 +56,7 @@ def _truth(value: object) -> object:
 
 
 def wrong_with_name(name: str) -> str | None:
-    """Why a text is no name; None if it is one."""
+    """Why a text is not a name; None if it is one."""
     if len(name) > _LONGEST:
         return f"is {len(name)} characters long, and {_LONGEST} are allowed"
     return "has a line end or another control character in it" if _CONTROL.search(name) else None
