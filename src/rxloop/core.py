@@ -27,7 +27,7 @@ from rxloop.events import (
 )
 from rxloop.frozen import EMPTY_DICT, FrozenDict, FrozenList
 from rxloop.messages import Message
-from rxloop.operators._faults import from_thread, no_signal, stuck
+from rxloop.operators._faults import from_thread, no_signal, repeated, stuck
 from rxloop.operators.compose import describe
 from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import ask
@@ -113,6 +113,7 @@ class Core:
         self._seq = 0
         self._sub = 0
         self._questions: dict[str, set[str]] = {}
+        self._carried_out: set[Slot] = set()
         self._tools: dict[str, Tool] = {}
         if spec.cancel is not None:
             self.finish(Canceled(spec.cancel))
@@ -534,6 +535,20 @@ class Core:
     def interrupted(self, slot: Slot) -> bool:
         """Whether an earlier attempt started that call and never heard of its end."""
         return slot in self.recorded_past.interrupted
+
+    def carry_out(self, slot: Slot) -> None:
+        """Note that the call of that slot begins, of a tool that is not idempotent.
+
+        Raises:
+            PipelineError: It has begun before in this attempt, and has not failed.
+        """
+        if slot in self._carried_out:
+            raise repeated(slot, self.spec.loop)
+        self._carried_out.add(slot)
+
+    def failed(self, slot: Slot) -> None:
+        """Note that the call of that slot failed, so that an operator may have it made again."""
+        self._carried_out.discard(slot)
 
     # -- questions
 

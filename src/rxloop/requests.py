@@ -123,6 +123,18 @@ class Host(Protocol):
         """Whether an earlier attempt started the call of that slot and never heard of its end."""
         ...
 
+    def carry_out(self, slot: tuple[str, int]) -> None:
+        """Note that the call of that slot begins, of a tool that is not idempotent.
+
+        Raises:
+            PipelineError: It has begun before in this attempt, and has not failed.
+        """
+        ...
+
+    def failed(self, slot: tuple[str, int]) -> None:
+        """Note that the call of that slot failed, so that an operator may have it made again."""
+        ...
+
     def abandon(self, ctx: RunContext[Any]) -> None:
         """Close the message, or the call, of a subscription that was disposed before its end."""
         ...

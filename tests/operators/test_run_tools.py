@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from reactivex import Observable, of
 from reactivex import operators as ops
 
 from runs import collect, letters, outcome, well_formed
@@ -31,6 +32,7 @@ from rxloop.batch import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.messages import ToolCall
 from rxloop.operators.run_tools import run_tools
 from rxloop.providers.scripted import ScriptedCall
+from rxloop.requests import Signal, ToolRequest
 from rxloop.testing import ScriptedModel, assert_marbles, call, virtual_time
 
 
@@ -564,3 +566,57 @@ async def test_a_tool_that_misses_its_deps_is_told_of_in_the_log(caplog: pytest.
 
     await Agent(ScriptedModel(call("f"), "Done."), tools=[f]).run("q")
     assert "the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...)" in caplog.text
+
+
+def twice(source: Observable[Signal]) -> Observable[Signal]:
+    """Sends each request for a tool twice."""
+    return source.pipe(ops.flat_map(lambda each: of(each, each) if isinstance(each, ToolRequest) else of(each)))
+
+
+@pytest.mark.parametrize("concurrency", [1, 5])
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_request_that_comes_twice_has_its_effect_once(idempotent: bool, concurrency: int) -> None:
+    sent: list[int] = []
+
+    @tool(idempotent=idempotent)
+    async def send(amount: int) -> str:
+        """Sends."""
+        sent.append(amount)
+        return "sent"
+
+    loop = [op.call_model(), twice, op.run_tools(concurrency), op.checkpoint()]
+    run = Agent(ScriptedModel(call("send", amount=5), "done"), tools=[send], loop=loop).run("Go")
+    if idempotent:
+        assert (await run).output == "done"
+        return
+    with pytest.raises(RunError, match=r"call 0 of step 1 came to op.run_tools\(\) twice.*twice, run_tools") as caught:
+        await run
+    assert caught.value.code == "pipeline"
+    assert sent == [5]
+
+
+async def test_an_operator_may_have_a_call_made_again_that_failed() -> None:
+    tries: list[int] = []
+
+    @tool
+    async def send(amount: int) -> str:
+        """Sends."""
+        tries.append(amount)
+        if len(tries) == 1:
+            raise ToolError("The line is busy.")
+        return "sent"
+
+    def again(source: Observable[Signal]) -> Observable[Signal]:
+        def failed(signal: Signal) -> None:
+            if isinstance(signal, ToolCompleteEvent) and not signal.success:
+                raise ConnectionError
+
+        def carried_out(request: Signal) -> Observable[Signal]:
+            return of(request).pipe(op.run_tools(), ops.do_action(failed), ops.retry(3))
+
+        return source.pipe(ops.flat_map(carried_out))
+
+    loop = [op.call_model(), again, op.checkpoint()]
+    result = await Agent(ScriptedModel(call("send", amount=5), "done"), tools=[send], loop=loop).run("Go")
+
+    assert (result.output, tries) == ("done", [5, 5])

@@ -37,6 +37,16 @@ def from_thread(loop: Operator, cause: Exception | None) -> PipelineError:
     return error
 
 
+def repeated(slot: tuple[str, int], loop: Operator) -> PipelineError:
+    """A call came to be carried out while it was, or when it had been."""
+    step, index = slot
+    return PipelineError(
+        f"the request for call {index} of step {step} came to op.run_tools() twice, and its tool is not idempotent: "
+        "something in the loop before it sends one request more than once, or subscribes to its source more than once; "
+        f"the loop is {describe(loop)}"
+    )
+
+
 def stuck(state: RunState, loop: Operator) -> PipelineError:
     """Nothing is left that could bring the run to its end."""
     if state.open_step is not None:

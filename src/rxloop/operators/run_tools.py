@@ -41,7 +41,8 @@ def run_tools(concurrency: int = 5) -> Operator:
     becomes a failed result, which the model reads: an unknown tool, arguments that do not fit, a timeout, an exception.
     What is refused has no `tool-start`.
 
-    With a log, a tool that is not idempotent is called once its `tool-start` is durable.
+    With a log, a tool that is not idempotent is called once its `tool-start` is durable. A request for such a call that
+    comes twice ends the run, unless the call has failed.
 
     Args:
         concurrency: How many tools may run at once in one iteration; the calls behind them wait.
@@ -87,6 +88,8 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
     if tool.approve and not await ctx.ask(approval_question(tool.approve, call)):
         push(request.refuse(f"The call of {call.name} was not approved."))
         return
+    if not tool.idempotent:
+        ctx.host.carry_out(request.slot)
     push(
         _start(
             call=call,
@@ -102,6 +105,8 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
     start = ctx.clock.monotonic()
     fields = await _result(tool, ctx)
     duration = ctx.clock.monotonic() - start
+    if not fields["success"]:
+        ctx.host.failed(request.slot)
     push(
         _complete(
             call=call,
