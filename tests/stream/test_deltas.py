@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counting import extra_memory
 from run_checks import places
 from rxloop.events import (
     ContentDeltaEvent,
@@ -61,6 +62,28 @@ def test_merged_deltas_are_one_with_the_place_of_the_newest() -> None:
     assert both.event().to_json() == content("abc", seq=4, sub=5, index=2).to_json()
     assert first.delta == "a", "the events themselves stay as they are"
     assert second.delta == "b"
+
+
+def test_what_a_reader_knows_of_a_merged_text_is_told_by_the_places_of_its_pieces() -> None:
+    # Two by two, with a gap behind each pair, as where something durable came between.
+    pieces = [content(letter, seq=1 + n // 2, sub=n % 2, index=n) for n, letter in enumerate("abcdef")]
+    whole = merged_of(*pieces).event()
+    for count, piece in enumerate(pieces, 1):
+        for sub in (piece.sub, *((8, 9) if piece.sub else ())):
+            rest = behind(whole, piece.seq, sub)
+            assert (delta_text(rest) if rest is not None else "") == "abcdef"[count:]
+    assert behind(whole, 0, 7) == whole
+
+
+def test_a_merged_text_takes_little_memory_beside_its_letters() -> None:
+    packs = [packed([content("x", seq=1, sub=n, index=n) for n in range(at, at + 64)]) for at in range(0, 64_000, 64)]
+    made = MergedDeltas()
+
+    def take() -> None:
+        for [pack] in packs:
+            made.add(pack)
+
+    assert extra_memory(take) < 10 * 64_000
 
 
 def test_arguments_of_a_call_and_thoughts_are_merged_like_text() -> None:

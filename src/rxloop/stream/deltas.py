@@ -96,18 +96,21 @@ class PackedDeltas:
 class MergedDeltas:
     """Deltas of one text as one, and where in the text each ended: a reader may have some of them already."""
 
-    __slots__ = ("_ends", "_newest", "_places", "_texts")
+    __slots__ = ("_before", "_begins", "_ends", "_newest", "_next", "_texts")
 
     def __init__(self) -> None:
         self._newest: Event | None = None
         self._texts: list[str] = []
-        self._places = array("Q")
-        self._ends = array("Q")
+        # Places follow one another nearly always: noted is where they begin anew, and how many there were before.
+        self._begins = array("Q")
+        self._before = array("Q")
+        self._next = -1
+        self._ends = array("I")
 
     @property
     def seq(self) -> int:
         """That of the newest."""
-        return self._places[-1] >> _SUB_BITS
+        return (self._next - 1) >> _SUB_BITS
 
     def add(self, deltas: PackedDeltas | Event) -> None:
         """Take the deltas that come next."""
@@ -115,15 +118,20 @@ class MergedDeltas:
         if isinstance(deltas, PackedDeltas):
             self._newest = deltas.newest
             self._texts.append(deltas.text)
-            first = _place(deltas.first)
-            self._places.extend(range(first, first + len(deltas)))
+            self._note(_place(deltas.first), len(deltas))
             self._ends.extend(accumulate(deltas.lengths[1:], initial=end + deltas.lengths[0]))
         else:
             text = delta_text(deltas) or ""
             self._newest = deltas
             self._texts.append(text)
-            self._places.append(_place(deltas))
+            self._note(_place(deltas), 1)
             self._ends.append(end + len(text))
+
+    def _note(self, place: int, count: int) -> None:
+        if place != self._next:
+            self._begins.append(place)
+            self._before.append(len(self._ends))
+        self._next = place + count
 
     @property
     def text(self) -> str:
@@ -141,8 +149,11 @@ class MergedDeltas:
 
     def length(self, place: int) -> int:
         """The length of the text up to a place."""
-        count = bisect_right(self._places, place)
-        return self._ends[count - 1] if count else 0
+        run = bisect_right(self._begins, place) - 1
+        if run < 0:
+            return 0
+        behind = self._before[run + 1] if run + 1 < len(self._before) else len(self._ends)
+        return self._ends[min(self._before[run] + place - self._begins[run], behind - 1)]
 
 
 _MERGED = "_merged"
