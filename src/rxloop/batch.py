@@ -83,5 +83,8 @@ class Batch:
 
     def asking(self, pending: Iterable[PendingInput]) -> int:
         """Those of the calls that wait for an answer, a bit for each place."""
-        places = {each.index for each in pending if each.call is not None and each.step == self.step}
-        return sum(1 << index for index in places)
+        places = 0
+        for each in pending:
+            if each.call is not None and each.step == self.step:
+                places |= 1 << each.index
+        return places

@@ -59,6 +59,9 @@ from rxloop.tools.toolset import asked, decided_elsewhere
 
 log = logging.getLogger("rxloop")
 
+_BY_RUN = (TaskEvent, StatusUpdateEvent)
+"""What tells where a run begins and ends."""
+
 
 class Core:
     """One attempt of a run, behind its handle: tasks know only this, so that a dropped handle can end the run."""
@@ -218,11 +221,11 @@ class Core:
         Raises:
             InvalidEvent: It is that.
         """
-        if not self.begun or event.task_id not in ("", self.task_id):
+        if not isinstance(event, _BY_RUN) or not self.begun or event.task_id not in ("", self.task_id):
             return
         if isinstance(event, TaskEvent):
             raise InvalidEvent("a `task` event begins a run, and this one has begun: emit an event of another kind")
-        if isinstance(event, StatusUpdateEvent) and event.final:
+        if event.final:
             raise InvalidEvent(
                 "a final `status-update` is the end of a run, which only the run itself can tell: return or raise to "
                 "end your part, or cancel the run by its handle"

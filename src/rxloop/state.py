@@ -309,9 +309,10 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     pending = _unasked(state, batch.step, event.index)
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}
-    all_failed = not any(answer.success for answer in batch.answers.values())
+    answers = [batch.answers[index] for index in range(len(batch.calls))]
+    all_failed = not any(answer.success for answer in answers)
     return {
-        **_answer(state, batch),
+        **_answer(state, answers),
         "batch": None,
         "pending": pending,
         "held": (),
@@ -330,9 +331,9 @@ def _unasked(state: RunState, step: str | None, index: int) -> dict[str, Pending
     }
 
 
-def _answer(state: RunState, batch: Batch) -> dict[str, Any]:
+def _answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]:
     """What a whole batch says of the answer: its first good one stands, and without one a bad one is a retry."""
-    given = [batch.answers[index] for index in range(len(batch.calls)) if batch.answers[index].answer]
+    given = [each for each in answers if each.answer]
     good = [each for each in given if each.success]
     if good:
         return {"answered": True, "content": good[0].content}

@@ -73,11 +73,13 @@ def settle(event: Event) -> None:
     fields = vars(event)
     plan = _plan(event.__class__)
     try:
-        for name, classes, type_ in plan.fields:
+        for name, default, classes, type_ in plan.fields:
             value = fields[name]
+            if value is default:
+                continue
             cls = value.__class__
             if cls not in classes:
-                fields[name] = _settled(event, name, classes, type_)
+                fields[name] = _settled(fields, name, classes, type_)
             elif cls is str:
                 if not value.isascii():
                     fields[name] = readable(value)
@@ -101,10 +103,8 @@ def settle(event: Event) -> None:
         raise InvalidEvent(str(error)) from error
 
 
-def _settled(event: Event, name: str, classes: frozenset[type], type_: _Type) -> Any:
-    value = vars(event)[name]
-    if value.__class__ is tuple and not value:
-        return value
+def _settled(fields: dict[str, Any], name: str, classes: frozenset[type], type_: _Type) -> Any:
+    value = fields[name]
     walk = _Walk()
     try:
         made = walk.free(value, 0) if type_ == "any" else walk.typed(value, 0)
@@ -112,7 +112,7 @@ def _settled(event: Event, name: str, classes: frozenset[type], type_: _Type) ->
             wanted = " or ".join(sorted(cls.__name__ for cls in classes))
             raise _Misfit(f"{made!r} is no {wanted}")
     except _Misfit as misfit:
-        raise misfit.error(f"{vars(event)['kind']}: {name}") from misfit.__cause__
+        raise misfit.error(f"{fields['kind']}: {name}") from misfit.__cause__
     return made
 
 
@@ -209,11 +209,17 @@ class _Walk:
         """The same model, or a copy where something had to be made storable: it may be somebody's constant."""
         fields = vars(model)
         changes: dict[str, Any] = {}
-        for name, classes, type_ in _plan(type(model)).fields:
+        for name, default, classes, type_ in _plan(type(model)).fields:
             value = fields[name]
-            cls = value.__class__
-            if cls in classes and (cls is not str or value.isascii()) and cls is not int and cls is not float:
+            if value is default:
                 continue
+            cls = value.__class__
+            if cls in classes:
+                if cls is str:
+                    if value.isascii():
+                        continue
+                elif (cls is not int and cls is not float) or _LEAST <= value <= _MOST:
+                    continue
             try:
                 made = self.free(value, 0) if type_ == "any" else self.typed(value, depth + 1)
             except _Misfit as misfit:
@@ -330,8 +336,9 @@ def _type(value: Any) -> str:
 class _Plan(NamedTuple):
     """What of a model needs a look."""
 
-    fields: tuple[tuple[str, frozenset[type], _Type], ...]
-    """The name, and the classes whose values are storable as they are, but for a look at texts and numbers."""
+    fields: tuple[tuple[str, Any, frozenset[type], _Type], ...]
+    """The name, the default, which needs no look, and the classes whose values are storable as they are, but for a look
+    at texts and numbers."""
     choices: tuple[tuple[str, tuple[Any, ...]], ...]
     """The fields that take few values, with these."""
     own: bool
@@ -340,6 +347,9 @@ class _Plan(NamedTuple):
 
 _BY_RUN = frozenset(("version", "seq", "sub", "attempt", "timestamp"))
 """What the run itself stamps."""
+_PLAIN = (None, False, True, "", 0, ())
+"""Defaults that are storable, and one object each."""
+_NOTHING = object()
 _FROZEN: frozenset[type] = frozenset((NoneType, FrozenDict, FrozenList))
 _SIMPLE: dict[Any, frozenset[type]] = {
     str: frozenset((str,)),
@@ -352,20 +362,21 @@ _SIMPLE: dict[Any, frozenset[type]] = {
 
 @cache
 def _plan(cls: type[BaseModel]) -> _Plan:
-    fields: list[tuple[str, frozenset[type], _Type]] = []
+    fields: list[tuple[str, Any, frozenset[type], _Type]] = []
     choices: list[tuple[str, tuple[Any, ...]]] = []
     for name, field in cls.model_fields.items():
         annotation = field.annotation
+        default = field.default if any(field.default is each for each in _PLAIN) else _NOTHING
         if name in _BY_RUN:
             continue
         if get_origin(annotation) is Literal:
             choices.append((name, get_args(annotation)))
         elif _is_free(annotation):
-            fields.append((name, _FROZEN | {str, bool}, "any"))
+            fields.append((name, default, _FROZEN | {str, bool}, "any"))
         elif classes := _classes(annotation):
-            fields.append((name, classes, "simple"))
+            fields.append((name, default, classes, "simple"))
         else:
-            fields.append((name, _FROZEN, "more"))
+            fields.append((name, default, _FROZEN, "more"))
     own = not cls.__module__.startswith("rxloop.") or _takes_any(cls)
     return _Plan(tuple(fields), tuple(choices), own)
 

@@ -103,7 +103,7 @@ def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
 class _Call(abc.DisposableBase):
     """One call of the model. A class, and no closures, because each run has one for each iteration."""
 
-    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_observer", "_request", "_step")
+    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_request", "_step")
 
     def __init__(
         self,
@@ -113,6 +113,7 @@ class _Call(abc.DisposableBase):
         scheduler: abc.SchedulerBase | None,
     ) -> None:
         self._request = request
+        self._host = request.ctx.host
         self._observer = observer
         self._step = request.step
         self._branch = request.branch
@@ -128,7 +129,7 @@ class _Call(abc.DisposableBase):
         finally:
             if not self._ended:
                 self._ended = True
-                self._request.ctx.host.abandon(self._request.ctx)
+                self._host.abandon(self._request.ctx)
 
     def _on_next(self, event: Event) -> None:
         try:
@@ -148,7 +149,7 @@ class _Call(abc.DisposableBase):
         if self._branch is not None:
             fields["branch"] = self._branch
         if type(event) in _WITH_CALLS:
-            _hide(event, self._request.ctx.host)
+            _hide(event, self._host)
         if not event.durable:
             self._observer.on_next(event)
         elif not isinstance(event, ContentCompleteEvent):

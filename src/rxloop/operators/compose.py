@@ -30,26 +30,21 @@ def compose(*operators: Operator) -> Operator:
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         for each in operators:
-            source = _applied(each, source)
+            try:
+                source = each(source)
+            except RxloopError:
+                raise
+            except BaseException as error:
+                raise as_error(error, f"the operator {describe(each)}") from error
+            if not isinstance(source, Observable):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise PipelineError(
+                    f"the operator {describe(each)} gave {source!r}: it has to give an Observable, made of its source"
+                )
         return source
 
     operator.__qualname__ = ", ".join(map(describe, operators)) or "nothing"
     operator.__dict__[PARTS] = operators
     return operator
-
-
-def _applied(operator: Operator, source: Observable[Signal]) -> Observable[Signal]:
-    try:
-        made = operator(source)
-    except RxloopError:
-        raise
-    except BaseException as error:
-        raise as_error(error, f"the operator {describe(operator)}") from error
-    if not isinstance(made, Observable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PipelineError(
-            f"the operator {describe(operator)} gave {made!r}: it has to give an Observable, made of its source"
-        )
-    return made
 
 
 def describe(operator: Operator) -> str:

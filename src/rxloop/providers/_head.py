@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from rxloop.providers.bounds import OutOfBounds
 
 AT_ONCE = 4096
 """Bytes of a head that are read together: a parser in Python would hold the event loop for more."""
 _INTERIM, _SWITCHING = b"1", b"101"
+_BLANK_LINE = re.compile(rb"\n\r?\n")
 
 
 class Head:
@@ -21,8 +24,7 @@ class Head:
         """Whether the head has come to its end."""
         self._most = most
         self._bytes = 0
-        self._line = b""
-        self._status = b""
+        self._text = bytearray()
 
     def feed(self, data: bytes) -> None:
         """Take a piece of what came.
@@ -30,18 +32,18 @@ class Head:
         Raises:
             OutOfBounds: It is still the head, and too long for one.
         """
-        *lines, self._line = (self._line + data).split(b"\n")
-        for line in lines:
-            self._bytes += len(line) + 1
-            text = line.rstrip(b"\r")
-            if not self._status:
-                # The number, behind a version such as `HTTP/1.1`.
-                self._status = text[9:12] or text
-            elif not text:
-                self.over = not self._status.startswith(_INTERIM) or self._status == _SWITCHING
-                if self.over:
-                    self._line = b""
-                    return
-                self._status = b""
-        if self._bytes + len(self._line) > self._most:
+        # What came before has been looked at; a blank line may have begun at its end.
+        seen = max(0, len(self._text) - 2)
+        self._text += data
+        while (blank := _BLANK_LINE.search(self._text, seen)) is not None:
+            # The number, behind a version such as `HTTP/1.1`.
+            status = self._text[: blank.start()].lstrip()[9:12]
+            self._bytes += blank.end()
+            del self._text[: blank.end()]
+            seen = 0
+            if not status.startswith(_INTERIM) or status == _SWITCHING:
+                self._text.clear()
+                self.over = True
+                return
+        if self._bytes + len(self._text) > self._most:
             raise OutOfBounds("head", self._most)

@@ -23,10 +23,9 @@ from rxloop.providers._text import TextRules
 from rxloop.providers._vendors import CUSTOM, find_preset
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.presets import Preset, checked_url
-from rxloop.providers.retry import Retry, retrying
+from rxloop.providers.retry import Attempts, Retry
 from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import from_task
-from rxloop.stream.connect import connect
 
 if TYPE_CHECKING:
     import httpx
@@ -76,6 +75,8 @@ class OpenAIChat:
         self.model = model
         self.preset = preset
         self._base_url = base_url
+        # A name and a password, or a key, in the address are nobody else's business.
+        self._address = shown_address(base_url or "")
         self._api_key = api_key
         self._timeout = timeout
         self._retry = retry
@@ -95,9 +96,7 @@ class OpenAIChat:
     @property
     def name(self) -> str:
         """What the model is called on the stream: the model string that makes it."""
-        # A name and a password, or a key, in the address are nobody else's business.
-        address = shown_address(self._base_url or "")
-        return f"{address}#{self.model}" if self.preset is CUSTOM else f"{self.preset.name}:{self.model}"
+        return f"{self._address}#{self.model}" if self.preset is CUSTOM else f"{self.preset.name}:{self.model}"
 
     @property
     def keeps_to_schema(self) -> bool:
@@ -122,8 +121,7 @@ class OpenAIChat:
                 await self._send_once(request, push, until)
 
             answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=self._pool.shielded)
-            answer = retrying(self._retry, until)(answer)
-            return connect(answer, observer.on_next, observer.on_error, observer.on_completed, scheduler)
+            return Attempts(self._retry, answer, observer, scheduler, until).begin()
 
         return Observable(subscribe)
 

@@ -60,7 +60,7 @@ class Retry:
         return wait * (1 - self.jitter * random.random())
 
 
-def retrying(policy: Retry, until: float = math.inf) -> Callable[[Observable[Event]], Observable[Event]]:
+def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
     """Subscribe a model call again when it fails before anything of its answer was delivered.
 
     Each failure that is tried again is an internal `llm-failed` event, which says what happened and how long the wait
@@ -77,36 +77,41 @@ def retrying(policy: Retry, until: float = math.inf) -> Callable[[Observable[Eve
 
     Args:
         policy: What is tried again, how often and when.
-        until: The time of the event loop behind which no wait goes on: the last request is for telling that it is over.
     """
 
     def operator(source: Observable[Event]) -> Observable[Event]:
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            attempts = _Attempts(policy, until, source, observer, scheduler)
-            attempts.send()
-            return attempts.connections
+            return Attempts(policy, source, observer, scheduler).begin()
 
         return Observable(subscribe)
 
     return operator
 
 
-class _Attempts:
-    """One subscription of `retrying`: a class, since closures that know each other wait for the garbage collector."""
+class Attempts:
+    """One subscription of `retrying`: a class, since closures that know each other wait for the garbage collector.
 
-    __slots__ = ("_begun", "_observer", "_policy", "_scheduler", "_sent", "_source", "_until", "connections")
+    Args:
+        policy: What is tried again, how often and when.
+        source: Subscribed for each request.
+        observer: Gets the answer.
+        scheduler: That of the subscription.
+        until: The time of the event loop behind which no wait goes on; the source has to know it as well.
+    """
+
+    __slots__ = ("_begun", "_connections", "_observer", "_policy", "_scheduler", "_sent", "_source", "_until")
 
     def __init__(
         self,
         policy: Retry,
-        until: float,
         source: Observable[Event],
         observer: abc.ObserverBase[Event],
         scheduler: abc.SchedulerBase | None,
+        until: float = math.inf,
     ) -> None:
-        self.connections = Connections()
+        self._connections = Connections()
         self._policy = policy
         self._until = until
         self._source = source
@@ -115,10 +120,15 @@ class _Attempts:
         self._sent = 0
         self._begun = False
 
-    def send(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
+    def begin(self) -> abc.DisposableBase:
+        """Send the first request; disposing the result ends everything."""
+        self._send()
+        return self._connections
+
+    def _send(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
         self._sent += 1
         completed = self._observer.on_completed
-        connect(self._source, self._on_next, self._on_error, completed, self._scheduler, self.connections)
+        connect(self._source, self._on_next, self._on_error, completed, self._scheduler, self._connections)
 
     def _on_next(self, event: Event) -> None:
         if not self._begun:
@@ -134,5 +144,5 @@ class _Attempts:
             wait = max(0.0, min(wait, self._until - asyncio.get_running_loop().time()))
         log.info("%s; sent again in %.1f s", error, wait)
         self._observer.on_next(failed(error, wait))
-        if not self.connections.disposed:
-            self.connections.add(timers(self._scheduler).schedule_relative(wait, self.send))
+        if not self._connections.disposed:
+            self._connections.add(timers(self._scheduler).schedule_relative(wait, self._send))

@@ -98,7 +98,7 @@ class Scope:
     @property
     def busy(self) -> bool:
         """Whether a task or a timer is there that may bring the pipeline on."""
-        return bool(self.timers) or any(task not in self._waiting for task in self._tasks)
+        return bool(self.timers) or not self._tasks.keys() <= self._waiting.keys()
 
     @contextmanager
     def waiting(self, *tasks: asyncio.Task[Any] | None) -> Generator[None]:
