@@ -47,7 +47,6 @@ RxloopError
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -392,6 +391,9 @@ class AttemptError(RxloopError):
         return f"{type(self).__name__}({str(self)!r}, code={self.code!r}{where})"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Not before it is needed: importing rxloop is quicker without.
+        import pickle
+
         fields = dict(vars(self))
         try:
             pickle.dumps(self.result)

@@ -37,7 +37,7 @@ class Head:
         self._text += data
         while (blank := _BLANK_LINE.search(self._text, seen)) is not None:
             # The number, behind a version such as `HTTP/1.1`.
-            status = self._text[: blank.start()].lstrip()[9:12]
+            status = bytes(self._text[: blank.start()].lstrip()[9:12])
             self._bytes += blank.end()
             del self._text[: blank.end()]
             seen = 0

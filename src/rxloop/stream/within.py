@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from rxloop.errors import RxloopError
 from rxloop.requests import RunContext
 from rxloop.settings import Limits
-from rxloop.stream.threads import in_thread
 
 T = TypeVar("T")
 
@@ -28,6 +27,9 @@ async def called(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> 
     if inspect.iscoroutinefunction(function):
         made = function(*arguments)
     else:
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.stream.threads import in_thread
+
         made = await in_thread(lambda: function(*arguments))
     return await made if inspect.isawaitable(made) else made
 
