@@ -29,6 +29,9 @@ from rxloop import (
 )
 from rxloop.testing import ScriptedModel, call, frames
 
+PLANTED = "planted"
+"""What is in everything that is not for clients: it may be in nothing that leaves."""
+
 
 class Bad(BaseException):
     """What is no Exception, like the outcomes of pytest and some timeouts of libraries."""
@@ -313,14 +316,25 @@ def tools_that_misbehave(random: Random) -> list[Any]:
         maybe()
         yield "there"
 
-    return [look, fetch, walk]
+    @tool(hidden=True)
+    async def planted_secret(ctx: RunContext[Any], planted: str) -> str:
+        """Keep a secret."""
+        ctx.progress(PLANTED)
+        maybe()
+        return PLANTED
+
+    return [look, fetch, walk, planted_secret]
+
+
+def _call(random: Random) -> Any:
+    name = random.choice(("look", "fetch", "walk", "unknown", "planted_secret"))
+    return call(name, planted=PLANTED) if name == "planted_secret" else call(name)
 
 
 def scripts(random: Random) -> ScriptedModel:
     """A model that calls tools for some turns, and then answers."""
     turns: list[Any] = [
-        [call(random.choice(("look", "fetch", "walk", "unknown"))) for _ in range(random.choice((1, 1, 2, 3)))]
-        for _ in range(random.choice((0, 1, 2, 3)))
+        [_call(random) for _ in range(random.choice((1, 1, 2, 3)))] for _ in range(random.choice((0, 1, 2, 3)))
     ]
     return ScriptedModel(
         *turns, random.choice(("Done.", frames("-D-o-n-e-|", frame=0.0001))), "More.", "More.", "More."
@@ -366,7 +380,7 @@ class Program:
             return op.compose(op.iterate(pipeline), *self.around)
 
         tools = tools_that_misbehave(self.random)
-        return Agent(self.model, tools=tools, loop=loop, strategy=strategy, log=self.log)
+        return Agent(self.model, tools=tools, loop=loop, strategy=strategy, log=self.log, instructions=PLANTED)
 
     def subscribe(self, events: Observable[Event]) -> None:
         """Subscribe those who raise."""

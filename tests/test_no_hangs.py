@@ -17,7 +17,7 @@ from reactivex.disposable import Disposable
 from reactivex.scheduler import NewThreadScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
-from misbehaving import Bad, Program, elsewhere, fine, raising, troubled
+from misbehaving import PLANTED, Bad, Program, elsewhere, fine, raising, troubled
 from run_checks import Recorder, finals, other_tasks, settled
 from rxloop import (
     Agent,
@@ -627,7 +627,7 @@ async def test_whatever_misbehaves_every_run_ends_once_and_leaves_nothing(
 
 
 async def ends(program: Program) -> None:
-    run = program.agent().run("Go.")
+    run = program.agent().run("Go.", metadata={"tenant": PLANTED})
     recorder = Recorder(run.events)
     program.subscribe(run.events)
     awaiting = asyncio.create_task(run.result())
@@ -642,5 +642,39 @@ async def ends(program: Program) -> None:
     assert len(finals(recorder.events)) == 1
     assert recorder.events[-1] is finals(recorder.events)[0]
     assert other_tasks() == set()
+    follows_the_grammar(recorder.events)
+    assert PLANTED not in b"".join([frame async for frame in run.sse()]).decode()
+    if program.log is not None:
+        assert await program.log.read(run.task_id) == tuple(event for event in recorder.events if event.durable)
     if not program.leaves_subscriptions:
         assert program.subscriptions.open == 0
+
+
+def follows_the_grammar(events: list[Event]) -> None:
+    """Whatever an operator does to events, those that are published tell one story."""
+    wrong: list[Exception] = []
+    rx.from_iterable(events).pipe(op.grammar()).subscribe(on_error=wrong.append)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", ["tool-start", "tool-complete", "content-complete"])
+@pytest.mark.parametrize("times", [0, 2])
+async def test_an_operator_that_drops_or_doubles_events_ends_the_run_and_is_told_so(kind: str, times: int) -> None:
+    def mangles(source: Observable[Signal]) -> Observable[Signal]:
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            def on_next(signal: Signal) -> None:
+                for _ in range(times if getattr(signal, "kind", None) == kind else 1):
+                    observer.on_next(signal)
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    run = with_operator(mangles, 2).run("Go.")
+    recorder = Recorder(run.events)
+    with pytest.raises(RunError) as caught:
+        await run
+    assert caught.value.code == "pipeline"
+    follows_the_grammar(recorder.events)

@@ -24,11 +24,14 @@ from rxloop.events import (
     TaskEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
+    ToolProgressEvent,
+    ToolStartEvent,
 )
 from rxloop.frozen import EMPTY_DICT, FrozenDict, FrozenList
 from rxloop.messages import Message
-from rxloop.operators._faults import from_thread, no_signal, repeated, stuck
+from rxloop.operators._faults import from_thread, no_signal, stuck, unordered
 from rxloop.operators.compose import describe
+from rxloop.order import misplaced
 from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import ask
 from rxloop.recorded import Recorded
@@ -116,7 +119,8 @@ class Core:
         self._seq = 0
         self._sub = 0
         self._questions: dict[str, set[str]] = {}
-        self._carried_out: set[Slot] = set()
+        self._taken: set[Slot] = set()
+        self._started: set[Slot] = set()
         self._tools: dict[str, Tool] = {}
         if spec.cancel is not None:
             self.finish(Canceled(spec.cancel))
@@ -206,6 +210,8 @@ class Core:
         if not self.open:
             log.debug("%r came when the run was over", event)
             return
+        if self._misplaced(event):
+            return
         if event.durable:
             self.check(event)
             event = self.record(event)
@@ -214,6 +220,27 @@ class Core:
             if self.writer is not None:
                 self.writer.add(event)
         self.hub.publish(event)
+
+    def _misplaced(self, event: Event) -> bool:
+        """Whether an event cannot come now, which ends the run: what it says did not happen, or not so."""
+        state = self.states.get(event.branch)
+        if state is None or event.parent_task_id is not None or event.task_id not in ("", self.spec.task_id):
+            return False
+        what = misplaced(state, event) or self._started_twice(event)
+        # A thread may still say how far it is when its call is over: that harms nobody, and nobody needs it.
+        if what is not None and not isinstance(event, ToolProgressEvent):
+            self.finish(unordered(what, self.spec.loop))
+        return what is not None
+
+    def _started_twice(self, event: Event) -> str | None:
+        # No matter of the fold: what an earlier attempt has begun, this one may begin again.
+        if type(event) is not ToolStartEvent:
+            return None
+        slot = (event.step or "", event.index)
+        if slot in self._started:
+            return f"call {event.index} of step {event.step} begins twice"
+        self._started.add(slot)
+        return None
 
     def check(self, event: Event) -> None:
         """Refuse what only the run itself may say: where it begins and ends. What a run inside it says, passes.
@@ -539,19 +566,13 @@ class Core:
         """Whether an earlier attempt started that call and never heard of its end."""
         return slot in self.recorded_past.interrupted
 
-    def carry_out(self, slot: Slot) -> None:
-        """Note that the call of that slot begins, of a tool that is not idempotent.
-
-        Raises:
-            PipelineError: It has begun before in this attempt, and has not failed.
-        """
-        if slot in self._carried_out:
-            raise repeated(slot, self.spec.loop)
-        self._carried_out.add(slot)
-
-    def failed(self, slot: Slot) -> None:
-        """Note that the call of that slot failed, so that an operator may have it made again."""
-        self._carried_out.discard(slot)
+    def take(self, slot: Slot) -> bool:
+        """Take a call to carry it out; False if this attempt has taken it before."""
+        if slot in self._taken:
+            log.warning("call %s of step %s was asked for twice: it is carried out once", slot[1], slot[0])
+            return False
+        self._taken.add(slot)
+        return True
 
     # -- questions
 

@@ -123,16 +123,8 @@ class Host(Protocol):
         """Whether an earlier attempt started the call of that slot and never heard of its end."""
         ...
 
-    def carry_out(self, slot: tuple[str, int]) -> None:
-        """Note that the call of that slot begins, of a tool that is not idempotent.
-
-        Raises:
-            PipelineError: It has begun before in this attempt, and has not failed.
-        """
-        ...
-
-    def failed(self, slot: tuple[str, int]) -> None:
-        """Note that the call of that slot failed, so that an operator may have it made again."""
+    def take(self, slot: tuple[str, int]) -> bool:
+        """Take a call to carry it out; False if this attempt has taken it before."""
         ...
 
     def abandon(self, ctx: RunContext[Any]) -> None:

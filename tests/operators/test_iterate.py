@@ -206,6 +206,7 @@ async def test_a_guard_that_lets_a_call_through_twice_answers_it_once_in_the_his
     assert result.output == "done"
     assert well_formed(model.requests[1].messages)
     assert [message.text for message in model.requests[1].messages if message.role == "tool"] in (["1"], ["2"])
+    assert calls == [1], "a request that is doubled does not double what its tool does"
 
 
 async def test_a_guard_may_change_the_arguments_and_the_history_keeps_what_the_model_wrote() -> None:

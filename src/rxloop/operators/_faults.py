@@ -37,16 +37,6 @@ def from_thread(loop: Operator, cause: Exception | None) -> PipelineError:
     return error
 
 
-def repeated(slot: tuple[str, int], loop: Operator) -> PipelineError:
-    """A call came to be carried out while it was, or when it had been."""
-    step, index = slot
-    return PipelineError(
-        f"the request for call {index} of step {step} came to op.run_tools() twice, and its tool is not idempotent: "
-        "something in the loop before it sends one request more than once, or subscribes to its source more than once; "
-        f"the loop is {describe(loop)}"
-    )
-
-
 def stuck(state: RunState, loop: Operator) -> PipelineError:
     """Nothing is left that could bring the run to its end."""
     if state.open_step is not None:
@@ -60,4 +50,12 @@ def stuck(state: RunState, loop: Operator) -> PipelineError:
         f"nothing is left that could bring the run to its end, no task and no timer, but {waits}: something in the "
         "loop waits for what never comes, such as rx.never(), a Subject, or an end that only itself could bring; what "
         f"comes from outside has to be awaited in a task, by op.on or from_awaitable; the loop is {describe(loop)}"
+    )
+
+
+def unordered(what: str, loop: Operator) -> PipelineError:
+    """An event came out of the loop that does not follow what came before."""
+    return PipelineError(
+        f"{what}: something in the loop drops, doubles or holds back events, which have to pass untouched and at once; "
+        f"the loop is {describe(loop)}"
     )

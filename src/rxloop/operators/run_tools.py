@@ -39,10 +39,9 @@ def run_tools(concurrency: int = 5) -> Operator:
 
     T `ToolRequest`, s `tool-start`, x `tool-complete`; between them whatever the tool emits itself. Whatever fails
     becomes a failed result, which the model reads: an unknown tool, arguments that do not fit, a timeout, an exception.
-    What is refused has no `tool-start`.
+    What is refused has no `tool-start`. A call that is asked for twice is carried out once.
 
-    With a log, a tool that is not idempotent is called once its `tool-start` is durable. A request for such a call that
-    comes twice ends the run, unless the call has failed.
+    With a log, a tool that is not idempotent is called once its `tool-start` is durable.
 
     Args:
         concurrency: How many tools may run at once in one iteration; the calls behind them wait.
@@ -57,6 +56,9 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     recorded = host.recorded_result(request.slot)
     if recorded is not None:
         return emit(recorded)
+    if not host.take(request.slot):
+        # An operator has doubled the request, which must not double what the tool does.
+        return emit()
     tool = host.tool(request)
     if isinstance(tool, str):
         return emit(request.refuse(tool))
@@ -88,8 +90,6 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
     if tool.approve and not await ctx.ask(approval_question(tool.approve, call)):
         push(request.refuse(f"The call of {call.name} was not approved."))
         return
-    if not tool.idempotent:
-        ctx.host.carry_out(request.slot)
     push(
         _start(
             call=call,
@@ -105,8 +105,6 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
     start = ctx.clock.monotonic()
     fields = await _result(tool, ctx)
     duration = ctx.clock.monotonic() - start
-    if not fields["success"]:
-        ctx.host.failed(request.slot)
     push(
         _complete(
             call=call,
