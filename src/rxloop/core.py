@@ -69,6 +69,48 @@ _BY_RUN = (TaskEvent, StatusUpdateEvent)
 class Core:
     """One attempt of a run, behind its handle: tasks know only this, so that a dropped handle can end the run."""
 
+    # More attributes than dicts of instances can share the keys of: without slots a run would take a kilobyte more.
+    __slots__ = (
+        "__weakref__",
+        "_carried_out",
+        "_end_awaited",
+        "_questions",
+        "_seq",
+        "_sub",
+        "_thread",
+        "_tools",
+        "attempt",
+        "begun",
+        "born",
+        "clock",
+        "context_id",
+        "cut_short",
+        "end",
+        "ended",
+        "final",
+        "graph",
+        "holders",
+        "hub",
+        "inputs",
+        "loop",
+        "made_at",
+        "metadata",
+        "occupies",
+        "open",
+        "past",
+        "recorded_past",
+        "refusal",
+        "scheduler",
+        "scope",
+        "spec",
+        "states",
+        "subscription",
+        "system",
+        "told",
+        "used",
+        "writer",
+    )
+
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
         self.hub = Hub()
@@ -213,7 +255,8 @@ class Core:
         if self._misplaced(event):
             return
         if event.durable:
-            self.check(event)
+            if isinstance(event, _BY_RUN):
+                self.check(event)
             event = self.record(event)
         else:
             event = self._stamp(event)
@@ -248,11 +291,11 @@ class Core:
         Raises:
             InvalidEvent: It is that.
         """
-        if not isinstance(event, _BY_RUN) or not self.begun or event.task_id not in ("", self.task_id):
+        if not self.begun or event.task_id not in ("", self.task_id):
             return
         if isinstance(event, TaskEvent):
             raise InvalidEvent("a `task` event begins a run, and this one has begun: emit an event of another kind")
-        if event.final:
+        if isinstance(event, StatusUpdateEvent) and event.final:
             raise InvalidEvent(
                 "a final `status-update` is the end of a run, which only the run itself can tell: return or raise to "
                 "end your part, or cancel the run by its handle"
@@ -421,7 +464,13 @@ class Core:
 
     def watch(self) -> None:
         """From now on, end the attempt when nothing is left that could do so."""
-        Watchdog(self.scope, lambda: not self.ended, lambda: self.finish(stuck(self.state(), self.spec.loop)))
+        Watchdog(self.scope, self._is_open, self._stuck)
+
+    def _is_open(self) -> bool:
+        return not self.ended
+
+    def _stuck(self) -> None:
+        self.finish(stuck(self.state(), self.spec.loop))
 
     def fail(self, error: Exception) -> None:
         """End the attempt with an error that could not go through the pipeline."""

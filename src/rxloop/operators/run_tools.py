@@ -94,7 +94,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
         _start(
             call=call,
             index=ctx.index,
-            hidden=ctx.hidden,
+            hidden=call.hidden,
             step=ctx.step,
             branch=ctx.branch,
             idempotency_key=ctx.idempotency_key,
@@ -109,7 +109,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
         _complete(
             call=call,
             index=ctx.index,
-            hidden=ctx.hidden,
+            hidden=call.hidden,
             answer=ctx.answer,
             step=ctx.step,
             branch=ctx.branch,

@@ -56,7 +56,7 @@ class CallAssembler:
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
-        self._taken: set[int] = set()
+        self._taken: dict[int, _Call] = {}
         self._free = 0
         """The first number behind all that are taken."""
         self._last: _Call | None = None
@@ -150,7 +150,7 @@ class CallAssembler:
                 raise OutOfBounds("calls", self._bounds.calls)
             free = self._free
             call = _Call(index if isinstance(index, int) and index not in self._taken else free)
-            self._taken.add(call.index)
+            self._taken[call.index] = call
             self._free = max(free, call.index + 1)
             self._calls.append(call)
             self._by_index[index if isinstance(index, int) else free] = call

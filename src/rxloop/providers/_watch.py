@@ -24,6 +24,20 @@ class Watch:
         until: The time of the event loop at which the block has to be over.
     """
 
+    __slots__ = (
+        "_held",
+        "_last",
+        "_loop",
+        "_scope",
+        "_shielded",
+        "_stopped",
+        "_timer",
+        "_until",
+        "expired",
+        "late",
+        "seconds",
+    )
+
     def __init__(self, seconds: float | None, shielded: bool, until: float = math.inf) -> None:
         self.seconds = math.inf if seconds is None else seconds
         self.expired = False

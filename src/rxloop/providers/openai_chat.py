@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reactivex import Observable, abc
@@ -116,10 +117,7 @@ class OpenAIChat:
         ) -> abc.DisposableBase:
             total = self._timeout.total
             until = math.inf if total is None else asyncio.get_running_loop().time() + total
-
-            async def work(push: Push) -> None:
-                await self._send_once(request, push, until)
-
+            work = partial(self._send_once, request, until)
             answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=self._pool.shielded)
             return Attempts(self._retry, answer, observer, scheduler, until).begin()
 
@@ -133,7 +131,7 @@ class OpenAIChat:
         """Close the connections of the running event loop that no call uses at the moment."""
         await self._pool.aclose_unused()
 
-    async def _send_once(self, request: ModelRequest, push: Push, until: float) -> None:
+    async def _send_once(self, request: ModelRequest, until: float, push: Push) -> None:
         # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
         from rxloop.providers._exchange import receive, send
         from rxloop.providers._watch import Watch
@@ -146,9 +144,8 @@ class OpenAIChat:
         watch = Watch(self._silence, self._pool.shielded, until)
         failure: RxloopError | None = None
         try:
-            async with watch, self._pool.lease() as client:
-                # Making the first client may take a while: what carries it is loaded then.
-                watch.seen()
+            # Watched from here on: making the first client may take a while, since what carries it is loaded then.
+            async with self._pool.lease() as client, watch:
                 # The body has no name: it would be kept until the answer ends.
                 response = await send(client, where, headers, self._encoder.encode(request))
                 gate = request.ctx.scope.gate if request.ctx.run is not None else None

@@ -79,6 +79,21 @@ class TaskCancelled(RxloopError):
 class _Leaf:
     """One subscription of `from_task`."""
 
+    __slots__ = (
+        "_abandoned",
+        "_cancel",
+        "_disposed",
+        "_ended",
+        "_failed",
+        "_name",
+        "_observer",
+        "_over",
+        "_shielded",
+        "_started",
+        "_work",
+        "task",
+    )
+
     def __init__(
         self,
         work: Callable[[Push[Any]], Awaitable[None]],

@@ -42,11 +42,14 @@ class RunScheduler(AsyncIOScheduler):
         self._for_readers = for_readers
         self.thread = threading.get_ident()
         """That of the event loop."""
-        self._began = super().now - timedelta(seconds=loop.time())
+        self._began: datetime | None = None
+        """When the event loop's time was zero, once somebody has asked for the time."""
 
     @property
     def now(self) -> datetime:
         """The time of the event loop, by which the timers go: where a test lets the loop jump, this jumps with it."""
+        if self._began is None:
+            self._began = super().now - timedelta(seconds=self._loop.time())
         return self._began + timedelta(seconds=self._loop.time())
 
     def seconds(self) -> float:
@@ -85,14 +88,14 @@ class RunScheduler(AsyncIOScheduler):
                 over()
 
         def over() -> None:
-            scope.timers.discard(token)
+            scope.timers.pop(token, None)
             scope.settle()
 
         def dispose() -> None:
             timer.dispose()
             over()
 
-        scope.timers.add(token)
+        scope.timers[token] = None
         timer = super().schedule_relative(duetime, due, state)
         return Disposable(dispose)
 

@@ -32,6 +32,8 @@ class Watchdog:
     objects there are; where there is any, its end is waited for.
     """
 
+    __slots__ = ("_loop", "_older_threads", "_open", "_scope", "_stuck")
+
     def __init__(self, scope: Scope, open_: Callable[[], bool], stuck: Callable[[], None]) -> None:
         """Watch a scope.
 
