@@ -38,6 +38,21 @@ class _Call:
 class CallAssembler:
     """Joins the pieces of the tool calls of one answer, and pushes them on as they come."""
 
+    __slots__ = (
+        "_bounds",
+        "_by_id",
+        "_by_index",
+        "_calls",
+        "_free",
+        "_known",
+        "_last",
+        "_push",
+        "_step",
+        "_taken",
+        "_tokens",
+        "size",
+    )
+
     def __init__(
         self,
         push: Callable[[Event], None],

@@ -54,6 +54,23 @@ class ChatAccumulator:
     An answer that was not streamed is read as one large chunk, so that both have the same meaning.
     """
 
+    __slots__ = (
+        "_bounds",
+        "_calls",
+        "_detail_text",
+        "_detailed",
+        "_details",
+        "_finish",
+        "_kept",
+        "_notice",
+        "_push",
+        "_step",
+        "_text",
+        "_usage",
+        "_where",
+        "done",
+    )
+
     def __init__(
         self,
         push: Callable[[Event], None],

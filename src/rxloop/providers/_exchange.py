@@ -167,6 +167,20 @@ class Batches:
         bounds: What it may come to.
     """
 
+    __slots__ = (
+        "_answer",
+        "_begun",
+        "_body",
+        "_bounds",
+        "_bytes",
+        "_decoder",
+        "_gate",
+        "_held",
+        "_watch",
+        "failure",
+        "over",
+    )
+
     def __init__(self, answer: ChatAccumulator, gate: Gate | None, watch: Watch, bounds: Bounds) -> None:
         self.failure: Exception | None = None
         """What was wrong with the answer."""

@@ -61,6 +61,26 @@ class HalfCharacters:
 class AnswerText:
     """Pushes the text of one answer as deltas, and the thoughts that it takes out as events of their own."""
 
+    __slots__ = (
+        "_content",
+        "_deltas",
+        "_half_thoughts",
+        "_halves",
+        "_idle",
+        "_keep",
+        "_marks",
+        "_most",
+        "_push",
+        "_reasoning",
+        "_reasons",
+        "_splitter",
+        "_step",
+        "_stripper",
+        "_taken_out",
+        "_thought_deltas",
+        "_thoughts",
+    )
+
     def __init__(
         self, push: Callable[[Event], None], step: str, rules: TextRules, bounds: Bounds = DEFAULT_BOUNDS
     ) -> None:

@@ -54,6 +54,8 @@ _AROUND: ContextVar[tuple[object, ...]] = ContextVar("rxloop_around", default=()
 class Scope:
     """Owns the leaves of one run: their tasks, the context variables they see, and the gate that holds them back."""
 
+    __slots__ = ("__weakref__", "_context", "_mark", "_tasks", "_waiting", "failed", "gate", "idle", "timers")
+
     def __init__(self, failed: Callable[[Exception], None] | None = None) -> None:
         """Make a scope.
 

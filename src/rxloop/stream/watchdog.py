@@ -46,7 +46,7 @@ class Watchdog:
         self._open = open_
         self._stuck = stuck
         self._loop = asyncio.get_running_loop()
-        self._older_threads = frozenset(threading.enumerate())
+        self._older_threads = tuple(threading.enumerate())
         scope.idle = self.look
 
     def look(self, turns: int = _TURNS, again: bool = True) -> None:
