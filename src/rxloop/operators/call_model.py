@@ -11,7 +11,7 @@ from rxloop.history import History
 from rxloop.messages import ErrorInfo, Message
 from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
-from rxloop.requests import Host, ModelRequest, Operator, Signal, ToolRequest, marked
+from rxloop.requests import ModelRequest, Operator, Signal, ToolRequest, marked
 from rxloop.storable import readable, settle
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
@@ -29,7 +29,6 @@ _UNSTAMPED: dict[str, Any] = {
     "attempt": 0,
     "timestamp": 0,
 }
-_WITH_CALLS = {ContentCompleteEvent, ToolCallDeltaEvent}
 _llm_call = trusted(LLMCallEvent)
 
 
@@ -148,8 +147,12 @@ class _Call(abc.DisposableBase):
             fields["step"] = self._step
         if self._branch is not None:
             fields["branch"] = self._branch
-        if type(event) in _WITH_CALLS:
-            _hide(event, self._host)
+        if isinstance(event, ToolCallDeltaEvent):
+            # Everything later on knows from the call that its tool is not for clients.
+            if not event.hidden and self._host.hides(event.name):
+                fields["hidden"] = True
+        elif isinstance(event, ContentCompleteEvent) and event.tool_calls:
+            fields["tool_calls"] = [marked(call, self._host) for call in event.tool_calls]
         if not event.durable:
             self._observer.on_next(event)
         elif not isinstance(event, ContentCompleteEvent):
@@ -200,15 +203,6 @@ def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list
         ToolRequest(call, request.ctx.bind(call=call, index=index), request.tools)
         for index, call in enumerate(message.tool_calls)
     ]
-
-
-def _hide(event: Event, host: Host) -> None:
-    """Mark the calls of tools that are not for clients: everything later on knows it from the call."""
-    if isinstance(event, ToolCallDeltaEvent):
-        if not event.hidden and host.hides(event.name):
-            vars(event)["hidden"] = True
-    elif isinstance(event, ContentCompleteEvent) and event.tool_calls:
-        vars(event)["tool_calls"] = [marked(call, host) for call in event.tool_calls]
 
 
 def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:

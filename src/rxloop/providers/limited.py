@@ -219,11 +219,11 @@ class _Turn:
     def wait(self) -> None:
         """Tell the run that something is to come, although nothing of its own is under way."""
         if self._scope is not None:
-            self._scope.timers.add(self)
+            self._scope.timers[self] = None
 
     def _waited(self) -> None:
         if self._scope is not None and self in self._scope.timers:
-            self._scope.timers.remove(self)
+            del self._scope.timers[self]
             self._scope.settle()
 
     def begin(self) -> None:

@@ -95,7 +95,7 @@ class Stream(Observable[T], Generic[T]):
         """
         observing = [getattr(on_next, name, None) for name in ("on_next", "on_error", "on_completed")]
         for each in (on_next, on_error, on_completed, *observing):
-            if inspect.iscoroutinefunction(each):
+            if each is not None and inspect.iscoroutinefunction(each):
                 raise ConfigurationError(
                     f"{each.__qualname__} is async, and a subscriber is called without being awaited: "
                     "write `async for event in run.events` to wait between events, or give a plain function"
