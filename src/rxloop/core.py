@@ -254,13 +254,16 @@ class Core:
         if not self.open:
             log.debug("%r came when the run was over", event)
             return
-        if self._misplaced(event):
-            return
         if event.durable:
+            if self._misplaced(event):
+                return
             if isinstance(event, _BY_RUN):
                 self.check(event)
             event = self.record(event)
         else:
+            # A look, and no call, is all that a token of an open message of the main line costs.
+            if (event.branch is not None or event.step != self.states[None].open_step) and self._misplaced(event):
+                return
             event = self._stamp(event)
             if self.writer is not None:
                 self.writer.add(event)
