@@ -64,6 +64,7 @@ async def drive(core: Core) -> None:
         if timer is not None:
             timer.cancel()
         release(core)
+        core.scope.close()
 
 
 def _time_limit(core: Core) -> asyncio.TimerHandle | None:

@@ -154,6 +154,11 @@ class Scope:
         _, pending = await asyncio.wait(others, timeout=grace)
         return sorted(task.get_name() for task in pending)
 
+    def close(self) -> None:
+        """Forget the run, which is over: with it, a circle that only the garbage collector could undo."""
+        self.failed = report
+        self.idle = None
+
 
 def outside(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function outside of all runs: what it starts is known as nobody's."""
