@@ -120,7 +120,7 @@ KINDS: dict[str, Callable[[], Pieces]] = {
     "stop tokens in one event": lambda: whole({"content": "<|im_end|>" * 400_000}),
     "thoughts in one event": lambda: whole({"content": "<think>a</think>" * 250_000}),
     "arguments of many values": lambda: whole(
-        {"tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a": [{}] * 30_000})}}]}
+        {"tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a": [{}] * 300_000})}}]}
     ),
     "many arguments of some values": lambda: whole(
         {"tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a": [1] * 600})}}] * 900}

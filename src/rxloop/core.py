@@ -71,8 +71,8 @@ class Core:
 
     # More attributes than dicts of instances can share the keys of: without slots a run would take a kilobyte more.
     __slots__ = (
+        "__dict__",  # costs nothing while it is empty, and a test may watch a method
         "__weakref__",
-        "_carried_out",
         "_end_awaited",
         "_questions",
         "_seq",

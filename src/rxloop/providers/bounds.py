@@ -26,7 +26,7 @@ class Bounds:
     """Characters of a message in all: its text, its reasoning and the arguments of its calls."""
     arguments: int = 2_000_000
     """Characters of one tool call: its arguments, its name and its id."""
-    argument_values: int = 20_000
+    argument_values: int = 200_000
     """Values in the arguments of all tool calls of a message together."""
     calls: int = 1_000
     """Tool calls of a message."""
