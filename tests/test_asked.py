@@ -26,7 +26,7 @@ async def test_a_question_that_is_taken_for_its_answer_is_an_error() -> None:
     @tool
     async def pay(ctx: RunContext) -> str:
         """Pay."""
-        if not ctx.ask("Pay?"):  # pyright: ignore[reportGeneralTypeIssues]
+        if not ctx.ask("Pay?"):  # pyright: ignore[reportUnnecessaryComparison]
             return "refused"
         paid.append("paid")
         return "paid"
@@ -41,12 +41,12 @@ async def test_a_question_that_is_taken_for_its_answer_is_an_error() -> None:
 async def test_a_tool_that_goes_on_without_the_answer_has_failed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def pay(ctx: RunContext) -> str:
         """Pay."""
-        ctx.ask("Pay?")
+        ctx.ask("Pay?")  # pyright: ignore[reportUnusedCoroutine]
         return "paid"
 
     def pays(ctx: RunContext) -> str:
         """Pay."""
-        ctx.ask("Pay?")
+        ctx.ask("Pay?")  # pyright: ignore[reportUnusedCoroutine]
         return "paid"
 
     with caplog.at_level(logging.ERROR, "rxloop"):
