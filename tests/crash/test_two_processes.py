@@ -58,7 +58,9 @@ async def test_of_two_processes_that_answer_at_the_same_moment_one_goes_on(pairs
         [said] = await pairs.order(ask=True, kill=killed)
         task = said.removeprefix("task ")
         before = await log.read(task)
-        assert before[-1].kind == ("input-required" if killed else "status-update")
+        # A kill may also come when the pause is written already.
+        paused = before[-1].kind == "status-update"
+        assert paused or (killed and before[-1].kind == "input-required")
 
         ends = sorted(await pairs.order(task=task))
 
@@ -73,5 +75,5 @@ async def test_of_two_processes_that_answer_at_the_same_moment_one_goes_on(pairs
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert len([event for event in events if isinstance(event, ToolStartEvent)]) == 1
         ended = [event.state for event in events if isinstance(event, StatusUpdateEvent) and event.final]
-        assert ended == (["completed"] if killed else ["input-required", "completed"])
+        assert ended == (["input-required", "completed"] if paused else ["completed"])
     await log.aclose()
