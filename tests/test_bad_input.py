@@ -24,6 +24,7 @@ from rxloop import (
     Thoughts,
     Usage,
     op,
+    patience,
     tool,
 )
 from rxloop.messages import ToolCall
@@ -373,7 +374,8 @@ async def test_two_equal_logs_are_two_logs() -> None:
 
 
 @pytest.mark.parametrize("broken", ["runs", "read"])
-async def test_a_log_that_cannot_be_read_is_an_error_of_the_log(broken: str) -> None:
+async def test_a_log_that_cannot_be_read_is_an_error_of_the_log(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0)
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("one", "two"), log=log)
     first = await agent.run("Hi", context_id="c")

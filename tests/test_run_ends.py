@@ -9,7 +9,7 @@ import pytest
 from reactivex import operators as ops
 
 from run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, nothing_left, places, until
-from rxloop import Agent, RunContext, ToolError, op, tool
+from rxloop import Agent, RunContext, ToolError, op, patience, tool
 from rxloop.errors import (
     EventLogError,
     InvalidOutput,
@@ -29,7 +29,6 @@ from rxloop.events import (
 from rxloop.messages import Usage
 from rxloop.requests import Signal
 from rxloop.settings import Limits
-from rxloop.stream import writer
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 
 
@@ -312,7 +311,7 @@ class FailingLog(MemoryEventLog):
 
 @pytest.mark.parametrize("after", range(13))
 async def test_a_log_that_is_gone_ends_the_attempt_and_not_the_run(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "PATIENCE", 0)
+    monkeypatch.setattr(patience, "PATIENCE", 0)
     run = Agent(two_steps(), tools=[add], log=FailingLog(after)).run("Add.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError, match="no space left") as caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from rxloop import (
     UnknownRun,
     follow,
     op,
+    patience,
     tool,
 )
 from rxloop.batch import CANCELED_CALL, INTERRUPTED, NEVER_BEGAN
@@ -45,7 +46,6 @@ from rxloop.errors import (
 from rxloop.messages import Message
 from rxloop.requests import ModelRequest
 from rxloop.state import fold_all
-from rxloop.stream import writer
 from rxloop.testing import ScriptedModel, call, virtual_time
 
 
@@ -431,7 +431,7 @@ class Away(MemoryEventLog):
         await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
 
 
-@pytest.mark.parametrize("seconds", [1.0, writer.PATIENCE - 3])
+@pytest.mark.parametrize("seconds", [1.0, patience.PATIENCE - 3])
 def test_a_log_that_is_away_for_a_moment_disturbs_no_run(seconds: float) -> None:
     log = Away()
     paid: list[int] = []
@@ -455,6 +455,82 @@ def test_a_log_that_is_away_for_a_moment_disturbs_no_run(seconds: float) -> None
     assert log._runs[result.task_id].events == [event for event in events if event.durable]
 
 
+class Unreadable(MemoryEventLog):
+    """Gives nothing for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.away = False
+
+    def _ask(self) -> None:
+        self.asked += 1
+        if self.away:
+            raise OSError("the server restarts")
+
+    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Any:
+        self._ask()
+        return await super().read(task_id, after_seq=after_seq, deltas=deltas)
+
+    async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Any:
+        self._ask()
+        return await super().runs(context_id=context_id, unfinished=unfinished)
+
+
+GOES_ON: dict[str, Callable[[Agent[None, str], Result[str]], Run[str]]] = {
+    "resume": lambda agent, before: agent.resume(before.task_id, inputs={"1.0.1": True}),
+    "fork": lambda agent, before: agent.fork(before.task_id, 1),
+    "conversation": lambda agent, before: agent.run("And now?", context_id=before.context_id),
+}
+
+
+@pytest.mark.parametrize("way", GOES_ON)
+@pytest.mark.parametrize("seconds", [1.0, patience.PATIENCE - 3])
+def test_a_log_that_cannot_be_read_for_a_moment_refuses_nobody(
+    way: str, seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Unreadable()
+    bank = Bank(log)
+    with virtual_time() as time:
+        waiting = time.run(bank.waiting())
+        log.away, log.asked = True, 0
+        time.at(time.now + seconds, lambda: setattr(log, "away", False))
+        begun = time.now
+        result = time.run(GOES_ON[way](bank.agent("Done."), waiting))
+        assert seconds <= time.now - begun < seconds + 3
+    assert (result.output, result.state) == ("Done.", "completed")
+    assert log.asked < 30
+    assert caplog.text.count("the event log cannot be read; trying again: the server restarts") == 1
+
+
+@pytest.mark.parametrize("way", GOES_ON)
+def test_a_log_that_cannot_be_read_for_long_refuses_in_the_end_and_nothing_was_done(way: str) -> None:
+    log = Unreadable()
+    bank = Bank(log)
+    with virtual_time() as time:
+        waiting = time.run(bank.waiting())
+        log.away, begun = True, time.now
+        with pytest.raises(EventLogError, match="the server restarts"):
+            time.run(GOES_ON[way](bank.agent("Done."), waiting))
+        assert patience.PATIENCE - 3 < time.now - begun < patience.PATIENCE + 3
+        log.away = False
+        assert len(time.run(log.runs())) == 1
+        assert bank.paid == []
+
+
+def test_who_cancels_need_not_wait_for_a_log_that_cannot_be_read() -> None:
+    log = Unreadable()
+    bank = Bank(log)
+    with virtual_time() as time:
+        waiting = time.run(bank.waiting())
+        log.away, begun = True, time.now
+        run = GOES_ON["conversation"](bank.agent("Done."), waiting)
+        time.at(time.now + 1, run.cancel)
+        with pytest.raises(RunCancelled):
+            time.run(run)
+        assert time.now - begun < 2 * patience.PATIENCE
+
+
 def test_a_run_whose_log_is_gone_can_go_on_when_the_log_is_back() -> None:
     log = Away()
     paid: list[int] = []
@@ -471,7 +547,7 @@ def test_a_run_whose_log_is_gone_can_go_on_when_the_log_is_back() -> None:
         with pytest.raises(RunError, match="the server restarts") as caught:
             time.run(run)
         assert caught.value.code == "log"
-        assert time.now >= writer.PATIENCE - 3
+        assert time.now >= patience.PATIENCE - 3
         held = time.run(log.read(run.task_id))
         assert finals(held) == []
         log.away = False
@@ -788,7 +864,7 @@ def test_the_model_that_is_asked_again_is_told_of_nothing_twice() -> None:
 
 
 async def test_the_log_that_cannot_be_reached_refuses_who_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "PATIENCE", 0)
+    monkeypatch.setattr(patience, "PATIENCE", 0)
     log = Away()
     bank = Bank(log)
     waiting = await bank.waiting()

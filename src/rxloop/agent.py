@@ -410,7 +410,7 @@ class Agent(Generic[D, O]):
             raise ConfigurationError(
                 f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
             )
-        state = fold_all(await reading(self.log.read(task_id)))
+        state = fold_all(await reading(self.log.read, task_id))
         if state.finished or state.state == "canceled":
             return
         run = self._start(self._spec(task_id, "", None, {}, resume=True, cancel=reason or "cancelled"))

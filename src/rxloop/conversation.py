@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from rxloop.errors import EventLogError, RxloopError
+from rxloop.patience import patiently
 from rxloop.protocols import EventLog, ReadsConversations
 from rxloop.state import RunState, fold_all
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rxloop.events import Event
     from rxloop.records import Histories, Mark, RunRecord
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _AT_ONCE = 200
@@ -26,14 +28,14 @@ _CHARACTERS = 20_000_000
 """How many conversations of a log are remembered, and how much text they may have in all."""
 
 
-async def reading(answer: Awaitable[T]) -> T:
-    """What a log answers.
+async def reading(ask: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
+    """What a log answers; one that fails for a moment is asked again, as for what is appended.
 
     Raises:
-        EventLogError: The log failed, by whatever error.
+        EventLogError: The log failed, by whatever error, and for longer than it is waited for.
     """
     try:
-        return await answer
+        return await patiently(lambda: ask(*args, **options), "the event log cannot be read")
     except RxloopError:
         raise
     except Exception as error:
@@ -60,13 +62,13 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
 async def _histories(log: EventLog, context_id: str, before: str, after: Mark | None) -> Histories:
     """What a log has of a conversation behind a mark; of one that cannot tell it in one go, run by run."""
     if isinstance(log, ReadsConversations):
-        return await reading(log.histories(context_id, before=before, after=after))
+        return await reading(log.histories, context_id, before=before, after=after)
     from rxloop.records import Histories
 
-    every = await reading(log.runs(context_id=context_id))
+    every = await reading(log.runs, context_id=context_id)
     records = list(takewhile(lambda record: record.task_id != before, every))
     known = after.runs if after is not None and _mark(records[: after.runs]) == after else 0
-    events = [event for record in records[known:] for event in await reading(log.read(record.task_id))]
+    events = [event for record in records[known:] for event in await reading(log.read, record.task_id)]
     return Histories(events, _mark(records), whole=not known)
 
 

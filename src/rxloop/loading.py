@@ -83,7 +83,7 @@ async def load(core: Core) -> Event | None:
 
 async def _load_run(core: Core, event_log: EventLog) -> Event | None:
     # An attempt that is cancelled before it began is loaded all the same: its end belongs into the log.
-    events = await until_end(core, reading(event_log.read(core.task_id)), GRACE)
+    events = await until_end(core, reading(event_log.read, core.task_id), GRACE)
     if events is None:
         return None
     core.context_id = events[0].context_id
@@ -91,7 +91,7 @@ async def _load_run(core: Core, event_log: EventLog) -> Event | None:
     if core.spec.cancel is None and not _occupied(core, event_log):
         await until_end(core, _turn(core, event_log))
         # Somebody may have gone on with this run meanwhile.
-        events = await until_end(core, reading(event_log.read(core.task_id)), GRACE)
+        events = await until_end(core, reading(event_log.read, core.task_id), GRACE)
         if events is None or (not core.occupies and fold_all(events).state == "working"):
             return None
     before = await until_end(core, conversation(event_log, core.context_id, before=core.task_id), GRACE)
@@ -111,7 +111,7 @@ def end_before_it_began(core: Core) -> Event:
 
 
 async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
-    events = await reading(event_log.read(fork.task_id))
+    events = await reading(event_log.read, fork.task_id)
     before = await conversation(event_log, events[0].context_id, before=fork.task_id)
     core.past = fork.past(
         events,

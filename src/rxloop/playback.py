@@ -85,7 +85,7 @@ class RecordedStream(Stream[Event]):
         cursor = read_cursor(after or "", strict=False)
         # Of a good cursor at the end, one event is all that has to be read.
         from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
-        events = await reading(log.read(task_id, after_seq=from_there)) or await reading(log.read(task_id))
+        events = await reading(log.read, task_id, after_seq=from_there) or await reading(log.read, task_id)
         return not ends_attempt(events[-1]) or is_behind(cursor, events[-1])
 
 
@@ -159,7 +159,7 @@ class Replay(RecordedStream):
 
     async def _events(self, *, deltas: bool) -> list[Event]:
         """The events of this replay, read anew."""
-        events = await reading(self._log.read(self._task_id, deltas=deltas and self._log.keeps_deltas))
+        events = await reading(self._log.read, self._task_id, deltas=deltas and self._log.keeps_deltas)
         until = (self._until or _ALL, 0)
         return [event for event in events if (event.seq, event.sub) <= until]
 
@@ -300,10 +300,10 @@ class _Follower:
         assert cursor is not None
         if cursor.task_id == self._task_id and cursor.attempt > 0:
             # Where the cursor is good, the event at it is all that has to be read beside what follows.
-            held = await reading(self._log.read(self._task_id, after_seq=max(cursor.seq - 1, 0)))
+            held = await reading(self._log.read, self._task_id, after_seq=max(cursor.seq - 1, 0))
             if not cursor.seq or (held and (held[0].seq > cursor.seq or held[0].attempt == cursor.attempt)):
                 return cursor.seq
-        whole = await reading(self._log.read(self._task_id))
+        whole = await reading(self._log.read, self._task_id)
         if cursor.task_id == self._task_id and cursor.attempt > 0:
             later = next((event for event in whole if event.attempt > cursor.attempt), None)
             if later is not None and later.seq <= cursor.seq:

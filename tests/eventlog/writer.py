@@ -8,10 +8,9 @@ import resource
 import signal
 import sys
 
-from rxloop import Agent, EventLogError, RunError, SqliteEventLog
+from rxloop import Agent, EventLogError, RunError, SqliteEventLog, patience
 from rxloop.events import CustomEvent, Event, TaskEvent
 from rxloop.messages import Message
-from rxloop.stream import writer
 from rxloop.testing import ScriptedModel, call
 
 LIMIT = 300_000
@@ -49,7 +48,7 @@ async def agent(path: str) -> None:
         return "x" * (LIMIT // 4)
 
     # The disk stays full.
-    writer.PATIENCE = 0
+    patience.PATIENCE = 0
     log = SqliteEventLog(path)
     run = Agent(ScriptedModel(*[call("much")] * 20, "Done."), tools=[much], log=log).run("Go.")
     finals: list[str] = []

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError
 from rxloop.events import Event
+from rxloop.patience import ANSWERS_IN, is_cancelled, may_pass, patiently
 from rxloop.protocols import AppendsNow, EventLog
 from rxloop.stream.guard import as_error, leave_to_loop
 from rxloop.stream.scope import Gate
 
-log = logging.getLogger("rxloop")
-
 LOG_TASK = "rxloop-log-"
 """How the names of the tasks begin that write."""
 FLUSH_EVERY = 0.05
-PATIENCE = 30.0
-"""Seconds for which a log that fails is asked again, before it counts as gone."""
-PAUSES = (0.05, 2.0)
-"""The seconds between two tries: of the first pause, doubled each time, and at most."""
-ANSWERS_IN = 10.0
-"""Seconds in which a log has to say what became of a batch; one that hangs is asked again, and gone in the end."""
 MOST = 1_000
 """How many events wait for the log before the model's sockets are held back."""
-
-_MISTAKES = (AssertionError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
-"""What is wrong in the code of a log, or with an event; another try would not change it."""
 
 
 class LogWriter:
@@ -109,7 +98,7 @@ class LogWriter:
                     return None
             except BaseException as error:
                 # What may pass is tried again where it can be waited for.
-                if not _may_pass(error):
+                if not may_pass(error):
                     self._fail(error)
                 return None
             self._buffer = []
@@ -152,7 +141,7 @@ class LogWriter:
             try:
                 await self._append(batch)
             except BaseException as error:
-                if _is_cancelled(error):
+                if is_cancelled(error):
                     self._buffer[:0] = batch
                     raise
                 self._fail(error)
@@ -161,34 +150,11 @@ class LogWriter:
 
     async def _append(self, batch: list[Event]) -> None:
         """Append a batch, however often that takes within `PATIENCE`."""
-        loop = asyncio.get_running_loop()
-        pause, longest = PAUSES
-        over, told = loop.time() + PATIENCE, False
-        while True:
-            try:
-                return await self._try(batch)
-            except BaseException as error:
-                if _is_cancelled(error) or not _may_pass(error):
-                    raise
-                if not told:
-                    told = True
-                    log.warning(
-                        "the log does not take the events of the run %s; trying again: %s", self._task_id, error
-                    )
-                elif loop.time() + pause > over:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
-
-    async def _try(self, batch: list[Event]) -> None:
-        deadline = asyncio.timeout(ANSWERS_IN)
-        try:
-            async with deadline:
-                await self._log.append(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise EventLogError(f"the log has not answered for {ANSWERS_IN:g} s") from error
+        await patiently(
+            lambda: self._log.append(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner),
+            f"the log does not take the events of the run {self._task_id}",
+            answers_in=ANSWERS_IN,
+        )
 
     def _wrote(self, batch: list[Event]) -> None:
         self._begun = True
@@ -213,19 +179,3 @@ class LogWriter:
             self._gate.close()
         else:
             self._gate.open()
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether the log may take the same batch in a moment."""
-    if isinstance(error, EventLogError):
-        return error.retryable
-    # A log raises that where something of its own was cancelled, such as a connection.
-    return isinstance(error, asyncio.CancelledError) or (
-        isinstance(error, Exception) and not isinstance(error, _MISTAKES)
-    )
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether it is the task that is cancelled, and not something in the log."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -1,0 +1,77 @@
+"""How a log that fails for a moment is asked again: the one rule for what is written and for what is read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from rxloop.errors import EventLogError
+
+log = logging.getLogger("rxloop")
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+"""Seconds for which a log that fails is asked again, before it counts as gone."""
+PAUSES = (0.05, 2.0)
+"""The seconds between two tries: of the first pause, doubled each time, and at most."""
+ANSWERS_IN = 10.0
+"""Seconds in which a log has to say what became of a batch; one that hangs is asked again, and gone in the end."""
+
+_MISTAKES = (AssertionError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
+"""What is wrong in the code of a log, or with an event; another try would not change it."""
+
+
+async def patiently(ask: Callable[[], Awaitable[T]], trouble: str, *, answers_in: float | None = None) -> T:
+    """What a log answers, however often it has to be asked within `PATIENCE`.
+
+    Args:
+        ask: Asks the log once.
+        trouble: What it does not do, for the warning that it is asked again.
+        answers_in: The seconds that one answer may take; None is for as long as there is to read.
+    """
+    loop = asyncio.get_running_loop()
+    pause, longest = PAUSES
+    over, told = loop.time() + PATIENCE, False
+    while True:
+        try:
+            return await _once(ask, answers_in)
+        except BaseException as error:
+            if is_cancelled(error) or not may_pass(error):
+                raise
+            if not told:
+                told = True
+                log.warning("%s; trying again: %s", trouble, error)
+            elif loop.time() + pause > over:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+async def _once(ask: Callable[[], Awaitable[T]], answers_in: float | None) -> T:
+    deadline = asyncio.timeout(answers_in)
+    try:
+        async with deadline:
+            return await ask()
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise EventLogError(f"the log has not answered for {answers_in:g} s") from error
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the log may answer the same question in a moment."""
+    if isinstance(error, EventLogError):
+        return error.retryable
+    # A log raises that where something of its own was cancelled, such as a connection.
+    return isinstance(error, asyncio.CancelledError) or (
+        isinstance(error, Exception) and not isinstance(error, _MISTAKES)
+    )
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether it is the task that is cancelled, and not something in the log."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
