@@ -2,378 +2,178 @@
 
 from typing import TYPE_CHECKING
 
-from rxloop import operators as op
+from rxloop import operators
 from rxloop._lazy import import_later
-from rxloop._version import __version__
 
+op = operators
+__all__: list[str]
+import_later(__name__, "op")
+
+# The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
-    from rxloop.agent import Agent
-    from rxloop.context import (
-        ChainedCompressor,
-        CompositeWorkspace,
-        FolderWorkspace,
-        Scratchpad,
-        SemanticCompressor,
-        SlidingWindowCompressor,
-        TextWorkspace,
-        ThinkingResult,
-        TokenBudgetCompressor,
-        TokenEstimator,
-    )
-    from rxloop.differences import RunCost, RunDiff, RunSide, diff
-    from rxloop.envelope import UnknownEvent
-    from rxloop.errors import (
-        AttemptError,
-        AuthenticationError,
-        BadRequest,
-        BranchRefused,
-        ConfigurationError,
-        ConflictError,
-        ContentFiltered,
-        ContextBusy,
-        ContextLengthExceeded,
-        EventLogError,
-        GrammarError,
-        InvalidEvent,
-        InvalidInput,
-        InvalidOutput,
-        InvalidThought,
-        LimitReached,
-        NoAnswers,
-        NotFinished,
-        Overloaded,
-        PermissionDenied,
-        PipelineError,
-        PlanRefused,
-        ProviderConnectionError,
-        ProviderError,
-        ProviderProtocolError,
-        ProviderTimeout,
-        RateLimited,
-        RecordingMismatch,
-        RunCancelled,
-        RunError,
-        RxloopError,
-        ServerError,
-        SessionConflict,
-        SessionError,
-        SessionFull,
-        SlowReader,
-        StageChoiceRequired,
-        StageRefused,
-        StrategyError,
-        ToolError,
-        UnknownModel,
-        UnknownRun,
-        UnknownSession,
-    )
-    from rxloop.eventlog import MemoryEventLog
-    from rxloop.eventlog.sessions import SqliteSessionStore
-    from rxloop.eventlog.sqlite import SqliteEventLog
-    from rxloop.events import (
-        AnyEvent,
-        ArtifactUpdateEvent,
-        AuthRequiredEvent,
-        CheckpointEvent,
-        ContentCompleteEvent,
-        ContentDeltaEvent,
-        ContextCompressedEvent,
-        CustomEvent,
-        Event,
-        GapEvent,
-        InputReceivedEvent,
-        InputRequiredEvent,
-        LLMCallEvent,
-        LLMFailedEvent,
-        MessageAddedEvent,
-        PendingInput,
-        SessionLink,
-        StageEvent,
-        StatusUpdateEvent,
-        SubtaskEvent,
-        TaskEvent,
-        ThinkingFailedEvent,
-        ThoughtDeltaEvent,
-        ThoughtStreamEvent,
-        ToolCallDeltaEvent,
-        ToolCompleteEvent,
-        ToolProgressEvent,
-        ToolStartEvent,
-        UsageEvent,
-        external,
-        from_json,
-        protocol_schema,
-    )
-    from rxloop.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, ToolCall, Usage
-    from rxloop.options import ForkOptions, RunOptions
-    from rxloop.playback import RecordedStream, Replay, follow, replay
-    from rxloop.protocols import (
-        Clock,
-        Compressor,
-        EventLog,
-        Provider,
-        SessionStore,
-        TokenCounter,
-        Tool,
-        ToolProvider,
-        Workspace,
-    )
-    from rxloop.providers import Bounds, Preset, Price, Retry, Timeouts, fallback, hedge, limited, openai_chat
-    from rxloop.records import Budget, RunRecord, SessionChange, SessionRecord, WorkspacePart
-    from rxloop.requests import (
-        IterationEnd,
-        ModelRequest,
-        Operator,
-        RunContext,
-        RunRequest,
-        Signal,
-        Strategy,
-        ToolDefinition,
-        ToolRequest,
-    )
-    from rxloop.result import Result
-    from rxloop.run import Run
-    from rxloop.settings import Limits, ModelSettings
-    from rxloop.state import RunState, fold
-    from rxloop.stream.stream import Stream
-    from rxloop.thinking.flow import STRATEGIES, Stage, StageManager, StrategyDefinition
-    from rxloop.thinking.graph import ThoughtGraph
-    from rxloop.thinking.sessions import (
-        MemorySessionStore,
-        SequentialThought,
-        Session,
-        ThinkingSessions,
-        ThoughtInput,
-        ThoughtResult,
-    )
-    from rxloop.tools import Thoughts, ToolResult, tool
-    from rxloop.tools.request_input import request_input
-    from rxloop.tools.sequential_thinking import sequential_thinking
-    from rxloop.tools.strategic_thinking import strategic_thinking
-    from rxloop.totals import CompressionTotals
-
-# Imported when they are first asked for: a program, the command above all, need not wait for what it does not use.
-_MODULES = {
-    "rxloop.agent": "Agent",
-    "rxloop.context": (
-        "ChainedCompressor CompositeWorkspace FolderWorkspace Scratchpad SemanticCompressor "
-        "SlidingWindowCompressor TextWorkspace ThinkingResult TokenBudgetCompressor TokenEstimator"
-    ),
-    "rxloop.differences": "RunCost RunDiff RunSide diff",
-    "rxloop.envelope": "UnknownEvent",
-    "rxloop.errors": (
-        "AttemptError AuthenticationError BadRequest BranchRefused ConfigurationError ConflictError "
-        "ContentFiltered ContextBusy ContextLengthExceeded EventLogError GrammarError InvalidEvent InvalidInput "
-        "InvalidOutput InvalidThought LimitReached NoAnswers NotFinished Overloaded PermissionDenied "
-        "PipelineError PlanRefused ProviderConnectionError ProviderError ProviderProtocolError "
-        "ProviderTimeout RateLimited RecordingMismatch RunCancelled RunError RxloopError ServerError "
-        "SessionConflict SessionError SessionFull SlowReader StageChoiceRequired StageRefused StrategyError "
-        "ToolError UnknownModel UnknownRun UnknownSession"
-    ),
-    "rxloop.eventlog": "MemoryEventLog",
-    "rxloop.eventlog.sessions": "SqliteSessionStore",
-    "rxloop.eventlog.sqlite": "SqliteEventLog",
-    "rxloop.events": (
-        "AnyEvent ArtifactUpdateEvent AuthRequiredEvent CheckpointEvent ContentCompleteEvent "
-        "ContentDeltaEvent ContextCompressedEvent CustomEvent Event GapEvent InputReceivedEvent "
-        "InputRequiredEvent LLMCallEvent LLMFailedEvent MessageAddedEvent PendingInput SessionLink StageEvent "
-        "StatusUpdateEvent SubtaskEvent TaskEvent ThinkingFailedEvent ThoughtDeltaEvent ThoughtStreamEvent "
-        "ToolCallDeltaEvent ToolCompleteEvent ToolProgressEvent ToolStartEvent UsageEvent external from_json "
-        "protocol_schema"
-    ),
-    "rxloop.messages": "ErrorInfo FilePart ImagePart Message Part TextPart ToolCall Usage",
-    "rxloop.options": "ForkOptions RunOptions",
-    "rxloop.playback": "RecordedStream Replay follow replay",
-    "rxloop.protocols": "Clock Compressor EventLog Provider SessionStore TokenCounter Tool ToolProvider Workspace",
-    "rxloop.providers": "Bounds Preset Price Retry Timeouts fallback hedge limited openai_chat",
-    "rxloop.records": "Budget RunRecord SessionChange SessionRecord WorkspacePart",
-    "rxloop.requests": (
-        "IterationEnd ModelRequest Operator RunContext RunRequest Signal Strategy ToolDefinition ToolRequest"
-    ),
-    "rxloop.result": "Result",
-    "rxloop.run": "Run",
-    "rxloop.settings": "Limits ModelSettings",
-    "rxloop.state": "RunState fold",
-    "rxloop.stream.stream": "Stream",
-    "rxloop.thinking.flow": "STRATEGIES Stage StageManager StrategyDefinition",
-    "rxloop.thinking.graph": "ThoughtGraph",
-    "rxloop.thinking.sessions": (
-        "MemorySessionStore SequentialThought Session ThinkingSessions ThoughtInput ThoughtResult"
-    ),
-    "rxloop.tools": "Thoughts ToolResult tool",
-    "rxloop.tools.request_input": "request_input",
-    "rxloop.tools.sequential_thinking": "sequential_thinking",
-    "rxloop.tools.strategic_thinking": "strategic_thinking",
-    "rxloop.totals": "CompressionTotals",
-}
-import_later(__name__, {name: module for module, names in _MODULES.items() for name in names.split()})
-
-__all__ = [
-    "STRATEGIES",
-    "Agent",
-    "AnyEvent",
-    "ArtifactUpdateEvent",
-    "AttemptError",
-    "AuthRequiredEvent",
-    "AuthenticationError",
-    "BadRequest",
-    "Bounds",
-    "BranchRefused",
-    "Budget",
-    "ChainedCompressor",
-    "CheckpointEvent",
-    "Clock",
-    "CompositeWorkspace",
-    "CompressionTotals",
-    "Compressor",
-    "ConfigurationError",
-    "ConflictError",
-    "ContentCompleteEvent",
-    "ContentDeltaEvent",
-    "ContentFiltered",
-    "ContextBusy",
-    "ContextCompressedEvent",
-    "ContextLengthExceeded",
-    "CustomEvent",
-    "ErrorInfo",
-    "Event",
-    "EventLog",
-    "EventLogError",
-    "FilePart",
-    "FolderWorkspace",
-    "ForkOptions",
-    "GapEvent",
-    "GrammarError",
-    "ImagePart",
-    "InputReceivedEvent",
-    "InputRequiredEvent",
-    "InvalidEvent",
-    "InvalidInput",
-    "InvalidOutput",
-    "InvalidThought",
-    "IterationEnd",
-    "LLMCallEvent",
-    "LLMFailedEvent",
-    "LimitReached",
-    "Limits",
-    "MemoryEventLog",
-    "MemorySessionStore",
-    "Message",
-    "MessageAddedEvent",
-    "ModelRequest",
-    "ModelSettings",
-    "NoAnswers",
-    "NotFinished",
-    "Operator",
-    "Overloaded",
-    "Part",
-    "PendingInput",
-    "PermissionDenied",
-    "PipelineError",
-    "PlanRefused",
-    "Preset",
-    "Price",
-    "Provider",
-    "ProviderConnectionError",
-    "ProviderError",
-    "ProviderProtocolError",
-    "ProviderTimeout",
-    "RateLimited",
-    "RecordedStream",
-    "RecordingMismatch",
-    "Replay",
-    "Result",
-    "Retry",
-    "Run",
-    "RunCancelled",
-    "RunContext",
-    "RunCost",
-    "RunDiff",
-    "RunError",
-    "RunOptions",
-    "RunRecord",
-    "RunRequest",
-    "RunSide",
-    "RunState",
-    "RxloopError",
-    "Scratchpad",
-    "SemanticCompressor",
-    "SequentialThought",
-    "ServerError",
-    "Session",
-    "SessionChange",
-    "SessionConflict",
-    "SessionError",
-    "SessionFull",
-    "SessionLink",
-    "SessionRecord",
-    "SessionStore",
-    "Signal",
-    "SlidingWindowCompressor",
-    "SlowReader",
-    "SqliteEventLog",
-    "SqliteSessionStore",
-    "Stage",
-    "StageChoiceRequired",
-    "StageEvent",
-    "StageManager",
-    "StageRefused",
-    "StatusUpdateEvent",
-    "Strategy",
-    "StrategyDefinition",
-    "StrategyError",
-    "Stream",
-    "SubtaskEvent",
-    "TaskEvent",
-    "TextPart",
-    "TextWorkspace",
-    "ThinkingFailedEvent",
-    "ThinkingResult",
-    "ThinkingSessions",
-    "ThoughtDeltaEvent",
-    "ThoughtGraph",
-    "ThoughtInput",
-    "ThoughtResult",
-    "ThoughtStreamEvent",
-    "Thoughts",
-    "Timeouts",
-    "TokenBudgetCompressor",
-    "TokenCounter",
-    "TokenEstimator",
-    "Tool",
-    "ToolCall",
-    "ToolCallDeltaEvent",
-    "ToolCompleteEvent",
-    "ToolDefinition",
-    "ToolError",
-    "ToolProgressEvent",
-    "ToolProvider",
-    "ToolRequest",
-    "ToolResult",
-    "ToolStartEvent",
-    "UnknownEvent",
-    "UnknownModel",
-    "UnknownRun",
-    "UnknownSession",
-    "Usage",
-    "UsageEvent",
-    "Workspace",
-    "WorkspacePart",
-    "__version__",
-    "diff",
-    "external",
-    "fallback",
-    "fold",
-    "follow",
-    "from_json",
-    "hedge",
-    "limited",
-    "op",
-    "openai_chat",
-    "protocol_schema",
-    "replay",
-    "request_input",
-    "sequential_thinking",
-    "strategic_thinking",
-    "tool",
-]
+    from rxloop._version import __version__ as __version__
+    from rxloop.agent import Agent as Agent
+    from rxloop.context import ChainedCompressor as ChainedCompressor
+    from rxloop.context import CompositeWorkspace as CompositeWorkspace
+    from rxloop.context import FolderWorkspace as FolderWorkspace
+    from rxloop.context import Scratchpad as Scratchpad
+    from rxloop.context import SemanticCompressor as SemanticCompressor
+    from rxloop.context import SlidingWindowCompressor as SlidingWindowCompressor
+    from rxloop.context import TextWorkspace as TextWorkspace
+    from rxloop.context import ThinkingResult as ThinkingResult
+    from rxloop.context import TokenBudgetCompressor as TokenBudgetCompressor
+    from rxloop.context import TokenEstimator as TokenEstimator
+    from rxloop.differences import RunCost as RunCost
+    from rxloop.differences import RunDiff as RunDiff
+    from rxloop.differences import RunSide as RunSide
+    from rxloop.differences import diff as diff
+    from rxloop.envelope import UnknownEvent as UnknownEvent
+    from rxloop.errors import AttemptError as AttemptError
+    from rxloop.errors import AuthenticationError as AuthenticationError
+    from rxloop.errors import BadRequest as BadRequest
+    from rxloop.errors import BranchRefused as BranchRefused
+    from rxloop.errors import ConfigurationError as ConfigurationError
+    from rxloop.errors import ConflictError as ConflictError
+    from rxloop.errors import ContentFiltered as ContentFiltered
+    from rxloop.errors import ContextBusy as ContextBusy
+    from rxloop.errors import ContextLengthExceeded as ContextLengthExceeded
+    from rxloop.errors import EventLogError as EventLogError
+    from rxloop.errors import GrammarError as GrammarError
+    from rxloop.errors import InvalidEvent as InvalidEvent
+    from rxloop.errors import InvalidInput as InvalidInput
+    from rxloop.errors import InvalidOutput as InvalidOutput
+    from rxloop.errors import InvalidThought as InvalidThought
+    from rxloop.errors import LimitReached as LimitReached
+    from rxloop.errors import NoAnswers as NoAnswers
+    from rxloop.errors import NotFinished as NotFinished
+    from rxloop.errors import Overloaded as Overloaded
+    from rxloop.errors import PermissionDenied as PermissionDenied
+    from rxloop.errors import PipelineError as PipelineError
+    from rxloop.errors import PlanRefused as PlanRefused
+    from rxloop.errors import ProviderConnectionError as ProviderConnectionError
+    from rxloop.errors import ProviderError as ProviderError
+    from rxloop.errors import ProviderProtocolError as ProviderProtocolError
+    from rxloop.errors import ProviderTimeout as ProviderTimeout
+    from rxloop.errors import RateLimited as RateLimited
+    from rxloop.errors import RecordingMismatch as RecordingMismatch
+    from rxloop.errors import RunCancelled as RunCancelled
+    from rxloop.errors import RunError as RunError
+    from rxloop.errors import RxloopError as RxloopError
+    from rxloop.errors import ServerError as ServerError
+    from rxloop.errors import SessionConflict as SessionConflict
+    from rxloop.errors import SessionError as SessionError
+    from rxloop.errors import SessionFull as SessionFull
+    from rxloop.errors import SlowReader as SlowReader
+    from rxloop.errors import StageChoiceRequired as StageChoiceRequired
+    from rxloop.errors import StageRefused as StageRefused
+    from rxloop.errors import StrategyError as StrategyError
+    from rxloop.errors import ToolError as ToolError
+    from rxloop.errors import UnknownModel as UnknownModel
+    from rxloop.errors import UnknownRun as UnknownRun
+    from rxloop.errors import UnknownSession as UnknownSession
+    from rxloop.eventlog import MemoryEventLog as MemoryEventLog
+    from rxloop.eventlog.sessions import SqliteSessionStore as SqliteSessionStore
+    from rxloop.eventlog.sqlite import SqliteEventLog as SqliteEventLog
+    from rxloop.events import AnyEvent as AnyEvent
+    from rxloop.events import ArtifactUpdateEvent as ArtifactUpdateEvent
+    from rxloop.events import AuthRequiredEvent as AuthRequiredEvent
+    from rxloop.events import CheckpointEvent as CheckpointEvent
+    from rxloop.events import ContentCompleteEvent as ContentCompleteEvent
+    from rxloop.events import ContentDeltaEvent as ContentDeltaEvent
+    from rxloop.events import ContextCompressedEvent as ContextCompressedEvent
+    from rxloop.events import CustomEvent as CustomEvent
+    from rxloop.events import Event as Event
+    from rxloop.events import GapEvent as GapEvent
+    from rxloop.events import InputReceivedEvent as InputReceivedEvent
+    from rxloop.events import InputRequiredEvent as InputRequiredEvent
+    from rxloop.events import LLMCallEvent as LLMCallEvent
+    from rxloop.events import LLMFailedEvent as LLMFailedEvent
+    from rxloop.events import MessageAddedEvent as MessageAddedEvent
+    from rxloop.events import PendingInput as PendingInput
+    from rxloop.events import SessionLink as SessionLink
+    from rxloop.events import StageEvent as StageEvent
+    from rxloop.events import StatusUpdateEvent as StatusUpdateEvent
+    from rxloop.events import SubtaskEvent as SubtaskEvent
+    from rxloop.events import TaskEvent as TaskEvent
+    from rxloop.events import ThinkingFailedEvent as ThinkingFailedEvent
+    from rxloop.events import ThoughtDeltaEvent as ThoughtDeltaEvent
+    from rxloop.events import ThoughtStreamEvent as ThoughtStreamEvent
+    from rxloop.events import ToolCallDeltaEvent as ToolCallDeltaEvent
+    from rxloop.events import ToolCompleteEvent as ToolCompleteEvent
+    from rxloop.events import ToolProgressEvent as ToolProgressEvent
+    from rxloop.events import ToolStartEvent as ToolStartEvent
+    from rxloop.events import UsageEvent as UsageEvent
+    from rxloop.events import external as external
+    from rxloop.events import from_json as from_json
+    from rxloop.events import protocol_schema as protocol_schema
+    from rxloop.messages import ErrorInfo as ErrorInfo
+    from rxloop.messages import FilePart as FilePart
+    from rxloop.messages import ImagePart as ImagePart
+    from rxloop.messages import Message as Message
+    from rxloop.messages import Part as Part
+    from rxloop.messages import TextPart as TextPart
+    from rxloop.messages import ToolCall as ToolCall
+    from rxloop.messages import Usage as Usage
+    from rxloop.options import ForkOptions as ForkOptions
+    from rxloop.options import RunOptions as RunOptions
+    from rxloop.playback import RecordedStream as RecordedStream
+    from rxloop.playback import Replay as Replay
+    from rxloop.playback import follow as follow
+    from rxloop.playback import replay as replay
+    from rxloop.protocols import Clock as Clock
+    from rxloop.protocols import Compressor as Compressor
+    from rxloop.protocols import EventLog as EventLog
+    from rxloop.protocols import Provider as Provider
+    from rxloop.protocols import SessionStore as SessionStore
+    from rxloop.protocols import TokenCounter as TokenCounter
+    from rxloop.protocols import Tool as Tool
+    from rxloop.protocols import ToolProvider as ToolProvider
+    from rxloop.protocols import Workspace as Workspace
+    from rxloop.providers import Bounds as Bounds
+    from rxloop.providers import Preset as Preset
+    from rxloop.providers import Price as Price
+    from rxloop.providers import Retry as Retry
+    from rxloop.providers import Timeouts as Timeouts
+    from rxloop.providers import fallback as fallback
+    from rxloop.providers import hedge as hedge
+    from rxloop.providers import limited as limited
+    from rxloop.providers import openai_chat as openai_chat
+    from rxloop.records import Budget as Budget
+    from rxloop.records import RunRecord as RunRecord
+    from rxloop.records import SessionChange as SessionChange
+    from rxloop.records import SessionRecord as SessionRecord
+    from rxloop.records import WorkspacePart as WorkspacePart
+    from rxloop.requests import IterationEnd as IterationEnd
+    from rxloop.requests import ModelRequest as ModelRequest
+    from rxloop.requests import Operator as Operator
+    from rxloop.requests import RunContext as RunContext
+    from rxloop.requests import RunRequest as RunRequest
+    from rxloop.requests import Signal as Signal
+    from rxloop.requests import Strategy as Strategy
+    from rxloop.requests import ToolDefinition as ToolDefinition
+    from rxloop.requests import ToolRequest as ToolRequest
+    from rxloop.result import Result as Result
+    from rxloop.run import Run as Run
+    from rxloop.settings import Limits as Limits
+    from rxloop.settings import ModelSettings as ModelSettings
+    from rxloop.state import RunState as RunState
+    from rxloop.state import fold as fold
+    from rxloop.stream.stream import Stream as Stream
+    from rxloop.thinking.flow import STRATEGIES as STRATEGIES
+    from rxloop.thinking.flow import Stage as Stage
+    from rxloop.thinking.flow import StageManager as StageManager
+    from rxloop.thinking.flow import StrategyDefinition as StrategyDefinition
+    from rxloop.thinking.graph import ThoughtGraph as ThoughtGraph
+    from rxloop.thinking.sessions import MemorySessionStore as MemorySessionStore
+    from rxloop.thinking.sessions import SequentialThought as SequentialThought
+    from rxloop.thinking.sessions import Session as Session
+    from rxloop.thinking.sessions import ThinkingSessions as ThinkingSessions
+    from rxloop.thinking.sessions import ThoughtInput as ThoughtInput
+    from rxloop.thinking.sessions import ThoughtResult as ThoughtResult
+    from rxloop.tools import Thoughts as Thoughts
+    from rxloop.tools import ToolResult as ToolResult
+    from rxloop.tools import tool as tool
+    from rxloop.tools.request_input import request_input as request_input
+    from rxloop.tools.sequential_thinking import sequential_thinking as sequential_thinking
+    from rxloop.tools.strategic_thinking import strategic_thinking as strategic_thinking
+    from rxloop.totals import CompressionTotals as CompressionTotals

@@ -1,14 +1,13 @@
 """Packages whose names are imported when they are first asked for."""
 
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 
 class _Lazy(ModuleType):
-    _homes: Mapping[str, str]
+    _homes: dict[str, str]
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._homes:
@@ -18,7 +17,7 @@ class _Lazy(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Whoever imports a module, the import system puts it into its package: here what it is named for stands there.
+        # The import system stores each module in its package. Here the public name of the same spelling stands instead.
         if isinstance(value, ModuleType) and name in self._homes:
             value = getattr(value, name)
         super().__setattr__(name, value)
@@ -27,13 +26,24 @@ class _Lazy(ModuleType):
         return [*{*super().__dir__(), *self._homes}]
 
 
-def import_later(package: str, homes: Mapping[str, str]) -> None:
-    """Import the names of a package when they are first asked for.
+def import_later(package: str, *present: str) -> None:
+    """Import the public names of a package when they are first asked for, and set its `__all__`.
+
+    The public names are those in the `if TYPE_CHECKING` block at the end of the calling `__init__`, after the import of
+    this function. They are taken from its compiled code, which names each module and then what is imported from it, so
+    neither the source file nor a parser is needed.
 
     Args:
-        package: The package, whose `__init__` calls this.
-        homes: The module of each name.
+        package: The package, whose `__init__` calls this before that block.
+        present: Public names that the package has already.
     """
     module = sys.modules[package]
-    vars(module)["_homes"] = homes
+    homes: dict[str, str] = {}
+    home = __name__
+    for name in sys._getframe(1).f_code.co_names:  # pyright: ignore[reportPrivateUsage]
+        if name.startswith("rxloop."):
+            home = name
+        elif home != __name__:
+            homes[name] = home
+    vars(module).update(_homes=homes, __all__=sorted([*homes, *present]))
     module.__class__ = _Lazy

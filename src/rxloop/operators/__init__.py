@@ -8,97 +8,50 @@ from typing import TYPE_CHECKING
 
 from rxloop._lazy import import_later
 
+__all__: list[str]
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
-    from rxloop.operators._types import View
-    from rxloop.operators.after import after
-    from rxloop.operators.answering import answering
-    from rxloop.operators.at_end import at_end
-    from rxloop.operators.call_model import call_model
-    from rxloop.operators.checkpoint import checkpoint
-    from rxloop.operators.coalesce_deltas import coalesce_deltas
-    from rxloop.operators.compare import compare
-    from rxloop.operators.compose import compose
-    from rxloop.operators.compress import compress
-    from rxloop.operators.cost import cost
-    from rxloop.operators.for_task import for_task
-    from rxloop.operators.grammar import grammar
-    from rxloop.operators.graph_deltas import EdgeAdded, GraphDelta, NodeAdded, graph_deltas
-    from rxloop.operators.idle_timeout import idle_timeout
-    from rxloop.operators.iterate import iterate
-    from rxloop.operators.of_type import of_type
-    from rxloop.operators.on import on
-    from rxloop.operators.partial import partial
-    from rxloop.operators.public import public
-    from rxloop.operators.record import record
-    from rxloop.operators.repeats import Repeat, repeats
-    from rxloop.operators.run_tools import run_tools
-    from rxloop.operators.stalled import Stall, stalled
-    from rxloop.operators.standard import standard
-    from rxloop.operators.stats import Stats, stats
-    from rxloop.operators.text import text
-    from rxloop.operators.thinking_phase import thinking_phase
-    from rxloop.operators.thought_graph import thought_graph
-    from rxloop.operators.thoughts import thoughts
-    from rxloop.operators.token_rate import token_rate
-    from rxloop.operators.tool_calls import tool_calls
-    from rxloop.operators.typed_output import typed_output
-    from rxloop.operators.until_final import until_final
-    from rxloop.operators.usage import usage
-    from rxloop.operators.workspace import workspace
-
-__all__ = [
-    "EdgeAdded",
-    "GraphDelta",
-    "NodeAdded",
-    "Repeat",
-    "Stall",
-    "Stats",
-    "View",
-    "after",
-    "answering",
-    "at_end",
-    "call_model",
-    "checkpoint",
-    "coalesce_deltas",
-    "compare",
-    "compose",
-    "compress",
-    "cost",
-    "for_task",
-    "grammar",
-    "graph_deltas",
-    "idle_timeout",
-    "iterate",
-    "of_type",
-    "on",
-    "partial",
-    "public",
-    "record",
-    "repeats",
-    "run_tools",
-    "stalled",
-    "standard",
-    "stats",
-    "text",
-    "thinking_phase",
-    "thought_graph",
-    "thoughts",
-    "token_rate",
-    "tool_calls",
-    "typed_output",
-    "until_final",
-    "usage",
-    "workspace",
-]
-
-# Each stands in the file of its name, and what a view gives stands beside it. A program need not wait for all of them.
-_BESIDE = {
-    "EdgeAdded": "graph_deltas",
-    "GraphDelta": "graph_deltas",
-    "NodeAdded": "graph_deltas",
-    "Repeat": "repeats",
-    "Stall": "stalled",
-    "Stats": "stats",
-    "View": "_types",
-}
-import_later(__name__, {name: f"{__name__}.{_BESIDE.get(name, name)}" for name in __all__})
+    from rxloop.operators._types import View as View
+    from rxloop.operators.after import after as after
+    from rxloop.operators.answering import answering as answering
+    from rxloop.operators.at_end import at_end as at_end
+    from rxloop.operators.call_model import call_model as call_model
+    from rxloop.operators.checkpoint import checkpoint as checkpoint
+    from rxloop.operators.coalesce_deltas import coalesce_deltas as coalesce_deltas
+    from rxloop.operators.compare import compare as compare
+    from rxloop.operators.compose import compose as compose
+    from rxloop.operators.compress import compress as compress
+    from rxloop.operators.cost import cost as cost
+    from rxloop.operators.for_task import for_task as for_task
+    from rxloop.operators.grammar import grammar as grammar
+    from rxloop.operators.graph_deltas import EdgeAdded as EdgeAdded
+    from rxloop.operators.graph_deltas import GraphDelta as GraphDelta
+    from rxloop.operators.graph_deltas import NodeAdded as NodeAdded
+    from rxloop.operators.graph_deltas import graph_deltas as graph_deltas
+    from rxloop.operators.idle_timeout import idle_timeout as idle_timeout
+    from rxloop.operators.iterate import iterate as iterate
+    from rxloop.operators.of_type import of_type as of_type
+    from rxloop.operators.on import on as on
+    from rxloop.operators.partial import partial as partial
+    from rxloop.operators.public import public as public
+    from rxloop.operators.record import record as record
+    from rxloop.operators.repeats import Repeat as Repeat
+    from rxloop.operators.repeats import repeats as repeats
+    from rxloop.operators.run_tools import run_tools as run_tools
+    from rxloop.operators.stalled import Stall as Stall
+    from rxloop.operators.stalled import stalled as stalled
+    from rxloop.operators.standard import standard as standard
+    from rxloop.operators.stats import Stats as Stats
+    from rxloop.operators.stats import stats as stats
+    from rxloop.operators.text import text as text
+    from rxloop.operators.thinking_phase import thinking_phase as thinking_phase
+    from rxloop.operators.thought_graph import thought_graph as thought_graph
+    from rxloop.operators.thoughts import thoughts as thoughts
+    from rxloop.operators.token_rate import token_rate as token_rate
+    from rxloop.operators.tool_calls import tool_calls as tool_calls
+    from rxloop.operators.typed_output import typed_output as typed_output
+    from rxloop.operators.until_final import until_final as until_final
+    from rxloop.operators.usage import usage as usage
+    from rxloop.operators.workspace import workspace as workspace
