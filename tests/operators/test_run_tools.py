@@ -63,6 +63,27 @@ async def test_a_value_that_is_empty_reaches_the_model_as_it_is(value: Any, text
     assert (answer.result, answer.content) == (value, text)
 
 
+@pytest.mark.parametrize("values", [500_000, 200_000])
+async def test_a_result_that_is_too_large_is_a_failed_call_that_names_the_limit(values: int) -> None:
+    @tool
+    def export() -> list[int]:
+        """Gives a lot."""
+        return [0] * values
+
+    @tool
+    def exported() -> Iterator[Any]:
+        """Gives a lot, and tells of it."""
+        yield [0] * values
+        yield "done"
+
+    answers, read = await answer_of(export, exported, calls=[call("export"), call("exported")])
+
+    assert [answer.success for answer in answers] == [values == 200_000, True]
+    if values > 200_000:
+        assert answers[0].error == read[0] == answers[0].content
+        assert "more than 200,000 values" in read[0]
+
+
 @tool
 async def fails_plainly() -> None:
     """Fails."""

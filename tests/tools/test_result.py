@@ -1,7 +1,9 @@
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
+from itertools import count
 from typing import Any
 
 import orjson
@@ -12,6 +14,7 @@ from pydantic import BaseModel
 
 from rxloop.errors import ToolError
 from rxloop.tools import ToolResult, encode_result
+from rxloop.tools._size import BYTES, VALUES
 
 
 class City(BaseModel):
@@ -96,3 +99,64 @@ def test_json_comes_through_unchanged(value: Any) -> None:
     data, text = encode_result(value)
     assert data == value
     assert orjson.loads(text) == value
+
+
+class Rows(BaseModel):
+    rows: list[int]
+
+
+@dataclass
+class Table:
+    rows: list[int]
+
+
+NUMBERS = list(range(VALUES))
+
+
+@pytest.mark.parametrize(
+    "value", [[NUMBERS], {"a": NUMBERS}, (NUMBERS,), Rows(rows=NUMBERS), [Table(NUMBERS)], count(), [[NUMBERS[1:]] * 2]]
+)
+def test_a_result_of_too_many_values_is_refused_by_the_name_of_the_limit(value: Any) -> None:
+    with pytest.raises(ToolError, match=r"result has more than 200,000 values\. Ask for less"):
+        encode_result(value)
+    assert encode_result(NUMBERS)[0] == NUMBERS
+
+
+@pytest.mark.parametrize("text", ["x" * (BYTES + 1), "ü" * (BYTES // 2)])
+def test_a_result_that_is_too_long_is_refused_by_the_name_of_the_limit(text: str) -> None:
+    for value in ([text], {"a": {"b": text}}, Rows.model_construct(rows=text), {text: 1}):
+        with pytest.raises(ToolError, match=r"result is longer than 32 MB\. Ask for less"):
+            encode_result(value)
+    for value in (text * 3, ToolResult(1, text * 3)):
+        with pytest.raises(ToolError, match=r"result is longer than 32 MB\. Ask for less"):
+            encode_result(value)
+
+
+def test_no_more_of_a_result_is_looked_at_than_the_limit() -> None:
+    """By counting, not by time: every row says when it was looked at."""
+    looked = 0
+
+    class Row(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal looked
+            looked += 1
+            return super().__iter__()
+
+    with pytest.raises(ToolError, match="more than 200,000 values"):
+        encode_result([Row([0] * 1_000) for _ in range(500)])
+    assert looked == 199
+
+
+def test_an_iterator_is_read_up_to_the_limit_and_none_that_is_inside_is_begun() -> None:
+    assert encode_result(each for each in "ab")[0] == ["a", "b"]
+    inside = count()
+    with pytest.raises(ToolError, match="holds a count, which can be read only once: make a list of it"):
+        encode_result({"rows": inside})
+    assert next(inside) == 0
+
+
+def test_a_number_that_takes_seconds_to_write_is_refused_before() -> None:
+    for value in (1 << 50_000_000, [1 << 50_000_000]):
+        with pytest.raises(ToolError, match=r"more than 4,300 digits"):
+            encode_result(value)
+    assert encode_result([10**4_200])[1] == f"[{10**4_200}]"

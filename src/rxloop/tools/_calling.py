@@ -16,6 +16,7 @@ from rxloop.storable import readable
 from rxloop.tools._blocking import watched
 from rxloop.tools._result import encode_result
 from rxloop.tools._schema import plain_function
+from rxloop.tools._size import TooLarge
 
 Call = Callable[[list[Any], dict[str, Any], RunContext[Any]], Awaitable[Any]]
 T = TypeVar("T")
@@ -84,6 +85,8 @@ class _Report:
 def _text(value: Any) -> str:
     try:
         return encode_result(value)[1]
+    except TooLarge as error:
+        return str(error)
     except ToolError:
         return readable(repr(value))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from rxloop.errors import ToolError
 from rxloop.storable import readable
+from rxloop.tools._size import BYTES, VALUES, check_size, too_long
 
 MAX_RESULT = 100_000
 """Characters of a result that the model reads, where a tool says nothing else of it."""
@@ -32,18 +35,27 @@ def encode_result(value: Any) -> tuple[Any, str]:
     they are. The data is what a reader of that JSON gets: no tuples, no models, "NaN" for a float that is none.
 
     Raises:
-        ToolError: The value cannot be written as JSON; the text names its type.
+        ToolError: The value cannot be written as JSON, and the text names its type; or it is too large.
     """
     if isinstance(value, ToolResult):
         content: Any = value.content
         if not isinstance(content, str):
             raise ToolError(f"The tool ran, but the content of its ToolResult is no text: {content!r}")
+        if len(content) > BYTES:
+            raise too_long()
         return encode_result(value.value)[0], readable(content)
     if isinstance(value, str):
+        if len(value) > BYTES:
+            raise too_long()
         text = readable(str.__str__(value))  # An enum that is a string is its value.
         return text, text
+    if isinstance(value, Iterator):
+        value = list(islice(cast("Iterator[Any]", value), VALUES + 1))
     try:
+        check_size(value)
         encoded = _encode(value)
+        if len(encoded) > BYTES:
+            raise too_long()
         return from_json(encoded), encoded.decode()
     except (ValueError, TypeError, RecursionError) as error:
         raise ToolError(
