@@ -27,7 +27,6 @@ def ids(nodes: Any) -> list[str]:
 def test_an_edge_leads_from_what_a_thought_is_related_to() -> None:  # L19
     graph = ThoughtGraph.of([thought("plan"), message("c1"), thought("step", "plan"), thought("seen", "c1")])
     assert graph.edges == (Edge("plan", "step", "thought"), Edge("c1", "seen", "call"))
-    assert ids(graph.ancestors("seen")) == ["c1"]
     assert [ids(chain) for chain in graph.chains()] == [["plan", "step"], ["c1", "seen"]]
 
 
@@ -42,9 +41,8 @@ def test_a_graph_is_a_sequence_of_its_thoughts() -> None:
     assert "z" not in graph
     assert ids(graph.calls) == ["c"]
     assert repr(graph) == "<ThoughtGraph of 3 thoughts and 1 calls>"
-    for ask in (lambda: graph["z"], lambda: graph.ancestors("z")):
-        with pytest.raises(KeyError, match="z"):
-            ask()
+    with pytest.raises(KeyError, match="z"):
+        graph["z"]
 
 
 def test_an_empty_graph_works_everywhere() -> None:
@@ -101,8 +99,7 @@ def test_of_several_things_of_one_id_the_one_that_came_last_before_is_meant() ->
     ])  # fmt: skip
     assert [(edge.target, edge.kind) for edge in graph.edges] == [("p", "thought"), ("q", "call"), ("r", "thought")]
     assert graph["x"].content == "2"
-    assert [node.content for node in graph.ancestors("p") if isinstance(node, ThoughtStreamEvent)] == ["1"]
-    assert graph.ancestors("x") == []
+    assert ("1", "about p") in [tuple(getattr(node, "content", "") for node in chain) for chain in graph.chains()]
 
 
 def test_the_call_that_made_a_thought_stands_for_the_thought() -> None:  # L20
@@ -120,15 +117,13 @@ def test_ids_of_vendors_that_use_them_again_lead_to_the_last_call_but_its_own() 
 
 def test_a_thought_that_is_related_to_itself_is_a_root() -> None:
     graph = ThoughtGraph.of([thought("a", "a")])
-    assert (graph.edges, graph.ancestors("a"), ids(graph.chains()[0])) == ((), [], ["a"])
+    assert (graph.edges, ids(graph.chains()[0])) == ((), ["a"])
     assert graph.tree() == "thinking a: about a [refers to itself]"
 
 
 def test_a_circle_is_opened_at_the_thought_that_came_first() -> None:
     graph = ThoughtGraph.of([thought("a", "c"), thought("b", "a"), thought("c", "b"), thought("d", "b")])
     assert len(graph.edges) == 4
-    assert ids(graph.ancestors("d")) == ["b", "a", "c"]
-    assert ids(graph.ancestors("a")) == ["c", "b"]
     assert [ids(chain) for chain in graph.chains()] == [["a", "b", "c"], ["a", "b", "d"]]
     assert graph.tree() == "\n".join([
         "thinking a: about a [circle: c]",
@@ -178,7 +173,6 @@ def test_live_folding_shares_what_was_there() -> None:
         versions.append(versions[-1].add(thought(f"t{n}", f"t{n - 1}")))
     assert len({id(version._store) for version in versions}) == 1
     assert len(versions[7]) == 7
-    assert len(versions[-1].ancestors("t1999")) == 1999
     assert len(versions[-1].chains()[0]) == 2000
     assert versions[-1].tree(width=1).count("\n") == 1999
 
@@ -258,9 +252,6 @@ def test_whatever_refers_to_whatever_every_thought_is_drawn_once(events: list[Ev
     assert {node.content for chain in numbered.chains() for node in chain if isinstance(node, ThoughtStreamEvent)} == {
         *marks
     }
-    for each in graph:
-        above = graph.ancestors(each.thought_id)
-        assert len({id(node) for node in above}) == len(above)
     for chain in graph.chains():
         assert len({id(node) for node in chain}) == len(chain)
     assert len(graph.tree().split("\n")) >= len(graph)
@@ -302,8 +293,8 @@ def test_a_thought_may_follow_from_one_of_an_earlier_run_of_its_conversation() -
     second = turn_of("2", thought("step", "plan"), thought("seen", "look"), thought("plan"), thought("end", "plan"))
     graph = ThoughtGraph.of([*first, *second])
     assert [(edge.source, edge.target) for edge in graph.edges] == [("plan", "step"), ("look", "seen"), ("plan", "end")]
-    assert graph.ancestors("step") == [first[0]]
-    assert graph.ancestors("end") == [second[2]]
+    assert [first[0], second[0]] in graph.chains()
+    assert [second[2], second[3]] in graph.chains()
     assert ThoughtGraph.of(first).grown(ThoughtGraph())[1] == []
     assert len(graph.grown(ThoughtGraph.of(first))[1]) == 3
     alone = ThoughtGraph.of(turn_of("2", thought("step", "plan")))

@@ -176,24 +176,6 @@ class ThoughtGraph:
                 links += self._beside(place)
         return nodes, links
 
-    def ancestors(self, id: str) -> list[Node]:
-        """What a thought follows from, directly and by way of others, nearest first; each only once.
-
-        Raises:
-            KeyError: No thought or tool call has that id.
-        """
-        own = [place for place in range(self._length) if _id(self._store.nodes[place]) == id]
-        if not own:
-            raise KeyError(id)
-        parents = self._parents()
-        start = max(own, key=lambda place: (isinstance(self._store.nodes[place], ThoughtStreamEvent), place))
-        seen = {start: None}
-        at = parents.get(start)
-        while at is not None and at not in seen:
-            seen[at] = None
-            at = parents.get(at)
-        return [self._store.nodes[place] for place in seen if place != start]
-
     def chains(self) -> list[list[Node]]:
         """Every line of thoughts, from what follows from nothing to what nothing follows from.
 

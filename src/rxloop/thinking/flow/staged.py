@@ -13,7 +13,7 @@ from rxloop.errors import ConfigurationError, InvalidThought, StageRefused
 from rxloop.thinking.flow.branches import Branches
 from rxloop.thinking.flow.definition import StrategyDefinition
 from rxloop.thinking.flow.stages import LOOP_CAP, StageManager
-from rxloop.thinking.sessions import Placed, SequentialThought, Session, ThoughtInput
+from rxloop.thinking.sessions import Placed, Session, ThoughtInput
 from rxloop.thinking.sessions.thought import Label, Name, OptionalCount
 
 
@@ -262,8 +262,3 @@ def by_name(definitions: tuple[StrategyDefinition, ...]) -> dict[str, StrategyDe
             if found.setdefault(name, each) is not each:
                 raise ConfigurationError(f"two strategies are called {name!r}")
     return found
-
-
-def stage_of(thought: SequentialThought) -> str | None:
-    """The stage that a thought is in."""
-    return thought.flow["stage"] if thought.flow is not None else None

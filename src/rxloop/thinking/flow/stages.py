@@ -136,15 +136,6 @@ class StageManager:
         """What the model is to do in the current stage."""
         return self._strategy.stage(self._stage).prompt
 
-    @property
-    def required_fields(self) -> tuple[str, ...]:
-        """What a thought in the current stage is to bring along; `a|b` is either of them."""
-        return tuple(self._strategy.stage(self._stage).fields)
-
-    def can_transition_to(self, stage: str) -> bool:
-        """Whether a stage may follow now."""
-        return stage in self.next_stages
-
     def transition_to(self, stage: str) -> str:
         """Go on to a stage.
 
