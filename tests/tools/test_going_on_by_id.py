@@ -11,7 +11,6 @@ from rxloop import Agent, RunContext, ThinkingSessions, ToolCompleteEvent, seque
 from rxloop.errors import ConfigurationError
 from rxloop.testing import ScriptedModel, call
 from rxloop.thinking.sessions.places import new_id
-from rxloop.tools.sequential_thinking import SequentialThinking
 from thinking.test_sequential_thoughts import thought
 
 NAME = "sequentialthinking"
@@ -93,4 +92,4 @@ async def test_a_name_is_the_tools_own_unless_it_shares_its_sessions() -> None:
 @pytest.mark.parametrize("name", ["a\nb", "x" * 201])
 def test_a_name_is_short_and_without_control_characters(name: str) -> None:
     with pytest.raises(ConfigurationError, match="session_id="):
-        SequentialThinking(name)
+        sequential_thinking(name)

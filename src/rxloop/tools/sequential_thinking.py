@@ -15,20 +15,6 @@ NAME = "sequentialthinking"
 class SequentialThinking(SessionTool):
     """The tool `sequentialthinking`: each call is a thought of a session, on the stream and kept by a store."""
 
-    def __init__(
-        self,
-        session_id: str | None = None,
-        *,
-        sessions: ThinkingSessions | None = None,
-        owner: Owner | None = None,
-        text_tokens: int = 400,
-        hidden: bool = False,
-    ) -> None:
-        """See `sequential_thinking`."""
-        schema = parameters(bound=session_id is not None)
-        definition = ToolDefinition(name=NAME, description=DESCRIPTION, parameters=schema, hidden=hidden)
-        super().__init__(definition, session_id, sessions, owner, text_tokens)
-
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
         given = ThoughtInput.of(arguments)
         return await self.sessions.think(given, owner=owner, session_id=self._bound, call_id=call_id)
@@ -64,4 +50,6 @@ def sequential_thinking(
         >>> await agent.run("Plan the move of a database without downtime.")
         >>> session = await planner.session()
     """
-    return SequentialThinking(session_id, sessions=sessions, owner=owner, text_tokens=text_tokens, hidden=hidden)
+    schema = parameters(bound=session_id is not None)
+    definition = ToolDefinition(name=NAME, description=DESCRIPTION, parameters=schema, hidden=hidden)
+    return SequentialThinking(definition, session_id, sessions, owner, text_tokens)
