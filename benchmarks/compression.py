@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rxloop.context.composition import ChainedCompressor
-from rxloop.context.folding import Folded, fold
+from rxloop.context.compressing import Compression, LastCut
 from rxloop.context.semantic import SemanticCompressor
 from rxloop.context.sliding_window import SlidingWindowCompressor
 from rxloop.context.token_budget import TokenBudgetCompressor
@@ -41,7 +42,7 @@ class _Conversation:
         self._messages: list[Message] = []
         self._chats: dict[int, Chat] = {}
         self._tokens: dict[int, int] = {}
-        self._state: Folded | None = None
+        self._state: LastCut | None = None
         # Models are built when they are first used, which is no part of a compression.
         Message.user("")
 
@@ -53,7 +54,8 @@ class _Conversation:
             self._messages.append(message)
             self._chats[id(message)] = chat
         self._count = count
-        done = fold(self._make(budget), self._messages, self, state=self._state, overhead=count(system))
+        compression = Compression(self._make(budget), self._messages, self, state=self._state, overhead=count(system))
+        done = asyncio.run(compression.result())
         self._state = done.state
         return system + [self._chat(message) for message in done.messages]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
-from rxloop.context import TokenEstimator
+from rxloop.context import Compressed, Compression, TokenEstimator
 from rxloop.messages import Message, ToolCall
+from rxloop.protocols import Compressor, TokenCounter
 from rxloop.records import Budget
 
 WORDS = [
@@ -98,3 +100,15 @@ def histories(draw: Callable[[st.SearchStrategy[Any]], Any]) -> list[Message]:
         answered = draw(st.integers(0, len(open_calls) - 1))
         messages += [Message.tool(one.id, draw(_long)) for one in open_calls[:answered]]
     return messages
+
+
+def compressed(
+    compressor: Compressor,
+    messages: Sequence[Message],
+    counter: TokenCounter,
+    *,
+    pinned: frozenset[int] = frozenset(),
+    **options: Any,
+) -> Compressed:
+    """Compress a history once."""
+    return asyncio.run(Compression(compressor, messages, counter, **options).result(pinned=pinned))

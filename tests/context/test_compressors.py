@@ -4,16 +4,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from histories import budget, call, long_history, turn
+from histories import budget, call, compressed, long_history, turn
 from rxloop.context import (
     ChainedCompressor,
-    Folded,
+    Compression,
+    LastCut,
     SemanticCompressor,
     SlidingWindowCompressor,
     TokenBudgetCompressor,
     TokenEstimator,
-    fold,
-    fold_async,
     problems_of,
 )
 from rxloop.errors import ConfigurationError
@@ -32,7 +31,7 @@ counter = TokenEstimator()
 
 
 def sent(make: Make, messages: Sequence[Message], tokens: int, **more: object) -> list[Message]:
-    return list(fold(make(tokens), messages, counter, **more).messages)  # pyright: ignore[reportArgumentType]
+    return list(compressed(make(tokens), messages, counter, **more).messages)  # pyright: ignore[reportArgumentType]
 
 
 def own(messages: Sequence[Message], history: Sequence[Message]) -> list[int]:
@@ -72,7 +71,7 @@ def test_one_huge_result_is_shortened_with_a_marker_and_its_call_is_left_alone(m
     output = "\n".join(f"row {number}: ticket T-{number} is open" for number in range(6_000))
     history = [Message.user("Which ticket is the last?"), *turn((call("big", query="select *"), output))]
     assert counter.count(history) > 50_000
-    made = fold(make(8_000), history, counter)
+    made = compressed(make(8_000), history, counter)
     assert made.tokens_after <= 8_000
     assert not made.budget_unmet
     result = made.messages[-1]
@@ -88,7 +87,7 @@ def test_one_huge_result_is_shortened_with_a_marker_and_its_call_is_left_alone(m
 def test_several_huge_results_of_one_message_share_the_room(make: Make) -> None:
     outputs = [(call(f"c{place}"), f"{place} " + "word " * 8_000) for place in range(3)]
     history = [Message.user("Go."), *turn(*outputs)]
-    made = fold(make(3_000), history, counter)
+    made = compressed(make(3_000), history, counter)
     assert not made.budget_unmet
     sizes = [len(message.text) for message in made.messages if message.role == "tool"]
     assert len(sizes) == 3
@@ -100,11 +99,11 @@ def test_facts_of_the_first_summary_are_in_the_second_and_there_is_one_summary(m
     # T103
     history = long_history(12)
     history[3:3] = [Message.assistant("The warehouse code is WH-7781."), Message.user("Good. Go on.")]
-    first = fold(make(1_000), history, counter)
+    first = compressed(make(1_000), history, counter)
     assert "warehouse" in said(first.messages)
     assert "WH-7781" in said(first.messages)
     later = [*history, *long_history(30)[1:]]
-    second = fold(make(1_000), later, counter, state=first.state)
+    second = compressed(make(1_000), later, counter, state=first.state)
     assert second.cut
     assert "warehouse" in said(second.messages)
     assert "WH-7781" in said(second.messages)
@@ -117,8 +116,8 @@ def test_facts_of_the_first_summary_are_in_the_second_and_there_is_one_summary(m
 def test_with_nothing_left_but_the_summary_nothing_is_done(make: Make) -> None:
     # T104
     history = [*long_history(10), Message.assistant("Nearly there."), Message.user("word " * 3_000)]
-    first = fold(make(1_000), history, counter)
-    again = fold(make(1_000), history, counter, state=first.state)
+    first = compressed(make(1_000), history, counter)
+    again = compressed(make(1_000), history, counter, state=first.state)
     assert first.budget_unmet
     assert again.budget_unmet
     assert not again.cut
@@ -142,15 +141,15 @@ def test_messages_with_reasoning_are_kept_byte_for_byte_or_go(make: Make) -> Non
 def test_what_is_sent_is_the_same_for_the_same_history_in_any_order_of_runs(make: Make) -> None:
     compressor = make(1_200)
     one, two = long_history(30), long_history(25, size=90)
-    alone = fold(make(1_200), one, counter).messages
-    fold(compressor, two, counter)
-    assert fold(compressor, one, counter).messages == alone
+    alone = compressed(make(1_200), one, counter).messages
+    compressed(compressor, two, counter)
+    assert compressed(compressor, one, counter).messages == alone
 
 
 @every_compressor
 def test_a_cut_goes_down_to_the_low_mark(make: Make) -> None:
     history = long_history(60)
-    made = fold(make(3_000), history, counter)
+    made = compressed(make(3_000), history, counter)
     assert made.tokens_after <= 0.65 * 3_000
 
 
@@ -224,10 +223,10 @@ async def test_with_vectors_the_block_that_means_the_goal_outranks_the_others() 
 
     history = _errands()
     compressor = SemanticCompressor(280, relevance=3.0, embed=embed)
-    made = await fold_async(compressor, history, counter)
+    made = await Compression(compressor, history, counter).result()
     assert history[2] in made.messages
     once = len(asked)
-    await fold_async(compressor, history, counter)
+    await Compression(compressor, history, counter).result()
     assert len(asked) == once == len(set(asked))
 
 
@@ -236,17 +235,10 @@ async def test_an_embedder_that_fails_leaves_it_to_the_words(caplog: pytest.LogC
         raise OSError("no route to host")
 
     history = _errands()
-    made = await fold_async(SemanticCompressor(280, embed=embed), history, counter)
-    assert list(made.messages) == sent(SemanticCompressor, history, 280)
+    made = await Compression(SemanticCompressor(280, embed=embed), history, counter).result()
+    by_words = await Compression(SemanticCompressor(280), history, counter).result()
+    assert made.messages == by_words.messages
     assert "the embedder failed" in caplog.text
-
-
-def test_a_compressor_that_waits_needs_the_other_fold() -> None:
-    async def embed(texts: Sequence[str]) -> list[list[float]]:
-        return []
-
-    with pytest.raises(ConfigurationError, match="use fold_async"):
-        fold(SemanticCompressor(280, embed=embed), _errands(), counter)
 
 
 def test_a_chain_stops_as_soon_as_the_budget_is_met() -> None:
@@ -258,9 +250,9 @@ def test_a_chain_stops_as_soon_as_the_budget_is_met() -> None:
             return super().compress(messages, budget)
 
     history = long_history(40)
-    fold(ChainedCompressor(TokenBudgetCompressor(2_000), Remembering(2_000)), history, counter)
+    compressed(ChainedCompressor(TokenBudgetCompressor(2_000), Remembering(2_000)), history, counter)
     assert asked == []
-    fold(ChainedCompressor(Idle(), Remembering(2_000)), history, counter)
+    compressed(ChainedCompressor(Idle(), Remembering(2_000)), history, counter)
     assert asked == [len(history)]
 
 
@@ -278,7 +270,7 @@ async def test_a_chain_waits_where_one_of_it_does() -> None:
     history = long_history(40)
     chain = ChainedCompressor(Idle(), SemanticCompressor(2_000, embed=embed), SlidingWindowCompressor(1_900))
     assert chain.max_tokens == 1_900
-    made = await fold_async(chain, history, counter)
+    made = await Compression(chain, history, counter).result()
     assert made.failed == ""
     assert made.tokens_after <= 1_900
 
@@ -292,7 +284,7 @@ def test_a_chain_has_one_summary_that_covers_what_all_of_it_left_out() -> None:
 
     history = long_history(60)
     history[3:3] = [Message.assistant("The warehouse code is WH-7781.")]
-    made = fold(ChainedCompressor(Forgetful(), SlidingWindowCompressor(2_000)), history, counter)
+    made = compressed(ChainedCompressor(Forgetful(), SlidingWindowCompressor(2_000)), history, counter)
     assert [message.text[:8] for message in made.messages if message.role == "user"][1:] == ["[Earlier"]
     assert "WH-7781" in made.state.summary
 
@@ -309,4 +301,4 @@ def test_a_compressor_can_be_used_by_itself() -> None:
     history = long_history(40)
     made = SlidingWindowCompressor(2_000).compress(history, budget(history, 2_000, 1_200))
     assert counter.count(made) <= 1_300
-    assert Folded().messages(history) is history
+    assert LastCut().messages(history) is history

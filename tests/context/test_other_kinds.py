@@ -7,14 +7,13 @@ from random import Random
 
 import pytest
 
-from histories import call, turn
+from histories import call, compressed, turn
 from rxloop.context import (
-    Folded,
+    LastCut,
     SemanticCompressor,
     SlidingWindowCompressor,
     TokenBudgetCompressor,
     TokenEstimator,
-    fold,
 )
 from rxloop.messages import Message
 from rxloop.protocols import Compressor
@@ -104,10 +103,10 @@ def test_what_was_named_long_ago_is_still_in_the_request(
 ) -> None:
     history, needed = kind(Random(7))
     limit = int(share * counter.count(history))
-    state: Folded | None = None
+    state: LastCut | None = None
     sent: list[Message] = []
     for stop in range(1, len(history) + 1, 2):
-        made = fold(make(limit), history[:stop], counter, state=state)
+        made = compressed(make(limit), history[:stop], counter, state=state)
         state, sent = made.state, list(made.messages)
         assert not made.budget_unmet
     text = "\n".join([m.text for m in sent] + [str(one.arguments) for m in sent for one in m.tool_calls])

@@ -7,17 +7,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from histories import Words, histories
+from histories import Words, compressed, histories
 from rxloop.context import (
     ChainedCompressor,
     Compressed,
-    Folded,
+    LastCut,
     SemanticCompressor,
     SlidingWindowCompressor,
     TokenBudgetCompressor,
     TokenEstimator,
     blocks_of,
-    fold,
     problems_of,
 )
 from rxloop.messages import Message
@@ -71,7 +70,7 @@ def test_what_is_sent_is_valid_and_has_the_task_and_fits_or_says_that_it_cannot(
 ) -> None:
     pins = data.draw(st.frozensets(st.integers(0, len(history) - 1), max_size=2)) if data and history else frozenset()
     counter = Words()
-    made = fold(make(tokens), history, counter, pinned=pins)
+    made = compressed(make(tokens), history, counter, pinned=pins)
     check(history, made, tokens, counter, pins)
 
 
@@ -82,13 +81,15 @@ def test_a_growing_history_gives_requests_that_only_grow_between_cuts(
     make: Callable[[int], Compressor], history: list[Message], tokens: int
 ) -> None:
     counter = TokenEstimator()
-    state: Folded | None = None
+    state: LastCut | None = None
     before: list[Message] = []
     for block in blocks_of(history):
         so_far = history[: block.places.stop]
-        made = fold(make(tokens), so_far, counter, state=state)
+        made = compressed(make(tokens), so_far, counter, state=state)
         check(so_far, made, tokens, counter, frozenset())
         if not made.cut:  # T101
             assert [id(m) for m in made.messages[: len(before)]] == [id(m) for m in before]
-        assert fold(make(tokens), so_far, counter, state=Folded.load(made.state.dump())).messages == made.messages
+        assert (
+            compressed(make(tokens), so_far, counter, state=LastCut.load(made.state.dump())).messages == made.messages
+        )
         state, before = made.state, list(made.messages)

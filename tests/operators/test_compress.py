@@ -26,7 +26,7 @@ from rxloop import (
 )
 from rxloop.context import (
     CompositeWorkspace,
-    Folded,
+    LastCut,
     Scratchpad,
     SlidingWindowCompressor,
     TextWorkspace,
@@ -234,7 +234,7 @@ async def test_the_view_that_is_kept_is_what_is_sent() -> None:
     told = compressions(events)[-1]
     request = next(each for each in model.requests if each.step == told.step)
     history = list(model.requests[0].messages)
-    assert Folded.load(told.view).summary == told.summary
+    assert LastCut.load(told.view).summary == told.summary
     assert any(message.text == told.summary for message in request.messages)
     assert history[0] in request.messages
 

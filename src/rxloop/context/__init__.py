@@ -2,10 +2,10 @@
 
 from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
 from rxloop.context.composition import ChainedCompressor
+from rxloop.context.compressing import Compressed, Compression, LastCut
 from rxloop.context.counting import TextCounter, TokenEstimator
 from rxloop.context.facts import Fact, facts_of
 from rxloop.context.folder import FolderWorkspace
-from rxloop.context.folding import Compressed, Folded, fold, fold_async
 from rxloop.context.ledger import FactLedger
 from rxloop.context.semantic import SemanticCompressor
 from rxloop.context.sliding_window import SlidingWindowCompressor
@@ -18,10 +18,11 @@ __all__ = [
     "ChainedCompressor",
     "CompositeWorkspace",
     "Compressed",
+    "Compression",
     "Fact",
     "FactLedger",
-    "Folded",
     "FolderWorkspace",
+    "LastCut",
     "Scratchpad",
     "SemanticCompressor",
     "SlidingWindowCompressor",
@@ -33,8 +34,6 @@ __all__ = [
     "TokenEstimator",
     "blocks_of",
     "facts_of",
-    "fold",
-    "fold_async",
     "problems_of",
     "reflect",
     "repaired",

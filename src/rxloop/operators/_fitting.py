@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from rxloop.context.compressing import Compressed, Compression, LastCut
 from rxloop.context.counting import TokenEstimator
-from rxloop.context.folding import Compressed, Folded, fold_async, unless_full
 from rxloop.errors import ConfigurationError
 from rxloop.events import ContextCompressedEvent, Event, ThinkingFailedEvent
 from rxloop.messages import Message
@@ -55,7 +55,7 @@ class Fitting:
         self._reserve = reserve
         self._sent: WeakKeyDictionary[Any, dict[str | None, tuple[str, float]]] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-        self._read: WeakKeyDictionary[Any, dict[str | None, tuple[Event, Folded]]] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[Any, dict[str | None, tuple[Event, LastCut]]] = WeakKeyDictionary()
 
     def counter(self, request: ModelRequest) -> TokenCounter:
         """The counter for the model of a request, with what the provider said of the last one."""
@@ -75,7 +75,7 @@ class Fitting:
             request.ctx.host.recorded(request.step) is not None or request.ctx.state.thinking_failures >= MOST_FAILURES
         )
 
-    def state(self, request: ModelRequest) -> Folded | None:
+    def state(self, request: ModelRequest) -> LastCut | None:
         """What the last cut left: the same object until the next one, so that its messages are the same ones too."""
         event = request.ctx.state.compressed
         if event is None or not event.view:
@@ -83,12 +83,12 @@ class Fitting:
         read = self._read.setdefault(request.ctx.host, {})
         known = read.get(request.branch)
         if known is None or known[0] is not event:
-            known = read[request.branch] = event, Folded.load(event.view)
+            known = read[request.branch] = event, LastCut.load(event.view)
         return known[1]
 
-    def unless_full(self, request: ModelRequest, counter: TokenCounter) -> Compressed | None:
-        """What is sent of the history while it fits; None when it has to be cut."""
-        return unless_full(
+    def compression(self, request: ModelRequest, counter: TokenCounter) -> Compression:
+        """The history of a request on its way into it."""
+        return Compression(
             self._compressor,
             request.messages,
             counter,
@@ -98,19 +98,9 @@ class Fitting:
             every=self._every,
         )
 
-    async def fold(self, request: ModelRequest, counter: TokenCounter) -> Compressed:
-        """What is sent of the history after a cut."""
-        return await fold_async(
-            self._compressor,
-            request.messages,
-            counter,
-            state=self.state(request),
-            overhead=self._overhead(request, counter),
-            pressure=request.pressure,
-            pinned=_pinned(request),
-            every=self._every,
-            seconds=self._timeout,
-        )
+    async def cut(self, request: ModelRequest, compression: Compression) -> Compressed:
+        """Cut the history of a request."""
+        return await compression.result(pinned=_pinned(request), seconds=self._timeout)
 
     def smaller(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
         """The request with these messages, and with what it is estimated to take."""
@@ -161,7 +151,7 @@ def _told(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signa
         branch=request.branch,
         tokens_before=found.tokens_before,
         tokens_after=found.tokens_after,
-        folded=list(found.state.folded),
+        folded=list(found.state.left_out),
         summary=found.state.summary,
         reason="refused" if request.pressure else found.reason,
         dropped=found.dropped,

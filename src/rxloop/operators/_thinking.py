@@ -9,7 +9,7 @@ from typing import Any
 
 from reactivex import Observable
 
-from rxloop.context.folding import Compressed, Folded
+from rxloop.context.compressing import Compressed, LastCut
 from rxloop.context.thinking import ASK, Summary, ThinkingResult, question, reflect
 from rxloop.errors import RxloopError
 from rxloop.events import ContentCompleteEvent, Event, ThinkingFailedEvent, UsageEvent
@@ -45,12 +45,12 @@ class Phase:
         if self._note and result.note():
             request = request.replace(tail=(*request.tail, Message.user(result.note())))
         counter = self._fitting.counter(request)
-        found = self._fitting.unless_full(request, counter)
-        if found is not None:
-            return emit(self._thought(request, found, result, counter))
+        compression = self._fitting.compression(request, counter)
+        if compression.fits:
+            return emit(self._thought(request, compression.unchanged(), result, counter))
 
         async def cut(push: Push[Any]) -> None:
-            made = await self._fitting.fold(request, counter)
+            made = await self._fitting.cut(request, compression)
             fields: dict[str, Any] = {}
             if made.cut and self._model is not None and not request.pressure:
                 made, fields, failure = await self._summarised(self._model, request, made, counter)
@@ -97,8 +97,8 @@ class Phase:
     async def _ask(self, model: Provider, request: ModelRequest, made: Compressed) -> tuple[str, Usage]:
         """What the model says of the messages that leave the view, and the tokens that it used."""
         history = request.messages
-        before = self._fitting.state(request) or Folded()
-        gone = set(made.state.folded) - set(before.folded)
+        before = self._fitting.state(request) or LastCut()
+        gone = set(made.state.left_out) - set(before.left_out)
         task = next((message.text for message in history if message.role == "user"), "")
         asked = question(task, before.summary, [history[place] for place in sorted(gone)], _SHOWN)
         thinking = ModelRequest(

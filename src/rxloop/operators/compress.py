@@ -52,12 +52,12 @@ def compress(
         if fitting.skips(request):
             return emit(request)
         known = fitting.counter(request)
-        found = fitting.unless_full(request, known)
-        if found is not None:
-            return emit(fitting.smaller(request, found.messages, known))
+        compression = fitting.compression(request, known)
+        if compression.fits:
+            return emit(fitting.smaller(request, compression.unchanged().messages, known))
 
         async def cut(push: Push[Any]) -> None:
-            made = await fitting.fold(request, known)
+            made = await fitting.cut(request, compression)
             for event in fitting.told(request, made):
                 push(event)
             push(fitting.smaller(request, made.messages, known))

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any, cast
 
 from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
-from rxloop.errors import ConfigurationError
 from rxloop.messages import Message
 from rxloop.protocols import Compressor, TokenCounter
 from rxloop.records import Budget
@@ -21,7 +20,7 @@ _AFTER_REFUSAL = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class LastCut:
     """What the last cut of a run left; all that has to be remembered between two requests.
 
     With the history it gives the messages to send, in this process or another: see `dump` and `load`.
@@ -42,7 +41,7 @@ class Folded:
         return [*cut, *history[self.upto :]]
 
     @property
-    def folded(self) -> tuple[int, ...]:
+    def left_out(self) -> tuple[int, ...]:
         """The places of the messages that are not sent as they are."""
         kept = {item for item in self.view if isinstance(item, int)}
         return tuple(place for place in range(self.upto) if place not in kept)
@@ -66,7 +65,7 @@ class Folded:
         return {"upto": self.upto, "view": view, "limit": self.limit}
 
     @classmethod
-    def load(cls, data: Mapping[str, Any]) -> Folded:
+    def load(cls, data: Mapping[str, Any]) -> LastCut:
         """The state that `dump` gave."""
         view: list[int | Message] = []
         for item in data["view"]:
@@ -84,7 +83,7 @@ class Compressed:
 
     messages: Sequence[Message]
     """The messages to send; the very history, if nothing was ever cut."""
-    state: Folded
+    state: LastCut
     """To be passed in with the next request of the run."""
     tokens_before: int
     """Tokens of what would have gone out without a cut."""
@@ -115,102 +114,145 @@ class Compressed:
         return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
 
 
-def fold(
-    compressor: Compressor,
-    messages: Sequence[Message],
-    counter: TokenCounter,
-    *,
-    state: Folded | None = None,
-    overhead: int = 0,
-    pressure: int = 0,
-    pinned: frozenset[int] = frozenset(),
-    every: int | None = None,
-) -> Compressed:
-    """Make a history fit: nothing is done until it overflows; then the compressor is asked once.
-
-    Args:
-        compressor: Makes the cut; one that works at once.
-        messages: The whole history.
-        counter: Counts the tokens.
-        state: What the last step of this run gave as its `state`.
-        overhead: Tokens of what goes with the messages: system prompt, tools, workspace.
-        pressure: More than 0 if the provider has just refused what the last step gave, as too long.
-        pinned: The places of messages that must stay.
-        every: Ask the compressor after so many messages of the model too, though there is room.
-
-    Raises:
-        ConfigurationError: The compressor gives an awaitable; see `fold_async`.
-    """
-    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, pinned, every)
-    if step.fits:
-        return step.unchanged()
-    begin = time.perf_counter()
-    try:
-        made = compressor.compress(messages, step.budget)
-    except Exception as error:
-        return step.failure(f"{type(error).__name__}: {error}")
-    if isinstance(made, Awaitable):
-        if hasattr(made, "close"):
-            made.close()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
-        raise ConfigurationError(f"{compressor!r} has to be awaited: use fold_async()")
-    return step.cut(made, time.perf_counter() - begin)
-
-
-def unless_full(
-    compressor: Compressor,
-    messages: Sequence[Message],
-    counter: TokenCounter,
-    *,
-    state: Folded | None = None,
-    overhead: int = 0,
-    pressure: int = 0,
-    every: int | None = None,
-) -> Compressed | None:
-    """What goes out while nothing has to be cut; None when it is time for `fold`, whose arguments these are."""
-    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, frozenset(), every)
-    return step.unchanged() if step.fits else None
-
-
-async def fold_async(
-    compressor: Compressor,
-    messages: Sequence[Message],
-    counter: TokenCounter,
-    *,
-    state: Folded | None = None,
-    overhead: int = 0,
-    pressure: int = 0,
-    pinned: frozenset[int] = frozenset(),
-    every: int | None = None,
-    seconds: float | None = None,
-) -> Compressed:
-    """The same with a compressor that may have to wait, such as for vectors; see `fold`.
-
-    A compressor of somebody's own that works at once does so in a thread, so that it cannot hold the event loop up.
+class Compression:
+    """A history on its way into a request: it goes as it is while it fits, and is cut once when it overflows.
 
     Args:
         compressor: Makes the cut.
-        messages: See `fold`.
-        counter: See `fold`.
-        state: See `fold`.
-        overhead: See `fold`.
-        pressure: See `fold`.
-        pinned: See `fold`.
-        every: See `fold`.
-        seconds: How long the compressor may take; then the messages are those without a cut.
+        messages: The whole history.
+        counter: Counts the tokens.
+        state: What the last compression of this run gave as its `state`.
+        overhead: Tokens of what goes with the messages: system prompt, tools, workspace.
+        pressure: More than 0 if the provider has just refused what the last compression gave, as too long.
+        every: Ask the compressor after so many messages of the model too, even when there is room.
     """
-    step = _Step.of(compressor, messages, counter, state or Folded(), overhead, pressure, pinned, every)
-    if step.fits:
-        return step.unchanged()
-    begin = time.perf_counter()
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            made = await _asked(compressor, messages, step.budget)
-    except Exception as error:
-        if limit.expired():
-            return step.failure(f"{compressor!r} took more than {seconds:g} s")
-        return step.failure(f"{type(error).__name__}: {error}")
-    return step.cut(made, time.perf_counter() - begin)
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        messages: Sequence[Message],
+        counter: TokenCounter,
+        *,
+        state: LastCut | None = None,
+        overhead: int = 0,
+        pressure: int = 0,
+        every: int | None = None,
+    ) -> None:
+        state = state or LastCut()
+        if state.upto > len(messages):
+            # The state is of another history, such as that of a fork.
+            state = LastCut(limit=state.limit)
+        self._compressor = compressor
+        self._history = messages
+        self._counter = counter
+        self._sent = state.messages(messages)
+        self._tokens = counter.count(self._sent)
+        limit = compressor.max_tokens if state.limit is None else min(compressor.max_tokens, state.limit)
+        if pressure:
+            limit = min(limit, int((self._tokens + overhead) * _AFTER_REFUSAL))
+            state = replace(state, limit=limit)
+        self._state = state
+        self._room = max(0, limit - overhead)
+        high: float = getattr(compressor, "high", 1.0)
+        most: int | None = getattr(compressor, "max_messages", None)
+        self._full = self._tokens > int(self._room * high) or (most is not None and len(self._sent) > most)
+        self._due = every is not None and _calls_since(messages, state.upto, every)
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing has to be cut."""
+        return not self._due and not self._full
+
+    async def result(self, *, pinned: frozenset[int] = frozenset(), seconds: float | None = None) -> Compressed:
+        """Ask the compressor, unless everything fits, and check what it gives.
+
+        A compressor of the user's own that does not await runs in a thread, so that it cannot block the event loop.
+
+        Args:
+            pinned: The places of messages that must stay.
+            seconds: How long the compressor may take; after that, the messages go as they were.
+        """
+        if self.fits:
+            return self.unchanged()
+        low: float = getattr(self._compressor, "low", _LOW)
+        most: int | None = getattr(self._compressor, "max_messages", None)
+        budget = Budget(
+            tokens=self._room,
+            target=int(min(self._room, self._tokens) * low) if self._due else int(self._room * low),
+            counter=self._counter,
+            pinned=pinned,
+            sent=self._sent,
+            messages=None if most is None else int(most * low),
+        )
+        begin = time.perf_counter()
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                made = await _asked(self._compressor, self._history, budget)
+        except Exception as error:
+            if limit.expired():
+                return self._failure(f"{self._compressor!r} took more than {seconds:g} s")
+            return self._failure(f"{type(error).__name__}: {error}")
+        return self._checked(made, pinned, time.perf_counter() - begin)
+
+    def unchanged(self, **fields: Any) -> Compressed:
+        """What goes out without a cut."""
+        return Compressed(
+            messages=self._sent,
+            state=self._state,
+            tokens_before=self._tokens,
+            tokens_after=self._tokens,
+            stable=len(self._sent),
+            stable_tokens=self._tokens,
+            budget_unmet=self._tokens > self._room,
+            **fields,
+        )
+
+    def _failure(self, reason: str) -> Compressed:
+        return self.unchanged(failed=reason)
+
+    def _checked(self, made: object, pinned: frozenset[int], seconds: float) -> Compressed:
+        """Check and repair the cut that a compressor made."""
+        try:
+            view = _view(made, self._history)
+        except ValueError as error:
+            return self._failure(str(error))
+        blocks = blocks_of(self._history)
+        view, lost = _restored(view, self._history, blocks, pinned)
+        chosen = [self._history[item] if isinstance(item, int) else item for item in view]
+        # A call may leave without its result only where the history itself waits for it.
+        at_work = bool(blocks) and blocks[-1].open
+        problems = (*lost, *problems_of(chosen, open_tail=at_work))
+        if problems:
+            chosen = repaired(chosen, open_tail=at_work)
+            view = _view(chosen, self._history)
+        after = self._counter.count(chosen)
+        if chosen == list(self._sent):
+            return self.unchanged(seconds=seconds, problems=problems)
+        if after > self._tokens:
+            return self._failure(f"the result takes {after} tokens, more than the {self._tokens} before it")
+        stable = _common(self._sent, chosen)
+        results = {message.tool_call_id for message in chosen if message.role == "tool"}
+        state = LastCut(len(self._history), view, self._state.limit)
+        originals = {id(message) for message in self._history}
+        shortened = sum(m.role == "tool" and id(m) not in originals for m in chosen)
+        there = {id(message) for message in chosen}
+        gone = sum(id(m) not in there and (m.role != "tool" or m.tool_call_id not in results) for m in self._sent)
+        return Compressed(
+            messages=chosen,
+            state=state,
+            tokens_before=self._tokens,
+            tokens_after=after,
+            cut=True,
+            dropped=gone,
+            shortened=shortened,
+            stable=stable,
+            stable_tokens=self._counter.count(chosen[:stable]),
+            budget_unmet=after > self._room,
+            problems=problems,
+            seconds=seconds,
+            reason="overflow" if self._full else "steps",
+        )
 
 
 async def _asked(compressor: Compressor, messages: Sequence[Message], budget: Budget) -> object:
@@ -226,124 +268,6 @@ def _is_ours(compressor: Compressor) -> bool:
     parts: Sequence[Compressor] = getattr(compressor, "compressors", ())
     module: str = getattr(compressor.compress, "__module__", None) or ""
     return module.partition(".")[0] == "rxloop" and all(map(_is_ours, parts))
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One step: what would go out without a cut, and what a cut is to keep to."""
-
-    history: Sequence[Message]
-    state: Folded
-    sent: Sequence[Message]
-    tokens: int
-    high: int
-    budget: Budget
-    max_messages: int | None
-    due: bool
-    """Whether it is time for a cut, though there may be room."""
-
-    @classmethod
-    def of(
-        cls,
-        compressor: Compressor,
-        history: Sequence[Message],
-        counter: TokenCounter,
-        state: Folded,
-        overhead: int,
-        pressure: int,
-        pinned: frozenset[int],
-        every: int | None,
-    ) -> _Step:
-        if state.upto > len(history):
-            # Another history than the one that was cut, such as that of a fork.
-            state = Folded(limit=state.limit)
-        sent = state.messages(history)
-        tokens = counter.count(sent)
-        limit = compressor.max_tokens if state.limit is None else min(compressor.max_tokens, state.limit)
-        if pressure:
-            limit = min(limit, int((tokens + overhead) * _AFTER_REFUSAL))
-            state = replace(state, limit=limit)
-        room = max(0, limit - overhead)
-        high, low = getattr(compressor, "high", 1.0), getattr(compressor, "low", _LOW)
-        most: int | None = getattr(compressor, "max_messages", None)
-        due = every is not None and _calls_since(history, state.upto, every)
-        window = None if most is None else int(most * low)
-        budget = Budget(
-            tokens=room,
-            target=int(min(room, tokens) * low) if due else int(room * low),
-            counter=counter,
-            pinned=pinned,
-            sent=sent,
-            messages=window,
-        )
-        return cls(history, state, sent, tokens, int(room * high), budget, most, due)
-
-    @property
-    def fits(self) -> bool:
-        return not self.due and not self.full
-
-    @property
-    def full(self) -> bool:
-        return self.tokens > self.high or (self.max_messages is not None and len(self.sent) > self.max_messages)
-
-    def unchanged(self, **fields: Any) -> Compressed:
-        """What goes out without a cut."""
-        return Compressed(
-            messages=self.sent,
-            state=self.state,
-            tokens_before=self.tokens,
-            tokens_after=self.tokens,
-            stable=len(self.sent),
-            stable_tokens=self.tokens,
-            budget_unmet=self.tokens > self.budget.tokens,
-            **fields,
-        )
-
-    def failure(self, reason: str) -> Compressed:
-        return self.unchanged(failed=reason)
-
-    def cut(self, made: object, seconds: float) -> Compressed:
-        """What goes out with the cut that a compressor made, checked and repaired."""
-        try:
-            view = _view(made, self.history)
-        except ValueError as error:
-            return self.failure(str(error))
-        blocks = blocks_of(self.history)
-        view, lost = _restored(view, self.history, blocks, self.budget.pinned)
-        chosen = [self.history[item] if isinstance(item, int) else item for item in view]
-        # A call may leave without its result only where the history itself waits for it.
-        at_work = bool(blocks) and blocks[-1].open
-        problems = (*lost, *problems_of(chosen, open_tail=at_work))
-        if problems:
-            chosen = repaired(chosen, open_tail=at_work)
-            view = _view(chosen, self.history)
-        after = self.budget.counter.count(chosen)
-        if chosen == list(self.sent):
-            return self.unchanged(seconds=seconds, problems=problems)
-        if after > self.tokens:
-            return self.failure(f"the result takes {after} tokens, more than the {self.tokens} before it")
-        stable = _common(self.sent, chosen)
-        results = {message.tool_call_id for message in chosen if message.role == "tool"}
-        state = Folded(len(self.history), view, self.state.limit)
-        originals = {id(message) for message in self.history}
-        shortened = sum(m.role == "tool" and id(m) not in originals for m in chosen)
-        there = {id(message) for message in chosen}
-        gone = sum(id(m) not in there and (m.role != "tool" or m.tool_call_id not in results) for m in self.sent)
-        return Compressed(
-            messages=chosen,
-            state=state,
-            tokens_before=self.tokens,
-            tokens_after=after,
-            cut=True,
-            dropped=gone,
-            shortened=shortened,
-            stable=stable,
-            stable_tokens=self.budget.counter.count(chosen[:stable]),
-            budget_unmet=after > self.budget.tokens,
-            problems=problems,
-            seconds=seconds,
-            reason="overflow" if self.full else "steps",
-        )
 
 
 def _calls_since(history: Sequence[Message], place: int, count: int) -> bool:
