@@ -40,6 +40,8 @@ LAYOUT = (
             "options",
             "settings",
             "stream.stream",
+            "stream.bridges",
+            "stream.scheduler",
             "playback",
             "differences",
             "state",

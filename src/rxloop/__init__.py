@@ -158,6 +158,10 @@ if TYPE_CHECKING:
     from rxloop.settings import ModelSettings as ModelSettings
     from rxloop.state import RunState as RunState
     from rxloop.state import fold as fold
+    from rxloop.stream.bridges import Push as Push
+    from rxloop.stream.bridges import emit as emit
+    from rxloop.stream.bridges import from_task as from_task
+    from rxloop.stream.scheduler import timers as timers
     from rxloop.stream.stream import Stream as Stream
     from rxloop.thinking.flow import STRATEGIES as STRATEGIES
     from rxloop.thinking.flow import Stage as Stage

@@ -82,7 +82,7 @@ def offline_model() -> Iterator[OfflineModel]:
 
     `offline_model.provider()` talks to it over a real socket; `offline_model.requests` has what it was asked.
     """
-    from rxloop.testing.offline import OfflineModel, serve_in_thread
+    from rxloop.testing import OfflineModel, serve_in_thread
 
     model = OfflineModel()
     stop = serve_in_thread(model)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Push = Callable[[T], None]
+"""Delivers a value at once; what `from_task` hands to its async function."""
 log = logging.getLogger("rxloop")
 
 
@@ -36,7 +37,7 @@ def from_task(
     shielded: bool = False,
     abandoned: Callable[[], None] | None = None,
 ) -> Observable[T]:
-    """A cold Observable whose values an async function pushes.
+    """Make a cold Observable whose values an async function pushes.
 
     ::
 
@@ -237,7 +238,7 @@ def from_awaitable(
 
 
 def emit(*values: T) -> Observable[T]:
-    """A cold Observable that delivers its values inside `subscribe`.
+    """Make a cold Observable that delivers its values inside `subscribe`.
 
     Not `reactivex.of`, which goes over a trampoline and so may deliver after what was published later.
     """

@@ -101,7 +101,7 @@ class RunScheduler(AsyncIOScheduler):
 
 
 def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
-    """The scheduler of a subscription, or the running event loop where none was given.
+    """Return the scheduler of a subscription, or one on the running event loop where none was given.
 
     Stock operators fall back on a timer of another thread instead, where a run must not be touched. And the stock
     scheduler of asyncio, which `await` on an Observable brings along, tells the time by the clock on the wall while its

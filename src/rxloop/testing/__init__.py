@@ -5,7 +5,7 @@ from rxloop.testing.clock import VirtualTime, virtual_time
 from rxloop.testing.conversation import Conversation, PastCall, Reply, Rule
 from rxloop.testing.loop import NothingLeft
 from rxloop.testing.marbles import assert_marbles, marbles
-from rxloop.testing.offline import OfflineModel, demo_model
+from rxloop.testing.offline import OfflineModel, demo_model, serve_in_thread
 from rxloop.testing.recorded import recorded, recorded_events
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "marbles",
     "recorded",
     "recorded_events",
+    "serve_in_thread",
     "turn",
     "virtual_time",
 ]
