@@ -1,4 +1,4 @@
-"""A compressor of one's own: it leaves out what was looked up and is over, and keeps the rest word for word."""
+"""Your own compressor: it leaves out old lookups and keeps everything else word for word."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ForgetLookups:
         self.max_tokens = max_tokens
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
-        """The messages to send instead. What is returned is checked and repaired: no pair is ever torn apart."""
+        """Return the messages to send instead. They are checked and repaired: a call never loses its result."""
         kept = blocks_of(messages)
         while budget.count(*(each for block in kept for each in block.messages)) > budget.target:
             lookups = [block for block in kept[:-1] if {c.name for c in block.messages[0].tool_calls} == {self.tool}]
@@ -41,7 +41,7 @@ def decide(what: str) -> str:
 
 
 def offline_model() -> ScriptedModel:
-    """A model that searches and decides; put a model string such as "zai:glm-4.7" in its place."""
+    """Make a model that searches and decides; replace it with a model string such as "zai:glm-4.7"."""
     steps = [step for n in range(6) for step in (call("search", words=f"topic {n}"), call("decide", what=f"point {n}"))]
     return ScriptedModel(*steps, "All six points are decided.")
 

@@ -1,4 +1,4 @@
-"""A loop of one's own: an operator written with Rx, a guard written without it, and the usual parts around them."""
+"""Your own loop: an operator written with Rx, a guard written without it, and the usual operators around them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def get_weather(city: str) -> dict[str, Any]:
 
 
 def to_the_point(signal: Signal) -> Signal:
-    """Ask for short answers: a model request is replaced by another one, and everything else passes."""
+    """Ask for short answers: replace a model request by another one, and pass everything else."""
     if isinstance(signal, ModelRequest):
         return signal.replace(settings=ModelSettings(max_tokens=400).over(signal.settings))
     return signal
@@ -48,7 +48,7 @@ def to_the_point(signal: Signal) -> Signal:
 
 @op.on(ToolRequest)
 async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-    """Refuse what is closed, and ask before what costs money. What is yielded takes the request's place."""
+    """Refuse closed stations, and ask before paying. What it yields replaces the request."""
     city = request.call.arguments.get("city")
     if city in CLOSED:
         yield request.refuse(f"The station in {city} is closed.")
@@ -59,12 +59,12 @@ async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Sig
 
 
 def buy(question: PendingInput) -> bool:
-    """Answer the guard. A real program asks a person here, and may take its time: the run waits."""
+    """Answer the guard. A real program asks a person here; the run waits for the answer."""
     return question.prompt.endswith("Buy it?")
 
 
 async def main() -> None:
-    """Run it, and print what the operators did."""
+    """Run the loop, and print what the operators did."""
     agent = Agent(
         demo_model(),
         tools=[get_weather],

@@ -1,4 +1,4 @@
-"""A strategy of one's own: two answers side by side, and a word more where they differ. An async function will do."""
+"""Your own strategy, an async function: two answers side by side, and a third if they differ."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ STAGES = StrategyDefinition(
 
 @strategy(stages=STAGES)
 async def second_opinion(run: Reasoning) -> str:
-    """Ask two that do not know of each other; where they differ, decide."""
+    """Ask two that do not know of each other; if they differ, decide."""
     prompt = f"{run.stage('ask_two')}\n{run.question}"
-    # Each on a line of its own, at the same time. A run that is resumed finds both in its log, and asks nothing again.
+    # Both at the same time, each on its own line. A resumed run finds both answers in its log and asks nothing again.
     replies = await run.gather(*(run.ask(prompt, branch=f"second_opinion/{name}") for name in ("ann", "bob")))
     thoughts = [run.thought(each.text, reply=each) for each in replies]
 
@@ -41,12 +41,12 @@ async def second_opinion(run: Reasoning) -> str:
 
 
 def same(first: Reply, second: Reply) -> bool:
-    """Whether two answers differ in their form alone."""
+    """Tell whether two answers differ only in form."""
     return normalise(first.text) == normalise(second.text)
 
 
 async def main() -> None:
-    """Draw its stages, run it, and print what it did."""
+    """Draw the stages, run the strategy, and print what it did."""
     print(STAGES.to_mermaid())
     async with Agent(demo_model(), strategy=second_opinion) as agent:
         run = agent.run("What is 12 * 12 - 4?")

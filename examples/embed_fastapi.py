@@ -1,6 +1,6 @@
-"""A run as a streaming endpoint: the client leaves, and the run is cancelled. Who comes back reads on in the log.
+"""A run as a streaming endpoint: when the client leaves, the run is cancelled. A client that reconnects reads the log.
 
-Run as a script, it serves on a free port and plays two clients itself: one that leaves and one that stays.
+As a script, it serves on a free port and plays two clients itself: one that leaves and one that stays.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ QUESTION = "Plan a weekend in Oslo."
 
 
 def make_app(agent: Agent) -> FastAPI:
-    """A web application around an agent."""
+    """Make a web application around an agent."""
     app = FastAPI()
 
-    @app.post("/ask")  # POST: a browser's EventSource comes back after every end, and would ask the model again
+    @app.post("/ask")  # POST: a browser's EventSource reconnects after every end, and would ask the model again
     async def ask(question: str) -> StreamingResponse:
         async def body() -> AsyncIterator[bytes]:
             async with agent.run(question) as run:
@@ -40,14 +40,14 @@ def make_app(agent: Agent) -> FastAPI:
 
         return StreamingResponse(body(), media_type="text/event-stream")
 
-    @app.get("/runs/{task_id}/events")  # an EventSource comes back here by itself, with the last id that it saw
+    @app.get("/runs/{task_id}/events")  # an EventSource reconnects here by itself, with the last id that it saw
     async def events(task_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
         if agent.log is None:
             return Response(status_code=404)  # a run without a log ends with its request
         stream = follow(agent.log, task_id, after=last_event_id or None, strict=False)
         try:
             if not await stream.has_more(last_event_id):
-                return Response(status_code=204)  # there is nothing more, and it is not to come back
+                return Response(status_code=204)  # nothing more to come: tells the EventSource not to reconnect
         except UnknownRun:
             return Response(status_code=404)
         return StreamingResponse(stream.sse(), media_type="text/event-stream")
@@ -56,7 +56,7 @@ def make_app(agent: Agent) -> FastAPI:
 
 
 class Server(uvicorn.Server):
-    """A server that says when it listens."""
+    """A server that says when it is listening."""
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(uvicorn.Config(app, log_level="warning", lifespan="off"))
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(app: FastAPI) -> AsyncGenerator[str]:
-    """Serve an application on a free port, and give its address."""
+    """Serve an application on a free port, and yield its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = Server(app)
@@ -84,7 +84,7 @@ async def serving(app: FastAPI) -> AsyncGenerator[str]:
 
 
 async def read(url: str, *, words: int | None = None) -> list[Event]:
-    """Be a client: read the events of a run, to the end or until there are some words of the answer."""
+    """Read the events of a run as a client, to the end or up to some words of the answer."""
     events: list[Event] = []
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         async with client.stream("POST", "/ask", params={"question": QUESTION}) as response:
@@ -97,12 +97,12 @@ async def read(url: str, *, words: int | None = None) -> list[Event]:
 
 
 def text_of(events: list[Event]) -> str:
-    """The text of the answer, as far as it has come."""
+    """Return the text of the answer so far."""
     return "".join(event.delta for event in events if isinstance(event, ContentDeltaEvent))
 
 
 async def main() -> None:
-    """Serve, leave, look what became of the run, and then stay."""
+    """Serve, leave, look what became of the run, then ask again and stay."""
     log = MemoryEventLog()
     async with Agent(demo_model(delay=0.03), log=log) as agent, serving(make_app(agent)) as url:
         seen = await read(url, words=4)

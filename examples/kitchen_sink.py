@@ -66,7 +66,7 @@ def calculate(expression: str) -> float:
 
 
 def value(node: ast.expr) -> float:
-    """The value of a sum; numbers are floats, so that no power takes longer than another."""
+    """Return the value of a sum; numbers are floats, so that no power takes longer than another."""
     match node:
         case ast.Constant(value=int() | float() as number):
             return float(number)
@@ -79,7 +79,7 @@ def value(node: ast.expr) -> float:
 
 
 def describe(event: Event) -> str | None:
-    """What an event says, on one line; None for an event that is not shown."""
+    """Describe an event on one line; return None for an event that is not shown."""
     match event:
         case LLMCallEvent(iteration=iteration, message_count=messages):
             return f"request {iteration}, {messages} messages"
@@ -94,9 +94,9 @@ def describe(event: Event) -> str | None:
 
 
 async def ask(question: str) -> Result:
-    """Ask, and show the stream while it comes."""
+    """Ask, and show the stream as it comes."""
     model, tools = demo_model(), [get_weather, calculate]
-    thoughts = Thoughts(hidden=True)  # everybody sees the thoughts, nobody the calls that make them
+    thoughts = Thoughts(hidden=True)  # everybody sees the thoughts, but not the calls that make them
     async with Agent(model, instructions=INSTRUCTIONS, tools=tools, thoughts=thoughts) as agent:
         run = agent.run(question)
         print(f"{agent.model.name}: {question}\n")

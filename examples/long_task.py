@@ -12,7 +12,7 @@ from rxloop.testing import ScriptedModel, call
 
 CYCLES = 60
 CACHED_PRICE = 0.2
-"""What a token costs that the provider has in its cache, as a part of one that it has not."""
+"""The price of a cached token, relative to one that is not cached."""
 PLAN = TextWorkspace("Hall seven, shelf B: crates 1000 to 1999, by weight. " * 400, title="The plan of the halls")
 
 
@@ -24,25 +24,25 @@ def look(place: int) -> str:
 
 @tool
 def look_with_plan(place: int) -> str:
-    """Look at a place; the plan comes along, for want of a better place to show it."""
+    """Look at a place; the result carries the plan, for want of a better place to show it."""
     return f"{PLAN.text}\n{look(place)}"
 
 
 @dataclass
 class Bill:
-    """What some requests took."""
+    """What some requests cost."""
 
     sent: list[int]
     cached: list[int]
 
     @property
     def cost(self) -> float:
-        """In tokens of the full price."""
+        """The cost in tokens at full price."""
         return sum(self.sent) - (1 - CACHED_PRICE) * sum(self.cached)
 
 
 def bill_of(requests: Sequence[ModelRequest]) -> Bill:
-    """Count each request, and the part of it that is the beginning of the one before."""
+    """Count the tokens of each request, and of the prefix that it shares with the one before."""
     counter = TokenEstimator()
     bill = Bill([], [])
     before: list[Message] = []
@@ -57,7 +57,7 @@ def bill_of(requests: Sequence[ModelRequest]) -> Bill:
 
 
 async def work(*operators: Operator, plan_in_history: bool = False) -> Bill:
-    """Do the task with a model that plays it, and count what it was sent."""
+    """Do the task with a scripted model, and count what it was sent."""
     used = look_with_plan if plan_in_history else look
     model = ScriptedModel(*(call(used.definition.name, place=place) for place in range(CYCLES)), "CR-1042-X")
     agent = Agent(model, tools=[used], loop=op.standard(before_model=operators), limits=Limits(iterations=None))
@@ -68,7 +68,7 @@ async def work(*operators: Operator, plan_in_history: bool = False) -> Bill:
 
 
 def plot(name: str, sent: Sequence[int], most: int) -> str:
-    """One line of bars, a cycle each."""
+    """Return one line of bars, one per cycle."""
     bars = " ▁▂▃▄▅▆▇█"
     return f"{name:>24} {''.join(bars[max(1, round(8 * each / most))] for each in sent)}"
 

@@ -1,4 +1,4 @@
-"""The MCP server for sequential thinking, and a client that thinks three thoughts with it. Runs with no key.
+"""The MCP server for sequential thinking, and a client that uses it. Needs no key.
 
 Needs the extra: `pip install "rxloop[mcp]"`. The boxes on stderr are the server's log.
 """
@@ -21,7 +21,7 @@ SERVER = StdioServerParameters(
 
 
 async def think(client: Client, number: int, text: str, **more: Any) -> None:
-    """Send one thought, and print what the server says to it."""
+    """Send one thought, and print the server's answer."""
     thought = {"thought": text, "thoughtNumber": number, "totalThoughts": 3, "nextThoughtNeeded": number < 3, **more}
     result = await client.call_tool("sequentialthinking", thought)
     answer: dict[str, Any] = result.structured_content or {}
@@ -31,12 +31,12 @@ async def think(client: Client, number: int, text: str, **more: Any) -> None:
 
 
 async def main() -> None:
-    """Start the server over its pipes, think, and read the history again."""
+    """Start the server over stdin and stdout, think, and read the history back."""
     async with Client(SERVER) as client:
         for tool in (await client.list_tools()).tools:
             print(f"tool        {tool.name}")
 
-        # No call names a session: the connection has one of its own.
+        # No call names a session: the connection has its own.
         await think(client, 1, "The cache is cold after a deploy, so the first requests are slow.")
         await think(
             client, 2, "Thought 1 is wrong: the slow ones come an hour later.", isRevision=True, revisesThought=1

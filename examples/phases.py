@@ -1,7 +1,7 @@
-"""A machine of three phases: analyze, research, design. Each is a run, and its answer feeds the next. Runs with no key.
+"""Three phases: analyze, research, design. Each is a run, and its answer feeds the next. Needs no key.
 
-A phase has so many steps (1, 15 and 20), and its last one has to be an answer. All are turns of one conversation: the
-model reads what came before, and its thoughts may refer to those of an earlier phase.
+Each phase has a limit of steps (1, 15 and 20), and its last step has to be an answer. All are turns of one
+conversation: the model reads what came before, and its thoughts may refer to those of an earlier phase.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ def look_up(topic: str) -> str:
 
 
 def offline_model() -> ScriptedModel:
-    """A model that plays all three phases; put a model string such as "zai:glm-4.7" in its place."""
+    """Make a model that plays all three phases; replace it with a model string such as "zai:glm-4.7"."""
 
     def think(id: str, text: str, kind: str = "reasoning", related_to: str | None = None):
         about = {"related_to": related_to} if related_to is not None else {}
         return call("think_aloud", thought=text, thought_type=kind, thought_id=id, **about)
 
     return ScriptedModel(
-        # analyze: one step, and it is the answer.
+        # analyze: one step, which is the answer.
         "We have to know how large it is, how much is written meanwhile, and whether the change log can be read.",
-        # research: what can be looked up at once is looked up at once.
+        # research: look everything up at once.
         [
             think("plan", "Three questions, none of which waits for another.", "planning"),
             *(call("look_up", topic=topic) for topic in KNOWN),
         ],
         think("window", "A copy takes five hours; at noon 300 writes a second would be lost.", "observation", "plan"),
         "90 GB, 300 writes a second at noon, and a change log of three days.",
-        # design: it refers to a thought of the phase before.
+        # design: refers to a thought of the previous phase.
         think("copy", "Copy at night, and replay the change log behind the copy.", related_to="window"),
         think("switch", "Lock for a second when the lag is small, and switch.", "decision", "copy"),
         "Copy at night, replay the change log until the lag is small, lock for a second, switch.",
@@ -67,7 +67,7 @@ def offline_model() -> ScriptedModel:
 
 
 async def machine(model: Provider | str, log: MemoryEventLog) -> list[Result]:
-    """Go through the phases; what each of them came to."""
+    """Go through the phases, and return their results."""
     results: list[Result] = []
     async with Agent(model, tools=[look_up], log=log, instructions="You plan changes of databases.") as agent:
         for phase, asked in ASKED.items():
@@ -84,7 +84,7 @@ async def machine(model: Provider | str, log: MemoryEventLog) -> list[Result]:
 
 
 async def main() -> None:
-    """Run the machine, and draw its thoughts over all phases."""
+    """Run all phases, and draw the thoughts of all of them."""
     log = MemoryEventLog()
     results = await machine(offline_model(), log)
     events = [event for result in results for event in await log.read(result.task_id)]

@@ -1,7 +1,7 @@
-"""Resume after a crash: a process pays bills, is killed in the middle, for real, and another process goes on.
+"""Resume after a crash: a process that pays bills is really killed in the middle, and another process continues.
 
-Nothing that was done is done again. Of the payment that was under way nobody knows whether it went out, so it is not
-made a second time: the model is told, and looks it up.
+Nothing is done twice. Nobody knows whether the interrupted payment went out, so it is not repeated: the model reads
+that its effect is unknown, and looks it up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BILLS = {"rent": 900, "power": 60, "phone": 25}
 
 
 def accountant(folder: Path, *, killed: bool) -> Agent[None, str]:
-    """An agent that pays bills; the process that it runs in may be killed while it pays the second one."""
+    """Make an agent that pays bills; with `killed`, its process dies while it pays the second one."""
     book = folder / "payments.txt"
 
     @tool
@@ -30,17 +30,17 @@ def accountant(folder: Path, *, killed: bool) -> Agent[None, str]:
         with book.open("a") as file:
             file.write(f"{bill} {BILLS[bill]}\n")
         if killed and bill == "power":
-            # The money is gone, and before anybody hears of it so is the process.
+            # The money is gone, and so is the process, before anybody hears of it.
             os.kill(os.getpid(), signal.SIGKILL)
         return f"Paid {BILLS[bill]} for {bill}."
 
     @tool(idempotent=True)
     async def payments() -> list[str]:
-        """What was paid."""
+        """List the payments made."""
         return book.read_text().splitlines()
 
-    # Here the model is played; a real one reads the same results and decides by itself. The process that goes on makes
-    # a model that has answered nothing yet: what it said before the crash comes from the log.
+    # A scripted model; a real one reads the same results and decides for itself. The second process makes a model that
+    # has answered nothing yet: what was said before the crash comes from the log.
     before = [call("pay", "call_1", bill="rent"), call("pay", "call_2", bill="power")]
     after = [call("payments", "call_3"), call("pay", "call_4", bill="phone"), "All three bills are paid."]
     model = ScriptedModel(*(before if killed else after))
@@ -56,7 +56,7 @@ def show(event: Event) -> None:
 
 
 async def first(folder: Path) -> None:
-    """Pay, until the process is killed."""
+    """Pay until the process is killed."""
     async with accountant(folder, killed=True) as agent:
         run = agent.run("Pay the bills.")
         run.events.subscribe(show)
@@ -64,7 +64,7 @@ async def first(folder: Path) -> None:
 
 
 async def then(folder: Path) -> None:
-    """What a service does when it starts: go on with what is not finished."""
+    """Resume unfinished runs, as a service does when it starts."""
     async with accountant(folder, killed=False) as agent:
         assert isinstance(agent.log, SqliteEventLog)
         for record in await agent.log.runs(unfinished=True):
@@ -76,7 +76,7 @@ async def then(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the first part in a process that dies, and the second one here."""
+    """Run the first part in a process that dies, and the second part here."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         print("a process pays the bills")

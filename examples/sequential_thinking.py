@@ -1,4 +1,4 @@
-"""An agent that thinks in numbered steps, sees that a step was wrong, and tries a second way. Runs with no key."""
+"""An agent that thinks in numbered steps, revises a wrong step, and tries a second way. Needs no key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rxloop.testing import ScriptedCall, ScriptedModel, call
 
 
 def offline_model() -> ScriptedModel:
-    """A model that plays a planner; put a model string such as "zai:glm-4.7" in its place."""
+    """Make a model that plays a planner; replace it with a model string such as "zai:glm-4.7"."""
 
     def think(number: int, text: str, **more: Any) -> ScriptedCall:
         given = {"thought": text, "thoughtNumber": number, "totalThoughts": 5, "nextThoughtNeeded": number < 5}
@@ -31,7 +31,7 @@ def offline_model() -> ScriptedModel:
 
 
 async def main() -> None:
-    """Think, print each thought as it comes, and the tree at the end."""
+    """Think, and print each thought as it comes and the tree at the end."""
     planner = sequential_thinking("planner")
     async with Agent(offline_model(), tools=[planner], thoughts=False) as agent:
         run = agent.run("How do we move the orders table to the new cluster without downtime?")

@@ -1,4 +1,4 @@
-"""All nine reasoning strategies on one problem: what each did, what it took, and what it said.
+"""All nine reasoning strategies on one problem: what each did, what it cost, and what it answered.
 
 python examples/strategies.py ["What is (3 + 4) * 6 - 2?"]
 """
@@ -41,15 +41,15 @@ ROW = "{:<17}{:>7}{:>10}{:>7}{:>7}{:>9}  {}"
 
 @tool(idempotent=True)
 async def calculate(expression: str) -> float:
-    """Works out a sum, such as "2 * (3 + 4)"."""
+    """Work out a sum, such as "2 * (3 + 4)"."""
     if not re.fullmatch(r"[\d\s.()+*/%-]{1,100}", expression) or "**" in expression:
-        raise ValueError(f"{expression!r} is no sum of plain numbers")
-    # Nothing but digits and operators is left, which is all that makes this safe.
+        raise ValueError(f"{expression!r} is not a sum of plain numbers")
+    # The expression has only digits and operators. Nothing else makes this safe.
     return eval(expression)
 
 
 async def main(problem: str) -> None:
-    """Run one after the other, and print a line for each."""
+    """Run the strategies one after the other, and print a line for each."""
     print(f"{problem}\n")
     print(ROW.format("strategy", "stages", "thoughts", "calls", "tokens", "seconds", "answer"))
     async with Agent(demo_model(delay=0.005), tools=[calculate], limits=Limits(iterations=40)) as agent:

@@ -29,12 +29,12 @@ async def get_weather(city: str) -> dict[str, Any]:
 
 
 def thought(event: ThoughtStreamEvent) -> None:
-    """A subscriber: called with each thought that its view lets through."""
+    """Print each thought that the view lets through."""
     print(f"  thought  {event.thought_id}: {event.content}")
 
 
 def usage(event: UsageEvent) -> None:
-    """Another one, with each usage report."""
+    """Print each usage report."""
     print(f"  usage    {event.input_tokens} tokens in, {event.output_tokens} out")
 
 
@@ -44,7 +44,7 @@ async def main() -> None:
     graphs: list[ThoughtGraph] = []
     rates: list[float] = []
     async with Agent(demo_model(), tools=[get_weather]) as agent, agent.run("Plan a weekend in Oslo.") as run:
-        # Views with a callback. The first one starts the run; each gets everything from the beginning.
+        # Views with a callback. The first subscription starts the run; each gets everything from the beginning.
         run.pipe(op.thoughts()).subscribe(thought)
         run.pipe(op.usage()).subscribe(usage)
         run.pipe(op.of_type(LLMCallEvent)).subscribe(calls.append)
@@ -59,7 +59,7 @@ async def main() -> None:
                 case ToolCompleteEvent(call=call, duration=seconds):
                     print(f"  done     {call.id} in {seconds:.2f} s")
 
-        # Who comes late gets everything, too.
+        # Late subscribers get everything, too.
         text = "".join([piece async for piece in run.text()])
         result = await run
 

@@ -1,4 +1,4 @@
-"""Three agents at once in one event loop, each with a stream of its own."""
+"""Three agents at once in one event loop, each with its own stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def get_weather(city: str) -> str:
 
 
 async def watch(agent: Agent, question: str) -> Result:
-    """Print the stream of one run, with the name of its agent in front, and give the result."""
+    """Print the stream of one run after the name of its agent, and return the result."""
     tasks: set[str] = set()
     run = agent.run(question)
     async for event in run.events:
@@ -31,7 +31,7 @@ async def watch(agent: Agent, question: str) -> Result:
                 print(f"{agent.name:>6}  reads: {content}")
             case _:
                 pass
-    assert tasks == {run.task_id}, "a stream has the events of its own run alone"
+    assert tasks == {run.task_id}, "a stream has only the events of its own run"
     return await run
 
 

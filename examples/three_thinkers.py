@@ -1,4 +1,4 @@
-"""Three agents think at the same time, each in a session of its own, in one file that outlives them."""
+"""Three agents think at the same time, each in its own session, in one file that outlives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = 5
 
 
 def offline_model(name: str) -> ScriptedModel:
-    """A model that plays one of them; put a model string such as "zai:glm-4.7" in its place."""
+    """Make a model that plays one of them; replace it with a model string such as "zai:glm-4.7"."""
     steps = range(1, STEPS + 1)
     thoughts = [
         call(
@@ -30,7 +30,7 @@ def offline_model(name: str) -> ScriptedModel:
 
 
 async def think(name: str, sessions: ThinkingSessions) -> Result:
-    """One agent, whose tool is bound to a session of its name."""
+    """Run one agent, whose tool is bound to a session of the agent's name."""
     async with Agent(offline_model(name), name=name, tools=[sequential_thinking(name, sessions=sessions)]) as agent:
         return await agent.run("Think about your part of the release.")
 

@@ -1,4 +1,4 @@
-"""Time travel: a run is played back, forked where it went one way, sent another way, and the two are compared."""
+"""Time travel: replay a run, fork it with another tool result, and compare the two."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ async def main() -> None:
         result = await agent.run("What is the weather in Oslo?")
         print(f"answer   {result.output}\n")
 
-        # The recorded events once more, four times as fast; no model and no tool is called.
+        # Replay the recorded events four times as fast; no model and no tool is called.
         again = replay(log, result.task_id, speed=4)
         async for event in again.pipe(op.public()):
             print(f"  replay {event.seq:>3} {event.kind}")
 
-        # The run as it stood when the weather was known.
+        # The run at the moment when the weather was known.
         answers = [event for event in await log.read(result.task_id) if isinstance(event, ToolCompleteEvent)]
         answer = next(event for event in answers if event.name == "get_weather")
         state = await again.state_at(answer.seq)
         print(f"\nthen     {len(state.messages)} messages, {state.usage.total_tokens} tokens, {state.state}")
 
-        # From there on, as if the weather service had been down. Nothing before that point is asked again.
+        # Continue from there as if the weather service had been down. Nothing before that point is asked again.
         down = {f"{answer.step}/{answer.index}": ToolError("The weather service is down.")}
         fork = await agent.fork(result.task_id, at=answer.seq, results=down)
         print(f"fork     {fork.output}\n")

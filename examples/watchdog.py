@@ -1,8 +1,8 @@
-"""A watchdog: views that look at a run while it goes on, and act on what they see.
+"""A watchdog: views that watch a run while it goes on, and act on what they see.
 
-One run goes in circles: the model asks for the same call again and again, and `op.repeats` stops it before the money is
-gone. In another one the model falls silent in the middle of a sentence: `op.stalled` notices, and the run goes on with
-another model. Its tools are not called again, for what was done is in the log.
+One run goes in circles: the model makes the same call again and again, and `op.repeats` stops it before the money is
+gone. In another run, the model falls silent in the middle of a sentence: `op.stalled` notices, and another model takes
+over. Finished tool calls are not repeated, because their results are in the log.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rxloop.operators import Repeat, Stall, Stats
 from rxloop.testing import ScriptedModel, call, frames, turn
 
 PATIENCE = 0.2
-"""The seconds for which a model may be silent; with a real one it would be twenty."""
+"""How many seconds a model may be silent; for a real one, use twenty."""
 
 
 async def guarded(agent: Agent[None, str], prompt: str, *spare_models: Provider) -> Result:
-    """The result of a run that is watched; `RunCancelled` says why there is none."""
+    """Return the result of a watched run; `RunCancelled` says why there is none."""
     run = agent.run(prompt)
     for model in spare_models:
         stalls = watch(run)
@@ -37,7 +37,7 @@ async def guarded(agent: Agent[None, str], prompt: str, *spare_models: Provider)
 
 
 def watch(run: Run) -> list[Stall]:
-    """Let the dog watch a run. If it cancels the run because the model is silent, that stall is in the list."""
+    """Let the dog watch a run. If it cancels the run because the model is silent, the returned list has that stall."""
     stalls: list[Stall] = []
 
     def break_circle(repeat: Repeat) -> None:
@@ -49,15 +49,15 @@ def watch(run: Run) -> list[Stall]:
 
     run.pipe(op.of_type(LLMCallEvent, ToolStartEvent)).subscribe(show)
     run.pipe(op.stats(), rx.last()).subscribe(show)
-    # Within the last ten calls: what is asked for now and then, such as a status, is no circle.
+    # Within the last ten calls: a call made now and then, such as asking for a status, is not a circle.
     run.pipe(op.repeats(3, within=10), rx.take(1)).subscribe(break_circle)
-    # A slow tool has a timeout of its own, and a person may take their time; what is left is a silent model.
+    # Slow tools have their own timeout, and people may take their time; that leaves a silent model.
     run.pipe(op.stalled(PATIENCE), rx.filter(awaits_model), rx.take(1)).subscribe(leave_model)
     return stalls
 
 
 def awaits_model(stall: Stall) -> bool:
-    """Whether it is the model that keeps everyone waiting."""
+    """Tell whether the run waits for the model."""
     return stall.awaits == "model"
 
 
@@ -80,7 +80,7 @@ async def search(query: str) -> str:
 
 
 async def main() -> None:
-    """A run in circles, and one that is stuck."""
+    """Watch a run in circles, and one that is stuck."""
     print("A model that goes in circles:")
     dragons = [call("search", query=query) for query in ("dragon", "pet dragon", "dragon", "dragon", "dragon")]
     async with Agent(ScriptedModel(*dragons, name="eager"), tools=[search]) as agent:
@@ -88,7 +88,7 @@ async def main() -> None:
             await guarded(agent, "Buy me a dragon.")
         except RunCancelled as stopped:
             print(f"  dog   {stopped}: it is over")
-            # Every call in what there is has an answer: `agent.run([*messages, "Try the zoo."])` goes on by hand.
+            # Every call in the partial result has an answer: continue by hand with `agent.run([*messages, "..."])`.
             print(f"  left  {len(stopped.result.messages)} messages")
 
     print("\nA model that falls silent:")
