@@ -26,7 +26,6 @@ from rxloop.checks import (
     check_tools,
 )
 from rxloop.closing import in_turn
-from rxloop.conversation import reading
 from rxloop.core import Core
 from rxloop.envelope import check_id
 from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RxloopError
@@ -410,6 +409,9 @@ class Agent(Generic[D, O]):
             raise ConfigurationError(
                 f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
             )
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.conversation import reading
+
         state = fold_all(await reading(self.log.read, task_id))
         if state.finished or state.state == "canceled":
             return

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reactivex.disposable import SerialDisposable
 
@@ -56,9 +56,11 @@ from rxloop.stream.hub import Hub
 from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
-from rxloop.stream.writer import LogWriter
 from rxloop.thinking.graph import ThoughtGraph
 from rxloop.tools.toolset import asked, decided_elsewhere
+
+if TYPE_CHECKING:
+    from rxloop.stream.writer import LogWriter
 
 log = logging.getLogger("rxloop")
 

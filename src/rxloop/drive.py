@@ -18,15 +18,16 @@ from rxloop.errors import (
 )
 from rxloop.events import Event, InputReceivedEvent, StatusUpdateEvent, TaskEvent
 from rxloop.limits import LimitHit
-from rxloop.loading import CLOSING, end_before_it_began, load, release, until_end
 from rxloop.messages import Message
+from rxloop.protocols import EventLog
 from rxloop.requests import RunRequest
+from rxloop.spec import CLOSING
 from rxloop.storable import settle
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.stream.guard import as_error, leave_to_loop, raiser
 from rxloop.stream.scheduler import RunScheduler
-from rxloop.stream.within import GRACE, called, within
+from rxloop.stream.scope import GRACE
 
 if TYPE_CHECKING:
     from rxloop.fork import Fork
@@ -43,12 +44,14 @@ async def drive(core: Core) -> None:
     """
     timer = _time_limit(core)
     try:
-        finished = await load(core)
+        finished = None if core.spec.log is None else await _load(core, core.spec.log)
         if finished is not None:
             _publish_end(core, finished)
             return
         if (core.spec.resume or core.spec.fork is not None) and core.writer is None:
             # It had to end before the log told where it stands: nothing of this attempt can be recorded.
+            from rxloop.loading import end_before_it_began
+
             _publish_end(core, core.record(end_before_it_began(core)))
             return
         await _begin(core)
@@ -63,8 +66,18 @@ async def drive(core: Core) -> None:
     finally:
         if timer is not None:
             timer.cancel()
-        release(core)
+        if core.occupies:
+            from rxloop.loading import release
+
+            release(core)
         core.scope.close()
+
+
+async def _load(core: Core, event_log: EventLog) -> Event | None:
+    # Not before it is needed: a run without a log has nothing to load, and importing rxloop is quicker without.
+    from rxloop.loading import load
+
+    return await load(core, event_log)
 
 
 def _time_limit(core: Core) -> asyncio.TimerHandle | None:
@@ -89,6 +102,8 @@ async def _begin(core: Core) -> None:
             return
         core.system = await _system(core)
         if core.attempt > 1:
+            from rxloop.loading import until_end
+
             core.set_tools(await until_end(core, spec.tools.resolve(core.context())) or {})
         if core.ended:
             return
@@ -180,6 +195,10 @@ async def _system(core: Core) -> tuple[Message, ...]:
     instructions = core.spec.instructions
     text: Any = instructions
     if not isinstance(instructions, str):
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.loading import until_end
+        from rxloop.stream.within import called, within
+
         name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
         ctx = core.context()
         text = await until_end(core, within(ctx, called(instructions, ctx), name))

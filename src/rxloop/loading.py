@@ -15,9 +15,9 @@ from rxloop.errors import ContextBusy, EventLogError, RxloopError
 from rxloop.events import Event, TaskEvent
 from rxloop.inputs import check_waiting, new_answers
 from rxloop.protocols import EventLog
-from rxloop.spec import Canceled
+from rxloop.spec import CLOSING, Canceled
 from rxloop.state import RunState, fold_all
-from rxloop.stream.within import GRACE
+from rxloop.stream.scope import GRACE
 from rxloop.stream.writer import LogWriter
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("rxloop")
 
 T = TypeVar("T")
-
-CLOSING = Canceled("the event loop is closing")
-"""Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
 
 
 async def until_end(core: Core, work: Coroutine[Any, Any, T], grace: float = 0) -> T | None:
@@ -63,20 +60,18 @@ async def until_end(core: Core, work: Coroutine[Any, Any, T], grace: float = 0) 
             timer.cancel()
 
 
-async def load(core: Core) -> Event | None:
+async def load(core: Core, event_log: EventLog) -> Event | None:
     """Fold what the log has; the final event of a run that is over already, if it is."""
     spec = core.spec
-    if spec.log is None:
-        return None
     if spec.resume:
-        return await _load_run(core, spec.log)
+        return await _load_run(core, event_log)
     if spec.fork is not None:
-        return await until_end(core, _load_fork(core, spec.log, spec.fork))
-    if not await _has_turn(core, spec.log):
+        return await until_end(core, _load_fork(core, event_log, spec.fork))
+    if not await _has_turn(core, event_log):
         return None
-    core.writer = _writer(core, spec.log, 0)
+    core.writer = _writer(core, event_log, 0)
     if spec.keep_context:
-        before = conversation(spec.log, core.context_id, before=spec.task_id)
+        before = conversation(event_log, core.context_id, before=spec.task_id)
         core.states[None] = await until_end(core, before) or core.states[None]
     return None
 

@@ -13,7 +13,6 @@ import orjson
 from reactivex import Observable
 from typing_extensions import TypeVar
 
-from rxloop.asked import Asked
 from rxloop.envelope import check_id
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.events import Event, ToolCompleteEvent, ToolProgressEvent
@@ -22,6 +21,7 @@ from rxloop.settings import Limits, ModelSettings
 from rxloop.storable import settle, storable
 
 if TYPE_CHECKING:
+    from rxloop.asked import Asked
     from rxloop.context import ThinkingResult
     from rxloop.protocols import Clock, EventLog, Provider, Tool
     from rxloop.state import RunState
@@ -294,6 +294,9 @@ class RunContext(Generic[D]):
         Raises:
             InvalidInput: The answer does not fit.
         """
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.asked import Asked
+
         asked: Asked[T] = Asked(prompt, lambda: self.host.ask(self, prompt, answer, options))
         if self.questions is not None:
             self.questions.append(asked)

@@ -17,13 +17,10 @@ from rxloop.events import Event, StatusUpdateEvent
 from rxloop.limits import LimitHit
 from rxloop.operators.after import after as after_cursor
 from rxloop.operators.after import is_behind, read_cursor
-from rxloop.operators.public import public
 from rxloop.operators.text import text
 from rxloop.result import Result
 from rxloop.share import Share
 from rxloop.stream.buffer import Overflow
-from rxloop.stream.past import with_past
-from rxloop.stream.sse import frames
 from rxloop.stream.stream import A, B, C, D, E, F, G, Stream, V
 
 O = TypeVar("O", default=str)  # noqa: E741
@@ -190,6 +187,10 @@ class Run(Generic[O]):
         """
         if heartbeat is not None and not heartbeat > 0:
             raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.operators.public import public
+        from rxloop.stream.sse import frames
+
         # The id comes from a client: one that is no cursor is as good as one that is unknown.
         source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
         return frames(aiter(Stream(source, self.share).pipe(public())), heartbeat)
@@ -218,6 +219,8 @@ class Run(Generic[O]):
         log = core.log
         if log is None:
             return self._source
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.stream.past import with_past
 
         async def read(before: int) -> Sequence[Event]:
             await core.durable()

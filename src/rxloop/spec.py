@@ -61,5 +61,8 @@ class Canceled(NamedTuple):
     reason: str
 
 
+CLOSING = Canceled("the event loop is closing")
+"""Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
+
 End = Exception | Canceled | None
 """How an attempt came to its end: by an error or a limit, by a cancel, or by having nothing more to do."""

@@ -3,24 +3,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reactivex import Observable
 
-from rxloop.asked import Asked
 from rxloop.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.errors import InvalidEvent, ToolError
 from rxloop.events import ToolCompleteEvent, ToolStartEvent
 from rxloop.frozen import thawed
+from rxloop.messages import ToolCall
 from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.protocols import Tool
 from rxloop.requests import Operator, RunContext, Signal, ToolRequest, marked
 from rxloop.storable import readable, storable
 from rxloop.stream.bridges import Push, emit, from_task
-from rxloop.tools import approval_question, encode_result
+from rxloop.tools import encode_result
 from rxloop.tools._result import MAX_RESULT, shortened
 from rxloop.trusted import trusted
+
+if TYPE_CHECKING:
+    from rxloop.asked import Asked
 
 log = logging.getLogger("rxloop")
 
@@ -87,7 +90,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
     if reason is not None:
         push(request.refuse(reason))
         return
-    if tool.approve and not await ctx.ask(approval_question(tool.approve, call)):
+    if tool.approve and not await _approved(tool.approve, ctx, call):
         push(request.refuse(f"The call of {call.name} was not approved."))
         return
     push(
@@ -117,6 +120,13 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
             **fields,
         )
     )
+
+
+async def _approved(approve: bool | str, ctx: RunContext[Any], call: ToolCall) -> bool:
+    # Not before it is needed: importing rxloop is quicker without.
+    from rxloop.tools._approval import approval_question
+
+    return await ctx.ask(approval_question(approve, call))
 
 
 async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 log = logging.getLogger("rxloop")
 
+GRACE = 5.0
+"""Seconds that what is cancelled has to stop in."""
+
 
 class Gate:
     """Holds the sockets of a run back while a reader with overflow="block" is behind.

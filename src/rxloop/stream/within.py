@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 from rxloop.errors import RxloopError
 from rxloop.requests import RunContext
 from rxloop.settings import Limits
+from rxloop.stream.scope import GRACE
 
 T = TypeVar("T")
-
-GRACE = 5.0
-"""Seconds that what is cancelled has to stop in."""
 
 
 async def called(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:

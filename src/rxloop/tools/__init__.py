@@ -1,6 +1,5 @@
 """Tools: functions that a model can call, the sets that an agent offers, and the tool by which a model thinks aloud."""
 
-from rxloop.tools._approval import approval_question
 from rxloop.tools._result import ToolResult, encode_result
 from rxloop.tools.final_answer import FINAL_ANSWER, FinalAnswer
 from rxloop.tools.function import FunctionTool, as_tool, tool
@@ -16,7 +15,6 @@ __all__ = [
     "Thoughts",
     "ToolResult",
     "Toolset",
-    "approval_question",
     "as_tool",
     "encode_result",
     "nearest",

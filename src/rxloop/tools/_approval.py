@@ -14,13 +14,11 @@ _LONGEST = 500
 
 
 def check_approve(name: str, approve: object, parameters: Collection[str]) -> None:
-    """Refuse what is neither a truth value nor the text of a question about the parameters of a tool.
+    """Refuse what is not the text of a question about the parameters of a tool; True and False are no matter of this.
 
     Raises:
         ConfigurationError: It is one.
     """
-    if isinstance(approve, bool):
-        return
     if not isinstance(approve, str) or not approve.strip():
         raise ConfigurationError(
             f"tool {name!r}: approve={approve!r} is neither True, False nor a question such as 'Refund {{amount}}?'"

@@ -13,7 +13,6 @@ from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.protocols import Tool
 from rxloop.requests import RunContext, ToolDefinition
 from rxloop.tools import _docstring
-from rxloop.tools._approval import check_approve
 from rxloop.tools._calling import caller_of
 from rxloop.tools._result import MAX_RESULT
 from rxloop.tools._schema import Parameters, plain_function
@@ -77,7 +76,11 @@ class FunctionTool(Generic[P, R]):
         docstring = _docstring.parse(_documentation(function))
         self._function = function
         self._parameters = Parameters(function, name, docstring.parameters, local_names, strict=strict)
-        check_approve(name, approve, self._parameters.schema.get("properties", {}))
+        if not isinstance(approve, bool):
+            # Not before it is needed: importing rxloop is quicker without.
+            from rxloop.tools._approval import check_approve
+
+            check_approve(name, approve, self._parameters.schema.get("properties", {}))
         self._call = caller_of(function, name)
         self._enabled = enabled
         self._definition = ToolDefinition(
