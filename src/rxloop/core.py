@@ -600,8 +600,8 @@ class Core:
         return message.model_copy(update=changes) if changes else message
 
     async def disabled(self, request: ToolRequest, tool: Tool) -> str | None:
-        """The reason why a tool cannot be called after all, where that takes waiting; None if it can."""
-        if not decided_elsewhere(tool) or (await asked([tool], request.ctx))[0]:
+        """The reason why a tool cannot be called after all, where code of somebody else decides; None if it can."""
+        if (await asked([tool], request.ctx))[0]:
             return None
         offered = self._tools if request.offered is None else _names(request.offered)
         return self.spec.tools.why_not(request.call.name, list(offered))

@@ -108,7 +108,7 @@ class Host(Protocol):
         ...
 
     async def disabled(self, request: ToolRequest, tool: Tool) -> str | None:
-        """The reason why a tool cannot be called after all, where that takes waiting; None if it can."""
+        """The reason why a tool cannot be called after all, where code of somebody else decides; None if it can."""
         ...
 
     def recorded(self, step: str) -> Event | None:

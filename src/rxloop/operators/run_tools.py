@@ -20,6 +20,7 @@ from rxloop.storable import readable, storable
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
 from rxloop.tools._result import MAX_RESULT, shortened
+from rxloop.tools.toolset import decided_elsewhere
 from rxloop.trusted import trusted
 
 if TYPE_CHECKING:
@@ -86,10 +87,11 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
     ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[])
     call = request.call
-    reason = await ctx.host.disabled(request, tool)
-    if reason is not None:
-        push(request.refuse(reason))
-        return
+    if decided_elsewhere(tool):
+        reason = await ctx.host.disabled(request, tool)
+        if reason is not None:
+            push(request.refuse(reason))
+            return
     if tool.approve and not await _approved(tool.approve, ctx, call):
         push(request.refuse(f"The call of {call.name} was not approved."))
         return

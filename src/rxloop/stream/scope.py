@@ -93,7 +93,9 @@ class Scope:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        self.settle()
+        # While there are more tasks than wait, one of them may bring the pipeline on.
+        if len(self._tasks) <= len(self._waiting):
+            self.settle()
 
     def settle(self) -> None:
         """Tell, if the last task or timer is over."""

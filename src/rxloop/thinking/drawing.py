@@ -39,7 +39,7 @@ _SAFE = frozenset(" ,'()/?!")
 # Even as numbers some characters mean something beside others: two `$` are mathematics, which may not parse, and then
 # the drawing is lost; `fa:fa-x` is an icon, and so may other words be; a backslash and an n end a line; two letters are
 # those of Mermaid's own entities. What nobody sees stands between them.
-_MEANT = re.compile(r"\$(?=\$)|:(?=\w)|\\(?=n)|¶(?=ß)|ﬂ(?=°)")
+_MEANT = r"\$(?=\$)|:(?=\w)|\\(?=n)|¶(?=ß)|ﬂ(?=°)"
 _NOTHING = "\u200b"
 
 
@@ -129,7 +129,7 @@ def mermaid(nodes: Nodes, edges: Edges) -> str:
 
 def mermaid_text(text: str) -> str:
     """The text as it may stand in a label between double quotes."""
-    text = _MEANT.sub(rf"\g<0>{_NOTHING}", text)
+    text = re.sub(_MEANT, rf"\g<0>{_NOTHING}", text)
     return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in text)
 
 

@@ -15,19 +15,16 @@ TOO_LONG = 0.5
 """Seconds that a step of a tool may take between two of its awaits."""
 
 
-async def watched(work: Awaitable[T], tool: str) -> T:
+@types.coroutine
+def watched(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
     """Await something, and warn, once, if one of its steps holds the event loop.
+
+    It is what `yield from` does, with a look at the time before and after each step.
 
     Args:
         work: What the tool does.
         tool: Its name.
     """
-    return await _steps(work, tool)
-
-
-@types.coroutine
-def _steps(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
-    """What `yield from` does, with a look at the time before and after each step."""
     steps = work.__await__()
     longest = TOO_LONG
     given: Any = None
