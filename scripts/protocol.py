@@ -112,11 +112,11 @@ _UNSAID = {
 def _kinds(defs: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for kind, cls in EVENT_TYPES.items():
         kept = "durable" if cls.durable else "transient"
-        visible = "all" if cls.visibility == "public" else "the house"
+        visible = "public" if cls.visibility == "public" else "internal"
         if "hidden" in cls.model_fields:
-            visible = "all, unless hidden"
+            visible = "public, unless hidden"
         elif "public" in vars(cls):
-            visible = "all, if people said it"
+            visible = "public, if people said it"
         definition = defs[cls.__name__]
         names = ", ".join(f"`{name}`{_mark(definition, name)}" for name in _own(cls))
         yield f"`{kind}`", _first_line(definition), kept, visible, names
