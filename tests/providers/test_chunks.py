@@ -31,6 +31,7 @@ from rxloop.events import (
 from rxloop.messages import ToolCall, Usage
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._errors import Endpoint
+from rxloop.providers.bounds import OutOfBounds
 from rxloop.requests import ToolDefinition
 from servers import delta
 
@@ -161,6 +162,25 @@ def test_calls_without_an_index_are_told_apart_by_id() -> None:
 def test_pieces_with_neither_index_nor_id_go_on_with_the_last_call() -> None:
     done = final(calls(piece(None, "a", "look", '{"n":')), calls(piece(args="1}")))
     assert [call.arguments for call in done.tool_calls] == [{"n": 1}]
+
+
+def test_a_name_of_a_tool_that_is_no_name_is_refused() -> None:
+    read(calls(piece(0, "a", "n" * 1_000, "{}")))
+    with pytest.raises(OutOfBounds, match=r"name of a tool of more than 1,000 .*Bounds\(name="):
+        read(calls(piece(0, "a", "n" * 1_001, "{}")))
+
+
+@pytest.mark.parametrize("depth", [150, 500, 1_000])
+@pytest.mark.parametrize(
+    "call",
+    [piece(0, "a", "add", {"deep": 0}), {**piece(0, "a", "add", "{}"), "extra_content": {"deep": 0}}],
+    ids=["arguments", "extra"],
+)
+def test_what_is_kept_of_a_call_is_not_deep(call: dict[str, Any], depth: int) -> None:
+    answer = ChatAccumulator(lambda _: None, "1", WHERE)
+    deep = b'{"deep":' + b"[" * depth + b"]" * depth + b"}"
+    with pytest.raises(OutOfBounds, match="nested"):
+        answer.feed([orjson.dumps(calls(call)).replace(b'{"deep":0}', deep)])
 
 
 def test_calls_that_all_have_index_zero_are_told_apart_by_id() -> None:

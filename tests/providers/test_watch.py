@@ -19,7 +19,7 @@ def run_for(shielded: bool, seconds: float | None, *steps: float | str, total: f
         loop = asyncio.get_running_loop()
         begun = loop.time()
         watch = Watch(seconds, shielded, begun + total)
-        async with watch:
+        with watch:
             for step in steps:
                 if isinstance(step, str):
                     getattr(watch, step)()
@@ -82,7 +82,7 @@ def test_there_may_be_no_limit(shielded: bool) -> None:
 async def test_what_was_there_while_the_loop_was_held_counts(shielded: bool) -> None:
     loop = asyncio.get_running_loop()
     watch = Watch(0.05, shielded)
-    async with watch:
+    with watch:
         arrived = asyncio.Event()
         loop.call_later(0.01, arrived.set)
         time.sleep(0.1)  # noqa: ASYNC251
@@ -96,7 +96,7 @@ async def test_what_was_there_while_the_loop_was_held_counts(shielded: bool) -> 
 async def test_a_task_that_never_waits_is_ended_too() -> None:
     watch = Watch(0.01, shielded=False)
     loop = asyncio.get_running_loop()
-    async with watch:
+    with watch:
         while True:
             ready: asyncio.Future[None] = loop.create_future()
             ready.set_result(None)

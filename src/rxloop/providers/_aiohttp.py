@@ -204,7 +204,7 @@ class AiohttpAnswer:
                 data = self._there()
                 if not data and not content.is_eof():
                     raise httpx.ReadTimeout("nothing more came") from error
-                batches.add(data)
+                batches.held.append(data)
         if not content.at_eof() and batches.drain:
             with suppress(TimeoutError, httpx.HTTPError):
                 async with asyncio.timeout(batches.drain):
@@ -216,16 +216,17 @@ class AiohttpAnswer:
         """Read to the end of the answer, and put the limit off as long as more comes."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
+        gate = batches.gate
         while not batches.over:
             data = await self._next()
             if not data:
                 return
-            if batches.held_back:
+            if gate is not None and gate.closed:
                 limit.reschedule(None)
                 await batches.wait()
                 begun = -math.inf
             full = len(data) == PIECE
-            batches.add(data)
+            batches.held.append(data)
             # All that has come would else be held until more comes.
             del data
             # There is no more now: aiohttp gives all that is there at once.

@@ -11,7 +11,7 @@ import orjson
 
 from rxloop.events import Event, ToolCallDeltaEvent
 from rxloop.messages import ToolCall
-from rxloop.providers._documents import values_in
+from rxloop.providers._documents import check_document, values_in
 from rxloop.providers._sanitize import clean_name
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.requests import ToolDefinition
@@ -19,17 +19,19 @@ from rxloop.storable import readable
 from rxloop.trusted import trusted
 
 _delta = trusted(ToolCallDeltaEvent)
+_NOTHING: dict[str, Any] = {}
 
 
 class _Call:
     """A tool call that is being put together."""
 
-    __slots__ = ("extra", "id", "index", "name", "pieces", "size")
+    __slots__ = ("extra", "hidden", "id", "index", "name", "pieces", "size")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.id = ""
         self.name = ""
+        self.hidden = False
         self.pieces: list[str] = []
         self.extra: dict[str, Any] | None = None
         self.size = 0
@@ -43,6 +45,7 @@ class CallAssembler:
         "_by_id",
         "_by_index",
         "_calls",
+        "_extra",
         "_free",
         "_known",
         "_last",
@@ -63,6 +66,8 @@ class CallAssembler:
     ) -> None:
         self.size = 0
         """The characters of all calls together."""
+        self._extra = False
+        """Whether a call has something that the vendor wants back."""
         self._push = push
         self._step = step
         self._known = {tool.name: tool.hidden for tool in tools}
@@ -82,27 +87,35 @@ class CallAssembler:
         Raises:
             OutOfBounds: There are too many calls, or one is too long.
         """
-        found = piece.get("function")
-        function = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-        call_id, name, arguments = _text(piece.get("id")), _text(function.get("name")), function.get("arguments")
-        call = self._find(piece.get("index"), call_id, name)
+        index, call_id, function = piece.get("index", ""), piece.get("id", ""), piece.get("function", _NOTHING)
+        if call_id.__class__ is not str:
+            call_id = ""
+        if function.__class__ is not dict:
+            function = _NOTHING
+        name, fragment = function.get("name", ""), function.get("arguments", "")
+        if name.__class__ is not str:
+            name = ""
+        if fragment.__class__ is not str:
+            # Some vendors send all arguments as an object.
+            fragment = self._dumped(fragment).decode() if fragment.__class__ is dict else ""
+        # Nearly every piece goes on with a call that has its number.
+        call = None if call_id or index.__class__ is not int else self._by_index.get(index)
+        if call is None:
+            call = self._find(index, call_id, name)
+        self._last = call
+        size = len(fragment)
         first = not call.name
         if call_id and not call.id:
             self._name(call, call_id)
+            size += len(call_id)
         if first and name:
+            if len(name) > self._bounds.name:
+                raise OutOfBounds("name", self._bounds.name)
             call.name = clean_name(name, self._known, self._tokens) if self._tokens else name
-        if isinstance(extra := piece.get("extra_content"), dict):
-            call.extra = call.extra or {}
-            call.extra.update(cast("dict[str, Any]", extra))
-            self.size += size_of(cast("dict[str, Any]", extra))
-        if isinstance(arguments, dict):
-            try:
-                arguments = orjson.dumps(arguments).decode()
-            except TypeError:
-                # Half a character in a text, which is then what is wrong with the call.
-                arguments = json.dumps(arguments)
-        fragment = _text(arguments)
-        size = len(fragment) + len(call_id) + len(name)
+            call.hidden = self._known.get(call.name, False)
+            size += len(name)
+        if "extra_content" in piece:
+            self._keep(call, piece["extra_content"])
         call.size += size
         self.size += size
         if call.size > self._bounds.arguments:
@@ -119,7 +132,7 @@ class CallAssembler:
                 tool_call_id=call.id,
                 name=call.name,
                 fragment="".join(call.pieces) if first else fragment,
-                hidden=self._known.get(call.name, False),
+                hidden=call.hidden,
                 step=self._step,
             )
         )
@@ -144,6 +157,8 @@ class CallAssembler:
 
     def extra_content(self) -> dict[str, Any]:
         """What the vendor sent beside the calls and wants back with them, by the place of the call."""
+        if not self._extra:
+            return {}
         return {str(place): call.extra for place, call in enumerate(self._named()) if call.extra}
 
     def _named(self) -> list[_Call]:
@@ -169,8 +184,22 @@ class CallAssembler:
             self._free = max(free, call.index + 1)
             self._calls.append(call)
             self._by_index[index if isinstance(index, int) else free] = call
-        self._last = call
         return call
+
+    def _keep(self, call: _Call, extra: Any) -> None:
+        """Keep what the vendor wants back with a call."""
+        if not isinstance(extra, dict):
+            return
+        self.size += len(self._dumped(cast("dict[str, Any]", extra)))
+        call.extra = call.extra or {}
+        call.extra.update(cast("dict[str, Any]", extra))
+        self._extra = True
+
+    def _dumped(self, fields: dict[str, Any]) -> bytes:
+        """What is kept of a chunk that nobody has looked at for what is deep in it."""
+        data = dumped(fields)
+        check_document(data, self._bounds)
+        return data
 
     def _name(self, call: _Call, call_id: str) -> None:
         call.id = call_id
@@ -180,10 +209,17 @@ class CallAssembler:
         return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
 
 
-def size_of(fields: dict[str, Any]) -> int:
-    """About how many characters there are in what a vendor wants back as it is."""
-    return len(orjson.dumps(fields))
+def dumped(fields: dict[str, Any]) -> bytes:
+    """What a vendor sent, as JSON again.
 
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    Raises:
+        OutOfBounds: It is nested too deep for that.
+    """
+    try:
+        return orjson.dumps(fields)
+    except TypeError:
+        # Half a character in a text, which is for others to find; or it is deep.
+        try:
+            return json.dumps(fields).encode()
+        except RecursionError:
+            raise OutOfBounds("depth", DEFAULT_BOUNDS.depth) from None

@@ -11,10 +11,10 @@ import orjson
 
 from rxloop.errors import ProviderProtocolError
 from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
-from rxloop.providers._calls import CallAssembler, size_of
+from rxloop.providers._calls import CallAssembler, dumped
 from rxloop.providers._documents import SMALL, check_document
 from rxloop.providers._errors import Endpoint, cut_short, from_error_object
-from rxloop.providers._text import AnswerText, TextRules
+from rxloop.providers._text import HEAVIEST, AnswerText, TextRules
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.requests import ToolDefinition
 from rxloop.storable import readable
@@ -23,7 +23,6 @@ from rxloop.trusted import trusted
 AS_IT_IS = TextRules()
 LENIENT = 2**18
 """Bytes of the largest document that is read a second time where it is no JSON: the lenient parser is slow."""
-SHALLOW = 32
 MOST_TOKENS = 2**53
 DONE = b"[DONE]"
 _PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
@@ -64,8 +63,11 @@ class ChatAccumulator:
         "_kept",
         "_notice",
         "_push",
+        "_room",
+        "_small",
         "_step",
         "_text",
+        "_uncounted",
         "_usage",
         "_where",
         "done",
@@ -95,6 +97,11 @@ class ChatAccumulator:
         """The characters of the text of all of them."""
         self._kept = 0
         """About how many characters they are but for that."""
+        self._small = min(SMALL, bounds.document)
+        self._room = bounds.text
+        """How many more characters the message could have when its size was looked at last."""
+        self._uncounted = 0
+        """The bytes that have been read since then."""
         self._finish: str | None = None
         self._usage: dict[str, Any] | None = None
         self._notice: dict[str, Any] | None = None
@@ -111,11 +118,14 @@ class ChatAccumulator:
             ProviderError: The vendor reports an error, or sends what is not the protocol.
             OutOfBounds: It sends too much.
         """
-        if payloads and max(map(len, payloads)) > SMALL:
+        size = sum(map(len, payloads))
+        if size > self._small and max(map(len, payloads)) > self._small:
             for payload in payloads:
                 check_document(payload, self._bounds)
         self._feed(payloads)
-        self._check_size()
+        self._uncounted += size
+        if self._uncounted * HEAVIEST > self._room:
+            self._check_size()
 
     def _feed(self, payloads: list[bytes]) -> None:
         loads, write, think = orjson.loads, self._text.write, self._text.think
@@ -142,7 +152,7 @@ class ChatAccumulator:
                     _PLAIN.issuperset(delta)
                     and (text is None or text.__class__ is str)
                     and (thought is None or thought.__class__ is str)
-                    and (calls is None or (calls.__class__ is list and _says_no_more(chunk, payload)))
+                    and (calls is None or (calls.__class__ is list and _says_no_more(chunk)))
                     and choice.get("finish_reason") is None
                     and not choice.get("index")
                     and not chunk.get("usage")
@@ -152,7 +162,8 @@ class ChatAccumulator:
             except (KeyError, IndexError, TypeError, AttributeError):
                 plain, text, thought, calls = False, "", "", None
             if not plain:
-                check_document(payload, self._bounds)
+                if payload.count(b"{") + payload.count(b"[") > self._bounds.depth:
+                    check_document(payload, self._bounds)
                 self._chunk(chunk)
                 continue
             if thought:
@@ -247,7 +258,9 @@ class ChatAccumulator:
         """See that what has been read is no more than a message may be. What is read together is little."""
         # Opaque reasoning says once more what the readable one says.
         more = max(self._detailed - self._text.reasoned, 0)
-        if self._text.size + more + self._kept + self._calls.size > self._bounds.text:
+        self._room = self._bounds.text - (self._text.size + more + self._kept + self._calls.size)
+        self._uncounted = 0
+        if self._room < 0:
             raise OutOfBounds("text", self._bounds.text)
 
     def _unreadable(self, payload: bytes) -> Any:
@@ -323,13 +336,13 @@ class ChatAccumulator:
         ):
             self._join_detail()
             self._details.append(dict(detail))
-            self._kept += size_of(detail)
+            self._kept += len(dumped(detail))
         else:
             # Each piece says again what block it belongs to, in more characters than it has text.
             changed = {name: value for name, value in detail.items() if value is not None and last.get(name) != value}
             last.update(changed)
             changed.pop(_part(detail), None)
-            self._kept += size_of(changed) if changed else 0
+            self._kept += len(dumped(changed)) if changed else 0
         if piece := _text(detail.get(_part(detail))):
             self._detail_text.write(piece)
             self._detailed += len(piece)
@@ -364,9 +377,9 @@ class ChatAccumulator:
         )
 
 
-def _says_no_more(chunk: dict[str, Any], payload: bytes) -> bool:
-    """Whether a chunk with calls has one choice, no word of an error in its kind, and nothing that is deep."""
-    return len(chunk["choices"]) == 1 and chunk.get("object") != "error" and payload.count(b"{") < SHALLOW
+def _says_no_more(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk with calls has one choice, and no word of an error in its kind."""
+    return len(chunk["choices"]) == 1 and chunk.get("object") != "error"
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -390,6 +403,8 @@ def _text(value: Any) -> str:
 
 def _count(value: Any) -> int:
     """A number of tokens; what can be none counts as none, so that no answer is lost for it."""
+    if value.__class__ is int and 0 <= value < MOST_TOKENS:
+        return value
     if not isinstance(value, int | float) or not 0 <= value < MOST_TOKENS:
         return 0
     return int(value)

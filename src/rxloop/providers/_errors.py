@@ -45,7 +45,7 @@ class Endpoint:
     url: str = field(repr=False)
     key_env: str | None = None
     hint: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     """Those of the request, with the key among them."""
 
     def __str__(self) -> str:

@@ -174,10 +174,10 @@ class Batches:
         "_bounds",
         "_bytes",
         "_decoder",
-        "_gate",
-        "_held",
         "_watch",
         "failure",
+        "gate",
+        "held",
         "over",
     )
 
@@ -186,12 +186,14 @@ class Batches:
         """What was wrong with the answer."""
         self.over = False
         """Whether the answer has come to its end, good or bad; what comes then is left out."""
+        self.gate = gate
+        """While it is closed, and the answer not over, no more is to be added: `wait` for it."""
+        self.held: list[bytes] = []
+        """The chunks that have come: to be added here, and then handed on."""
         self._answer = answer
-        self._gate = gate
         self._watch = watch
         self._bounds = bounds
         self._decoder = SSEDecoder(bounds.document)
-        self._held: list[bytes] = []
         self._bytes = 0
         self._begun = False
         self._body: bytearray | None = None
@@ -207,29 +209,22 @@ class Batches:
         """Whether what has been read is a whole answer."""
         return self._answer.ended
 
-    @property
-    def held_back(self) -> bool:
-        """Whether no more is to be added for now: `wait` for it."""
-        return self._gate is not None and self._gate.closed and not self.over
-
     async def wait(self) -> None:
         """Wait until more may be added."""
-        if self._gate is not None:
+        if self.gate is not None:
             self._watch.hold()
-            await self._gate.wait()
+            await self.gate.wait()
             self._watch.go_on()
-
-    def add(self, data: bytes) -> None:
-        """Take a chunk."""
-        if not self.over:
-            self._held.append(data)
 
     def hand_on(self) -> None:
         """Read what has been collected; a failure is kept until the reading has ended."""
-        if not self._held:
+        held = self.held
+        if not held:
             return
-        data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-        self._held.clear()
+        data = held[0] if len(held) == 1 else b"".join(held)
+        held.clear()
+        if self.over:
+            return
         if not self._begun and (start := data.lstrip()[:1]):
             self._begun = True
             self._body = bytearray() if start in b"{[<" else None

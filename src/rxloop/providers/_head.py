@@ -8,8 +8,14 @@ from rxloop.providers.bounds import OutOfBounds
 
 AT_ONCE = 4096
 """Bytes of a head that are read together: a parser in Python would hold the event loop for more."""
+_VERSION = b"HTTP/1."
 _INTERIM, _SWITCHING = b"1", b"101"
 _BLANK_LINE = re.compile(rb"\n\r?\n")
+
+
+def is_whole(data: bytes, most: int) -> bool:
+    """Whether this is the whole head of an answer, which is no interim one; False where that takes a closer look."""
+    return data.startswith(_VERSION) and data[9:10] > _INTERIM and b"\r\n\r\n" in data and len(data) <= most
 
 
 class Head:

@@ -93,7 +93,7 @@ class HttpxClient:
         if not self._lasting:
             return client.build_request("POST", url, content=body, headers=headers, timeout=self._limits)
         made = self._made
-        if made is None or made[0] != url or made[1] != headers:
+        if made is None or made[0] != url or (made[1] is not headers and made[1] != headers):
             # Reading an address and merging headers takes longer than all else in making a request.
             first = client.build_request("POST", url, headers=headers, timeout=self._limits)
             if "cookie" not in headers:
@@ -124,11 +124,9 @@ class HttpxAnswer:
         """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
         source = self._pieces()
         reading = anyio.CancelScope()
-        together = 0
+        gate, held = batches.gate, batches.held
 
         def before_wait() -> None:
-            nonlocal together
-            together = 0
             batches.hand_on()
             if batches.over and reading.deadline == math.inf:
                 reading.deadline = anyio.current_time() + batches.drain
@@ -138,11 +136,10 @@ class HttpxAnswer:
                 while True:
                     data = await before_waiting(anext(source), before_wait)
                     # Behind the read: this one read waits here, and what comes after it in the socket.
-                    if batches.held_back:
+                    if gate is not None and gate.closed and not batches.over:
                         await batches.wait()
-                    batches.add(data)
-                    together += 1
-                    if together >= AT_ONCE:
+                    held.append(data)
+                    if len(held) >= AT_ONCE:
                         before_wait()
                         await asyncio.sleep(0)
             except StopAsyncIteration:

@@ -12,7 +12,7 @@ import httpcore
 import httpx
 from typing_extensions import override
 
-from rxloop.providers._head import AT_ONCE, Head
+from rxloop.providers._head import AT_ONCE, Head, is_whole
 from rxloop.providers.bounds import DEFAULT_BOUNDS
 
 MOST_TOGETHER = 2**16
@@ -73,7 +73,9 @@ class _Stream(httpcore.AsyncNetworkStream):
         self._held = b""
         self._longest_head = longest_head
         self._head: Head | None = None
-        """That of the answer which is awaited."""
+        """That of the answer which is awaited, where it did not come in one piece."""
+        self._awaited = False
+        """Whether it is awaited."""
         self._socket: Any = inner.get_extra_info("socket")
         self._poll = None
         # It may be closed by now: some servers reset a connection as soon as it is made.
@@ -87,21 +89,28 @@ class _Stream(httpcore.AsyncNetworkStream):
             # Where nothing can be written an answer may be there already: httpcore, too, goes on to read.
             with suppress(httpcore.WriteError):
                 await self.write(b"", timeout)
-        head = self._head
-        if head is None:
+        if not self._awaited:
             return await self._inner.read(max_bytes, timeout)
         data = await self._inner.read(min(max_bytes, AT_ONCE), timeout)
-        head.feed(data)
-        if head.over:
-            self._head = None
+        if self._head is None and is_whole(data, self._longest_head):
+            self._awaited = False
+        else:
+            self._read_head(data)
         return data
+
+    def _read_head(self, data: bytes) -> None:
+        if self._head is None:
+            self._head = Head(self._longest_head)
+        self._head.feed(data)
+        if self._head.over:
+            self._head, self._awaited = None, False
 
     @override
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         held, self._held = self._held, b""
         if not held and buffer.endswith(b"\r\n\r\n"):
             self._held = buffer
-            self._head = Head(self._longest_head)
+            self._head, self._awaited = None, True
         elif held and len(buffer) > MOST_TOGETHER:
             await self._inner.write(held, timeout)
             await self._inner.write(buffer, timeout)

@@ -15,6 +15,8 @@ from rxloop.stream.deltas import text_delta
 
 WEIGHT = 8_000
 """What a thought counts for beside its text: an empty one is an event, too."""
+HEAVIEST = 1_000
+"""What a byte that is read counts for at most: a thought takes eight of them."""
 SLICE = 2**15
 """Characters that are looked at together, so that a text of nothing but tags or tokens comes to its bound soon."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from types import TracebackType
+from typing import Any, Self
 
 import anyio
 
@@ -13,9 +14,10 @@ LOOKS = 10
 
 
 class Watch:
-    """Ends the block that it is put around when no event comes for too long, or when its time is over.
+    """Ends the block that it is put around when no event comes for too long, or its time is over, or it is told to.
 
-    Each event takes no more than a note of the time: there is one timer, which looks at it when it is due.
+    Each event takes no more than a note of the time: there is one timer, which looks at it when it is due. One block
+    after the other may be watched.
 
     Args:
         seconds: How long no event may come; None is for ever.
@@ -28,9 +30,11 @@ class Watch:
         "_held",
         "_last",
         "_loop",
+        "_requests",
         "_scope",
         "_shielded",
         "_stopped",
+        "_task",
         "_timer",
         "_until",
         "expired",
@@ -43,48 +47,59 @@ class Watch:
         self.expired = False
         """Whether the block was ended because no event came."""
         self.late = False
-        """Whether it was ended because its time was over."""
+        """Whether it was ended because its time was over, or its time was over when it began."""
         self._until = until
         self._shielded = shielded
         self._last = 0.0
         self._held = False
         self._stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.Handle | None = None
-        self._scope: anyio.CancelScope | asyncio.Timeout | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._requests = 0
+        """How often the task was asked to end before."""
 
-    async def __aenter__(self) -> Watch:
-        if self.seconds < math.inf or self._until < math.inf:
-            self._loop = asyncio.get_running_loop()
-            self._last = self._loop.time()
-            if self._shielded:
-                self._scope = anyio.CancelScope()
-                self._scope.__enter__()
-            else:
-                self._scope = asyncio.timeout(None)
-                await self._scope.__aenter__()
-            self._timer = self._loop.call_at(min(self._last + self.seconds, self._until), self._look)
+    def __enter__(self) -> Self:
+        self._loop = loop = asyncio.get_running_loop()
+        self._last = now = loop.time()
+        self.expired = self._held = self._stopped = False
+        self.late = now >= self._until
+        due = min(now + self.seconds, self._until)
+        if due < math.inf:
+            self._timer = loop.call_at(due, self._look)
+        if self._shielded:
+            self._scope = scope = anyio.CancelScope()
+            scope.__enter__()
+        elif (task := asyncio.current_task(loop)) is not None:
+            self._task, self._requests = task, task.cancelling()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    ) -> bool:
         if self._timer is not None:
             self._timer.cancel()
-            # It knows this object by its callback.
-            self._timer = None
-        scope, self._scope = self._scope, None
-        if scope is None:
-            return None
-        if isinstance(scope, anyio.CancelScope):
+        scope, task = self._scope, self._task
+        # They know this object, and it must not outlive them.
+        self._timer = self._scope = self._task = self._loop = None
+        if scope is not None:
             return scope.__exit__(kind, error, traceback)
-        try:
-            return await scope.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            return True
+        if task is None or not (self.expired or self.late):
+            return False
+        # Whoever else has asked the task to end is not to be denied.
+        return task.uncancel() <= self._requests and kind is asyncio.CancelledError
+
+    def cancel(self) -> None:
+        """End the block at once."""
+        if self._scope is not None:
+            self._scope.cancel()
+        elif self._task is not None:
+            self._task.cancel()
 
     def seen(self) -> None:
         """There is an event."""
-        if self._scope is not None:
+        if self._loop is not None:
             self._last = self._loop.time()
 
     def hold(self) -> None:
@@ -101,18 +116,16 @@ class Watch:
         self._stopped = True
 
     def _look(self, times: int = LOOKS) -> None:
-        if self._scope is None or self._stopped:
+        loop = self._loop
+        if loop is None or self._stopped:
             return
-        now = self._loop.time()
+        now = loop.time()
         due = min(self._until, (now if self._held else self._last) + self.seconds)
         if due > now:
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = loop.call_at(due, self._look)
         elif times:
-            self._timer = self._loop.call_soon(self._look, times - 1)
+            self._timer = loop.call_soon(self._look, times - 1)
         else:
             self.late = now >= self._until
             self.expired = not self.late
-            if isinstance(self._scope, anyio.CancelScope):
-                self._scope.cancel()
-            else:
-                self._scope.reschedule(0)
+            self.cancel()

@@ -26,6 +26,8 @@ class Bounds:
     """Characters of a message in all: its text, its reasoning and the arguments of its calls."""
     arguments: int = 2_000_000
     """Characters of one tool call: its arguments, its name and its id."""
+    name: int = 1_000
+    """Characters of the name of a tool that is called."""
     argument_values: int = 200_000
     """Values in the arguments of all tool calls of a message together."""
     calls: int = 1_000
@@ -41,6 +43,7 @@ _SENT = {
     "answer": "a stream of more than {:,} bytes",
     "text": "a message of more than {:,} characters",
     "arguments": "a tool call of more than {:,} characters",
+    "name": "a name of a tool of more than {:,} characters",
     "argument_values": "tool calls with more than {:,} values in their arguments",
     "calls": "a message with more than {:,} tool calls",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ from rxloop.stream.bridges import from_task
 
 if TYPE_CHECKING:
     import httpx
+
+    from rxloop.providers._watch import Watch
 
 Push = Callable[[Event], None]
 
@@ -89,7 +91,7 @@ class OpenAIChat:
         self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
         self._encoder = RequestEncoder(model, preset, stream)
         self._pool = ClientPool(timeout, stream, http_client, transport, bounds)
-        self._where: tuple[str, _errors.Endpoint] | None = None
+        self._where: tuple[str, str | None, _errors.Endpoint] | None = None
 
     def __repr__(self) -> str:
         return f"<OpenAIChat {self.name}>"
@@ -111,14 +113,17 @@ class OpenAIChat:
 
             out  --content-delta--content-delta--tool-call-delta--(usage, content-complete)|
         """
+        # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
+        from rxloop.providers._watch import Watch
 
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             total = self._timeout.total
             until = math.inf if total is None else asyncio.get_running_loop().time() + total
-            work = partial(self._send_once, request, until)
-            answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", shielded=self._pool.shielded)
+            watch = Watch(self._silence, self._pool.shielded, until)
+            work = partial(self._send_once, request, watch)
+            answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", stop=watch.cancel)
             return Attempts(self._retry, answer, observer, scheduler, until).begin()
 
         return Observable(subscribe)
@@ -131,26 +136,24 @@ class OpenAIChat:
         """Close the connections of the running event loop that no call uses at the moment."""
         await self._pool.aclose_unused()
 
-    async def _send_once(self, request: ModelRequest, until: float, push: Push) -> None:
-        # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
+    async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
         from rxloop.providers._exchange import receive, send
-        from rxloop.providers._watch import Watch
 
-        where = self._endpoint()
-        if asyncio.get_running_loop().time() >= until:
-            raise _errors.out_of_time(where, self._timeout.total or 0)
-        headers = self._request_headers(request, where)
-        where = _errors.Endpoint(where.name, where.url, where.key_env, where.hint, headers)
-        watch = Watch(self._silence, self._pool.shielded, until)
+        where = self._endpoint(request.settings.headers)
         failure: RxloopError | None = None
         try:
             # Watched from here on: making the first client may take a while, since what carries it is loaded then.
-            async with self._pool.lease() as client, watch:
-                # The body has no name: it would be kept until the answer ends.
-                response = await send(client, where, headers, self._encoder.encode(request))
-                gate = request.ctx.scope.gate if request.ctx.run is not None else None
-                answer = ChatAccumulator(push, request.step, where, request.tools, self._rules, self._bounds)
-                await receive(response, where, answer, self._stream, gate, watch, self._bounds)
+            lease = self._pool.lease()
+            with watch:
+                if watch.late:
+                    raise _errors.out_of_time(where, self._timeout.total or 0)
+                async with lease as client:
+                    # The body has no name: it would be kept until the answer ends.
+                    response = await send(client, where, where.headers, self._encoder.encode(request))
+                    gate = request.ctx.scope.gate if request.ctx.run is not None else None
+                    answer = ChatAccumulator(push, request.step, where, request.tools, self._rules, self._bounds)
+                    await receive(response, where, answer, self._stream, gate, watch, self._bounds)
+                await self._pool.close_idle()
         except OutOfBounds as error:
             failure = _errors.out_of_bounds(error, where)
         except RxloopError as error:
@@ -165,28 +168,31 @@ class OpenAIChat:
             raise _errors.no_event(where, watch.seconds)
         if watch.late:
             raise _errors.out_of_time(where, self._timeout.total or 0)
-        await self._pool.close_idle()
 
-    def _endpoint(self) -> _errors.Endpoint:
-        base = self._base_url or self.preset.url()
-        if self._where is None or self._where[0] != base:
-            url = self.preset.chat_url(base, self.model)
-            name = self.model if self.preset is CUSTOM else self.name
-            self._where = (base, _errors.Endpoint(name, url, self.preset.key_env, self.preset.hint))
-        return self._where[1]
+    def _endpoint(self, more: Mapping[str, str]) -> _errors.Endpoint:
+        """Whom a request goes to, and with what headers; made once for all that have no headers of their own."""
+        base, key = self._base_url or self.preset.url(), self._api_key or self.preset.key()
+        if not more and self._where is not None and self._where[:2] == (base, key):
+            return self._where[2]
+        url = self.preset.chat_url(base, self.model)
+        name = self.model if self.preset is CUSTOM else self.name
+        where = _errors.Endpoint(name, url, self.preset.key_env, self.preset.hint)
+        where = replace(where, headers=self._request_headers(more, key, where))
+        if not more:
+            self._where = (base, key, where)
+        return where
 
-    def _request_headers(self, request: ModelRequest, where: _errors.Endpoint) -> dict[str, str]:
+    def _request_headers(self, more: Mapping[str, str], key: str | None, where: _errors.Endpoint) -> dict[str, str]:
         headers = {
             "content-type": "application/json",
             "accept": "text/event-stream" if self._stream else "application/json",
             # Compression of small chunks costs more than it saves, and holds them back.
             "accept-encoding": "identity",
             **self._headers,
-            **{name.lower(): value for name, value in request.settings.headers.items()},
+            **{name.lower(): value for name, value in more.items()},
         }
         header = self.preset.key_header
         if header not in headers and "authorization" not in headers:
-            key = self._api_key or self.preset.key()
             if key is not None:
                 headers[header] = f"Bearer {key}" if header == "authorization" else key
             elif self.preset.key_env is not None and not self.preset.key_optional:

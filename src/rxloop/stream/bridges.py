@@ -35,6 +35,7 @@ def from_task(
     *,
     name: str = "rxloop-leaf",
     shielded: bool = False,
+    stop: Callable[[], None] | None = None,
     abandoned: Callable[[], None] | None = None,
 ) -> Observable[T]:
     """Make a cold Observable whose values an async function pushes.
@@ -52,6 +53,7 @@ def from_task(
         shielded: Stop by an anyio cancel scope and not by cancelling the task. For work that holds a connection of
             httpx: a bare cancel leaves connections behind in its pool, whose clean-up is safe against anyio's
             cancellation only.
+        stop: How else to stop the work, which has begun by then.
         abandoned: Called when the subscription is disposed before the end of the work.
     """
 
@@ -59,7 +61,7 @@ def from_task(
         loop = asyncio.get_running_loop()
         owner = ctx.scope if ctx is not None and ctx.run is not None else None
         run = owner or (scheduler.scope if isinstance(scheduler, RunScheduler) else None)
-        leaf = _Leaf(work, observer, name, report if run is None else run.failed, shielded, abandoned)
+        leaf = _Leaf(work, observer, name, report if run is None else run.failed, shielded, stop, abandoned)
         leaf.task = (
             owner.spawn(leaf.run(), name, leaf.dispose)
             if owner is not None
@@ -91,6 +93,7 @@ class _Leaf:
         "_over",
         "_shielded",
         "_started",
+        "_stop",
         "_work",
         "task",
     )
@@ -102,6 +105,7 @@ class _Leaf:
         name: str,
         failed: Callable[[Exception], None],
         shielded: bool,
+        stop: Callable[[], None] | None,
         abandoned: Callable[[], None] | None,
     ) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -110,6 +114,7 @@ class _Leaf:
         self._name = name
         self._failed = failed
         self._shielded = shielded
+        self._stop = stop
         self._abandoned = abandoned
         self._cancel: CancelScope | None = None
         self._started = False
@@ -192,7 +197,9 @@ class _Leaf:
             return
         self._disposed = self._over = True
         if self._started and self.task is not None:
-            if self._cancel is not None:
+            if self._stop is not None:
+                self._stop()
+            elif self._cancel is not None:
                 self._cancel.cancel()
             else:
                 self.task.cancel()
