@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import get_args
+from typing import cast, get_args
 
-from reactivex import Observable, abc
+from reactivex import operators as ops
 
 from rxloop.errors import ConfigurationError
 from rxloop.events import THOUGHT_TYPES, Event, ThoughtStreamEvent, ThoughtType, Verbosity
@@ -46,26 +46,16 @@ def thoughts(
         raise ConfigurationError(f"min_confidence must be from 0 to 1, not {min_confidence}")
     levels = _levels(verbosity)
 
-    def matches(thought: ThoughtStreamEvent) -> bool:
-        if thought.thought_type not in wanted or thought.verbosity not in levels:
+    def matches(event: Event) -> bool:
+        if not isinstance(event, ThoughtStreamEvent):
+            return False
+        if event.thought_type not in wanted or event.verbosity not in levels:
             return False
         if min_confidence is None:
             return True
-        return thought.confidence is not None and thought.confidence >= min_confidence
+        return event.confidence is not None and event.confidence >= min_confidence
 
-    def operator(source: Observable[Event]) -> Observable[ThoughtStreamEvent]:
-        def subscribe(
-            observer: abc.ObserverBase[ThoughtStreamEvent], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            def on_next(event: Event) -> None:
-                if isinstance(event, ThoughtStreamEvent) and matches(event):
-                    observer.on_next(event)
-
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
-
-        return Observable(subscribe)
-
-    return operator
+    return cast("View[Event, ThoughtStreamEvent]", ops.filter(matches))
 
 
 def _types(types: ThoughtType | Collection[ThoughtType] | None) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reactivex import Observable, abc
+from reactivex import operators as ops
 
 from rxloop.events import Event, ends_attempt
 from rxloop.operators._types import View
@@ -23,17 +23,7 @@ def until_final() -> View[Event, Event]:
         A view of the events up to and with the final one.
     """
 
-    def operator(source: Observable[Event]) -> Observable[Event]:
-        def subscribe(
-            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            def on_next(event: Event) -> None:
-                observer.on_next(event)
-                if ends_attempt(event):
-                    observer.on_completed()
+    def goes_on(event: Event) -> bool:
+        return not ends_attempt(event)
 
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
-
-        return Observable(subscribe)
-
-    return operator
+    return ops.take_while(goes_on, inclusive=True)

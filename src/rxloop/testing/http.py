@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server: one handler, keep-alive, answers at once or in chunks."""
+"""A small HTTP/1.1 server on h11: one handler, keep-alive, answers at once or in chunks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
+import h11
 import orjson
 
 _MAX_HEAD = 64 * 1024
 _MAX_BODY = 64 * 1024 * 1024
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    413: "Content Too Large",
-    500: "Internal Server Error",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +45,6 @@ class HTTPResponse:
 Handler = Callable[[HTTPRequest], Awaitable[HTTPResponse]]
 
 
-class _Unreadable(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class Connection:
     """One connection: reads requests and writes their answers until the client leaves or asks to close."""
 
@@ -64,17 +52,20 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._handler = handler
-        self._buffer = b""
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
 
     async def serve(self) -> None:
         """Answer one request after the other."""
         try:
             while (request := await self._read_request()) is not None:
                 await self._answer(request)
-                if request.headers.get("connection", "").lower() == "close":
+                if self._http.our_state is not h11.DONE:
                     break
-        except _Unreadable as error:
-            refusal = HTTPResponse.json({"error": {"message": str(error), "type": "bad_request"}}, error.status)
+                self._http.start_next_cycle()
+        except h11.RemoteProtocolError as error:
+            # A request that is too long has one status, whichever part of it is.
+            status = 413 if error.error_status_hint == 431 else error.error_status_hint
+            refusal = HTTPResponse.json({"error": {"message": str(error), "type": "bad_request"}}, status)
             with contextlib.suppress(ConnectionError):
                 await self._write(refusal, close=True)
         except ConnectionError:
@@ -112,7 +103,7 @@ class Connection:
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             response = HTTPResponse.json({"error": {"message": message, "type": "server_error"}}, 500)
-        await self._write(response, close=request.headers.get("connection", "").lower() == "close")
+        await self._write(response, close=self._http.their_state is h11.MUST_CLOSE)
 
     async def _write(self, response: HTTPResponse, *, close: bool) -> None:
         headers = response.headers | {"connection": "close" if close else "keep-alive"}
@@ -120,76 +111,41 @@ class Connection:
             headers["content-length"] = str(len(response.body))
         else:
             headers["transfer-encoding"] = "chunked"
-        lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, 'Unknown')}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        self._writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + response.body)
-        await self._writer.drain()
-        if response.chunks is None:
-            return
-        async with contextlib.aclosing(response.chunks) as chunks:
-            async for chunk in chunks:
-                self._writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-                await self._writer.drain()
-        self._writer.write(b"0\r\n\r\n")
+        reason = HTTPStatus(response.status).phrase
+        head = h11.Response(status_code=response.status, headers=[*headers.items()], reason=reason)
+        await self._send(head, h11.Data(data=response.body))
+        if response.chunks is not None:
+            async with contextlib.aclosing(response.chunks) as chunks:
+                async for chunk in chunks:
+                    await self._send(h11.Data(data=chunk))
+        await self._send(h11.EndOfMessage())
+
+    async def _send(self, *events: h11.Event) -> None:
+        self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
         await self._writer.drain()
 
     async def _read_request(self) -> HTTPRequest | None:
         """The next request, or None when the client is done."""
-        while b"\r\n\r\n" not in self._buffer:
-            if len(self._buffer) > _MAX_HEAD:
-                raise _Unreadable(413, "the head of the request is too long")
-            if not await self._fill():
-                return None
-        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
-        first, *rest = head.decode("latin-1").split("\r\n")
-        parts = first.split(" ")
-        if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            raise _Unreadable(400, "not an HTTP/1.1 request")
-        pairs = [line.partition(":") for line in rest]
-        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        body = await self._read_chunks() if "transfer-encoding" in headers else await self._read_length(headers)
-        return HTTPRequest(parts[0], parts[1].partition("?")[0], headers, body)
-
-    async def _read_length(self, headers: dict[str, str]) -> bytes:
-        length = headers.get("content-length", "0")
-        if not length.isdecimal():
-            raise _Unreadable(400, "content-length is no number")
-        return await self._take(int(length))
-
-    async def _read_chunks(self) -> bytes:
-        body = b""
-        while True:
-            line = await self._take_line()
-            try:
-                size = int(line.partition(b";")[0], 16)
-            except ValueError:
-                raise _Unreadable(400, "a chunk has no size") from None
-            if size == 0:
-                while await self._take_line():
-                    pass
-                return body
-            body += await self._take(size)
-            await self._take_line()
-
-    async def _take(self, size: int) -> bytes:
+        head = await self._next_event()
+        if not isinstance(head, h11.Request):
+            return None
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+        size = int(headers.get("content-length", 0))
+        body = bytearray()
+        while size <= _MAX_BODY and isinstance(event := await self._next_event(), h11.Data):
+            body += event.data
+            size = max(size, len(body))
         if size > _MAX_BODY:
-            raise _Unreadable(413, "the body is too long")
-        while len(self._buffer) < size:
-            if not await self._fill():
-                raise ConnectionResetError("the client left within its request")
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        return taken
+            raise h11.RemoteProtocolError("the body is too long", error_status_hint=413)
+        path = head.target.decode("latin-1").partition("?")[0]
+        return HTTPRequest(head.method.decode("latin-1"), path, headers, bytes(body))
 
-    async def _take_line(self) -> bytes:
-        while b"\r\n" not in self._buffer:
-            if len(self._buffer) > _MAX_HEAD:
-                raise _Unreadable(413, "a line is too long")
-            if not await self._fill():
-                raise ConnectionResetError("the client left within its request")
-        line, _, self._buffer = self._buffer.partition(b"\r\n")
-        return line
+    async def _next_event(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            await self._fill()
+        return event
 
     async def _fill(self) -> bool:
         data = await self._reader.read(65536)
-        self._buffer += data
+        self._http.receive_data(data)
         return bool(data)
