@@ -224,14 +224,14 @@ def follow(
         follow(after="run/1.2.0")   --c---d----e--F|
 
     Without gap and without duplicate, up to the final event of the run's attempt, or of the run. Where the cursor lies
-    in a part of an attempt that was lost in a crash, or is none of this run, a `gap` event comes first, and then
+    in a part of an attempt that was lost in a crash, or is not of this run, a `gap` event comes first, and then
     everything that the reader needs: from the place where the lost part began, or from the first event.
 
     Args:
         log: Where the run is written.
         task_id: The run.
         after: The cursor of the last event that the reader has.
-        strict: Refuse what is no cursor; otherwise it is taken for that of an unknown run.
+        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run.
         deltas: Give the deltas too, where the log keeps them.
         until: `"end"` goes on over pauses and attempts until the run is completed or failed.
 
@@ -295,7 +295,7 @@ class _Follower:
                 await close()
 
     async def _begin(self) -> int:
-        """The `seq` behind which the reader has to go on; tells it of a cursor that is none of this run."""
+        """The `seq` after which the reader has to go on; tells it of a cursor that is not of this run."""
         cursor = self._cursor
         assert cursor is not None
         if cursor.task_id == self._task_id and cursor.attempt > 0:

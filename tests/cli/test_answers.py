@@ -54,15 +54,15 @@ def test_what_fits_is_taken(answer: Any, given_: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "given_", "said"),
     [
-        (int, "five", "'five' is no JSON; type something like 1"),
+        (int, "five", "'five' is not JSON; type something like 1"),
         (int, "5.5", "the value is to be a JSON integer, not 5.5; type something like 1"),
         (int, '"5"', "the value is to be a JSON integer, not '5'"),
         (int, "true", "the value is to be a JSON integer, not True"),
         (int, "", "type something like 1"),
         (Annotated[int, Field(ge=1, le=5)], "9", "the value is to be at most 5, not 9"),
         (list[int], '[1, "x"]', "[1] is to be a JSON integer, not 'x'; type something like [1]"),
-        (dict[str, int], "{", "'{' is no JSON; type something like {}"),
-        (Literal["a", "b"], "c", "'c' is no JSON; type something like \"a\""),
+        (dict[str, int], "{", "'{' is not JSON; type something like {}"),
+        (Literal["a", "b"], "c", "'c' is not JSON; type something like \"a\""),
         (
             Room,
             '{"guests": 2}',

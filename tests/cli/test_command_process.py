@@ -167,7 +167,7 @@ def test_an_answer_that_does_not_fit_is_asked_for_again(place: Place) -> None:
     terminal = Terminal(place, "run", "Please rate.", "--tools", "kit:tools")
     terminal.sees("How many stars?\r\n> ")
     for typed, said in (
-        ("many", "'many' is no JSON; type something like 1"),
+        ("many", "'many' is not JSON; type something like 1"),
         ("", "type something like 1"),
         ("3.5", "the value is to be a JSON integer, not 3.5"),
         ("9", "the value is to be at most 5, not 9"),
@@ -348,7 +348,7 @@ def test_what_is_typed_in_a_chat_keeps_its_umlauts_in_any_terminal(place: Place)
 def test_what_is_no_text_is_refused_with_the_place_of_it(place: Place) -> None:
     done = place.shell("printf 'abc\\xff' | rxloop run")
     assert done.returncode == 2
-    assert done.stderr == b"rxloop: stdin is no UTF-8 text: byte 0xff at 3; convert it first, as iconv does\n"
+    assert done.stderr == b"rxloop: stdin is not UTF-8 text: byte 0xff at 3; convert it first, as iconv does\n"
 
 
 def test_a_tool_that_fails_is_a_line_with_its_place_and_no_traceback(place: Place) -> None:

@@ -34,7 +34,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 def test_where_nothing_is_broken_it_is_exit_code_0_and_leaves_no_trace(place: Place) -> None:
     done = place.run("doctor")
     assert "✗" not in done.output
-    assert done.stdout.endswith("\nall that is needed is there\n")
+    assert done.stdout.endswith("\neverything rxloop needs is there\n")
     assert f"{place.database} is not there yet; the first run makes it" in done.stdout
     assert not place.database.exists()
 

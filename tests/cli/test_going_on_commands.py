@@ -51,7 +51,7 @@ def test_a_part_of_the_answers_may_be_given(waiting: Place) -> None:
 @pytest.mark.parametrize(
     ("given", "said", "code"),
     [
-        ("{pay}=maybe", "'maybe' is no JSON; a text is --input '{pay}=\"maybe\"'", 2),
+        ("{pay}=maybe", "'maybe' is not JSON; a text is --input '{pay}=\"maybe\"'", 2),
         ("{pay}", "write NAME=JSON", 2),
         ("nobody=1", "does not wait for 'nobody'", 2),
         ('{pay}="yes"', "JSON boolean", 2),

@@ -124,7 +124,7 @@ def test_a_stored_view_counts_for_each_subscriber_apart() -> None:
 
 
 def test_nonsense_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="once is no repeat"):
+    with pytest.raises(ConfigurationError, match="once is not a repeat"):
         repeats(1)
     with pytest.raises(ConfigurationError, match="3 equal calls within 2"):
         repeats(3, within=2)

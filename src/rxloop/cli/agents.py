@@ -51,7 +51,7 @@ class AgentOptions:
             ConfigurationError: The options name nothing, or do not go together.
         """
         if self.strategy is not None:
-            # A name that is none is said before the first question.
+            # An unknown name is reported before the first question.
             from rxloop.strategies import by_name
 
             if Path(self.strategy).suffix in (".json", ".yaml", ".yml"):
@@ -179,7 +179,7 @@ def _with_address(provider: Provider) -> Provider:
     """The provider, if the environment says right where its endpoint is.
 
     Raises:
-        ConfigurationError: The address is missing, or is none.
+        ConfigurationError: The address is missing, or is not an address.
     """
     if isinstance(provider, OpenAIChat) and provider.preset.name in PRESETS:
         provider.preset.url()

@@ -76,7 +76,7 @@ def _read_data(given: str, pending: PendingInput) -> Any:
     except orjson.JSONDecodeError:
         if given and misfit(given, schema) is None:
             return given
-        raise ConfigurationError(f"{given!r} is no JSON; {like}" if given else like) from None
+        raise ConfigurationError(f"{given!r} is not JSON; {like}" if given else like) from None
     wrong = misfit(value, schema)
     if wrong is None:
         return value

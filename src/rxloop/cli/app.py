@@ -42,7 +42,7 @@ COMMANDS = {
     "models": _Command("models:models", "List the models that can be named, and which keys are set."),
     "strategies": _Command("strategies:strategies", "List the reasoning strategies, or show the stages of one."),
     "protocol": _Command("protocol:protocol", "List the kinds of events, or the fields of one."),
-    "doctor": _Command("doctor:doctor", "Look whether everything is there that rxloop needs."),
+    "doctor": _Command("doctor:doctor", "Check that everything rxloop needs is installed and works."),
     "mcp": _Command("mcp:mcp", "Serve tools to clients of the Model Context Protocol."),
 }
 """The commands by their names, in the order of the help."""
@@ -150,7 +150,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    # Bytes that are no text are for whoever reads them to complain about.
+    # Bytes that are not text: whoever reads them complains.
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "rxloop"), (sys.stderr, "rxloop")):
         if isinstance(stream, TextIOWrapper):
             cast("TextIOWrapper[Any]", stream).reconfigure(errors=errors)

@@ -43,10 +43,10 @@ def doctor(
     ] = None,
     db: options.Database = None,
 ) -> None:
-    """Look whether everything is there that rxloop needs.
+    """Check that everything rxloop needs is installed and works.
 
-    What is only missing, such as an extra, is told with the line that brings it. Exit codes: 0 all that is needed is
-    there, 1 something is broken.
+    A missing extra is only a note, with the line that installs it. Exit codes: 0 everything rxloop needs is there, 1
+    something is broken.
     """
     with told():
         broken = 0
@@ -56,7 +56,7 @@ def doctor(
                 broken += finding.grade is Grade.bad
                 _write(finding)
         if not broken:
-            write(Text("\nall that is needed is there\n", "green"))
+            write(Text("\neverything rxloop needs is there\n", "green"))
     if broken:
         say(Text(f"\n{broken} {'thing is' if broken == 1 else 'things are'} broken: see the lines with ✗", "bold red"))
         raise typer.Exit(FAILED)

@@ -23,7 +23,7 @@ def fork(
     prompt: Annotated[
         str | None,
         typer.Option(
-            "--prompt", "-p", metavar="TEXT", help="Another question at 1, a new message behind it.", show_default=False
+            "--prompt", "-p", metavar="TEXT", help="Another question at 1, a new message after it.", show_default=False
         ),
     ] = None,
     results: Annotated[

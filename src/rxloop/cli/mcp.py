@@ -60,7 +60,7 @@ def sequential_thinking(
         typer.Option(
             "--ttl",
             metavar="SECONDS",
-            help="Free a session after so long a silence; with --http a day, unless it has a name.",
+            help="Free a session after this silence; with --http a day, unless it has a name.",
             show_default=False,
         ),
     ] = None,

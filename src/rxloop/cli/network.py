@@ -25,7 +25,7 @@ async def reached(model: str) -> Findings:
     try:
         preset, url = endpoint(model)
     except ConfigurationError as error:
-        return [Finding(Grade.bad, f"{shown_address(model)} is no model that can be called", str(error))]
+        return [Finding(Grade.bad, f"{shown_address(model)} is not a model that can be called", str(error))]
     return [await _called(preset, url + "/models", model)]
 
 

@@ -89,7 +89,7 @@ NoLog = Annotated[bool, typer.Option("--no-log", help="Leave no trace in the dat
 
 
 def as_text(given: str) -> str:
-    """What was typed, whatever the encoding of the terminal is said to be; what is no UTF-8 becomes question marks."""
+    """What was typed, whatever the encoding of the terminal is said to be; what is not UTF-8 becomes question marks."""
     return given.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -109,6 +109,6 @@ def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
         except orjson.JSONDecodeError:
             quoted = f"{name}={orjson.dumps(value).decode()}"
             raise ConfigurationError(
-                f"{option} {text!r}: {value!r} is no JSON; a text is {option} '{quoted}'"
+                f"{option} {text!r}: {value!r} is not JSON; a text is {option} '{quoted}'"
             ) from None
     return found

@@ -24,7 +24,7 @@ from rxloop.thinking.drawing import one_line
 def show(
     run: options.RunId,
     thoughts: options.Thoughts = ThoughtLevel.all,
-    after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only what comes behind this event.")] = 0,
+    after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only what comes after this event.")] = 0,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what comes, until the attempt ends.")
     ] = False,
@@ -78,7 +78,7 @@ def replay(
         ),
     ] = None,
     until: Annotated[
-        int | None, typer.Option("--until", metavar="SEQ", min=1, help="Stop behind this event.", show_default=False)
+        int | None, typer.Option("--until", metavar="SEQ", min=1, help="Stop after this event.", show_default=False)
     ] = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
     json: options.Json = False,

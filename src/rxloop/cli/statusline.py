@@ -12,7 +12,7 @@ from rich.text import Text
 from rxloop.cli.visible import shown
 
 _ERASE = "\x1b[J"
-"""Everything from the cursor on: behind the cursor there is nothing but the line."""
+"""Everything from the cursor on: after the cursor there is nothing but the line."""
 _BELOW = "\x1bD\x1b[A\x1b7\x1b[B\r"
 """Make sure that there is a line below, remember where the cursor is, and go to its beginning.
 
@@ -69,7 +69,7 @@ class StatusLine:
         self._draw()
 
     def _moved(self, text: str) -> None:
-        """Follow the cursor, to know when it stands behind the last column."""
+        """Follow the cursor, to know when it stands after the last column."""
         _, end, last = text.rpartition("\n")
         column = 0 if end else self._column
         width = self._console.width

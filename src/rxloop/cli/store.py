@@ -62,7 +62,7 @@ async def check_writable(log: EventLog, path: Path) -> None:
     Raises:
         EventLogError: The file cannot be written, or is another program's.
     """
-    # What is no log of ours is refused here, before it is touched.
+    # A file that is not our log is refused here, before it is touched.
     await log.runs(context_id="")
     with errors_of(path), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -191,14 +191,14 @@ def read_all(name: str = "stdin") -> str:
     """What comes through the pipe.
 
     Raises:
-        ConfigurationError: It is no text.
+        ConfigurationError: It is not text.
     """
     data = sys.stdin.buffer.read()
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"{name} is no UTF-8 text: byte {data[error.start]:#04x} at {error.start}; convert it first, as iconv does"
+            f"{name} is not UTF-8 text: byte {data[error.start]:#04x} at {error.start}; convert it first, as iconv does"
         ) from error
 
 

@@ -71,7 +71,7 @@ def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
     """The durable events in lines of JSON, by their runs.
 
     Raises:
-        ConfigurationError: A line is no event, or the events of a run are not those of a whole run from its beginning.
+        ConfigurationError: A line is not an event, or the events of a run are not a whole run from its beginning.
     """
     runs: dict[str, list[Event]] = {}
     # Not `splitlines`, which takes more than line ends for line ends.

@@ -118,7 +118,7 @@ def _by_line(events: Iterable[Event]) -> Iterable[tuple[_Line, Event]]:
 
 
 def counts(event: Event) -> bool:
-    """Whether an event tells what happened, and is no bookkeeping."""
+    """Whether an event tells what happened, and is not bookkeeping."""
     if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent):
         return False
     return not isinstance(event, StatusUpdateEvent) or not (event.state == "working" or ends_attempt(event))
@@ -137,7 +137,7 @@ def _void(events: Iterable[Event]) -> set[int]:
                 void.add(earlier)
             calls[event.task_id, event.step] = event.seq
         elif isinstance(event, ToolStartEvent):
-            # The first one: questions of the tool, and their answers, stand behind it.
+            # The first one: questions of the tool, and their answers, come after it.
             slot = (event.task_id, event.step, event.index)
             if slot in starts:
                 void.add(event.seq)

@@ -117,7 +117,7 @@ class Grammar:
         if self._last is first and isinstance(first, TaskEvent) and not self._lost:
             working = isinstance(event, StatusUpdateEvent) and event.state == "working" and not event.final
             if not working or event.parent_task_id is not None:
-                broken("working-second", "behind the task of a run comes its status-update (working)", event, first)
+                broken("working-second", "the task of a run is followed by its status-update (working)", event, first)
 
     def _belongs(self, event: Event) -> None:
         """Everything but nested runs is of one run, and every attempt has its beginning and its end."""
@@ -146,12 +146,12 @@ class Grammar:
         final = root.final
         over = final is not None and final.state in ("completed", "failed")
         over = over and not (final is not None and final.error is not None and final.error.retryable)
-        # A fork goes on behind the end of the run that it has taken over.
+        # A fork goes on after the end of the run that it has taken over.
         if over and self._whole and event.seq > self._fork_seq + 1:
             broken("ended", "a run that has ended for good is not resumed", event, root.final)
 
     def _numbers(self, event: Event) -> None:
-        """`seq` counts the durable events without a gap; `sub` grows behind each of them."""
+        """`seq` counts the durable events without a gap; `sub` grows after each of them."""
         before, last = self._durable, self._last
         durable = event.durable and not (isinstance(event, UnknownEvent) and event.sub)
         if durable or self._lost:
@@ -169,7 +169,7 @@ class Grammar:
         elif durable and event.seq != before.seq + 1:
             broken("seq", f"seq {before.seq} is followed by {event.seq}", event, before)
         elif not durable and event.seq != before.seq:
-            broken("seq", f"a transient event behind seq {before.seq} has seq {event.seq}", event, before)
+            broken("seq", f"a transient event after seq {before.seq} has seq {event.seq}", event, before)
         elif not durable and last is not None and event.sub <= last.sub:
             broken("sub", f"sub {last.sub} is followed by {event.sub}", event, last)
 
@@ -223,7 +223,7 @@ class _Run:
         if isinstance(event, StatusUpdateEvent):
             self._status(event)
         elif self.final is not None:
-            broken("final-last", "nothing comes behind the final event", event, self.final)
+            broken("final-last", "nothing comes after the final event", event, self.final)
         else:
             self._any_other(event)
         self.last = event
@@ -253,7 +253,7 @@ class _Run:
         before = self.final
         if not event.final:
             if before is not None and not event.resumed:
-                broken("final-last", "nothing comes behind the final event", event, before)
+                broken("final-last", "nothing comes after the final event", event, before)
             # What an attempt that was cut off had open on the main line is taken up again, or closed, by the next one.
             self.final = None
             return
@@ -295,7 +295,7 @@ class _Run:
             return
         done = self.messages.get(step)
         if done is not None and not isinstance(event, UsageEvent):
-            broken("delta-late", "a delta comes behind the content-complete of its message", event, done)
+            broken("delta-late", "a delta comes after the content-complete of its message", event, done)
         if done is None and self.whole:
             broken("delta-early", f"a {event.kind} comes before the llm-call of its step", event, self.last)
 

@@ -29,16 +29,16 @@ def read_cursor(text: str, *, strict: bool = True) -> Cursor:
 
     Args:
         text: `task_id/attempt.seq.sub`.
-        strict: Refuse what is no cursor; otherwise it is taken for that of an unknown run.
+        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run.
 
     Raises:
-        ConfigurationError: It is no cursor.
+        ConfigurationError: It is not a cursor.
     """
     match = _CURSOR.fullmatch(text)
     if match is not None:
         return Cursor(match["task"], int(match["attempt"]), int(match["seq"]), int(match["sub"]))
     if strict:
-        raise ConfigurationError(f"{text!r} is no cursor: it has the form task_id/attempt.seq.sub")
+        raise ConfigurationError(f"{text!r} is not a cursor: it has the form task_id/attempt.seq.sub")
     return Cursor("", 0, 0, 0)
 
 
@@ -55,15 +55,15 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
         source                 --a(1.1)--b(1.2)--c(1.3)--|
         after("run/1.1.2")     ------------------c(1.3)--|
 
-    Where events behind the cursor are missing, because it belongs to another run, or to an earlier attempt, or because
+    Where events after the cursor are missing, because it belongs to another run, or to an earlier attempt, or because
     they are not retained any more, a `gap` event comes first.
 
     Args:
         cursor: `event.cursor` of the last event that the reader has: `task_id/attempt.seq.sub`.
-        strict: Refuse what is no cursor; otherwise it is taken for that of an unknown run.
+        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run.
 
     Raises:
-        ConfigurationError: It is no cursor.
+        ConfigurationError: It is not a cursor.
     """
     task_id, attempt, seq, sub = read_cursor(cursor, strict=strict)
     place = (seq, sub)

@@ -21,21 +21,21 @@ def grammar(*, whole: bool = True) -> View[Event, Event]:
     * A call is in a message before it starts, starts before it ends, and has one end; the model is asked again when all
       calls of a line are answered.
     * A question is asked before it is answered, and answered once.
-    * An attempt has one final event, with nothing left open before it and nothing behind it.
+    * An attempt has one final event, with nothing left open before it and nothing after it.
 
-    It wants the stream as it is: filters belong behind it. It is silent where readers may get less, on deltas that were
-    merged or dropped, and behind a `gap`. A nested run is checked if its `task` was passed on.
+    It needs the whole stream: put filters after it. It is silent where readers may get less, on deltas that were
+    merged or dropped, and after a `gap`. A nested run is checked if its `task` was passed on.
 
     ::
 
-        source        --t--w--l--d--c--d--F|      a delta behind its content-complete
+        source        --t--w--l--d--c--d--F|      a delta after its content-complete
         grammar()     --t--w--l--d--c--#
 
     Example:
         >>> await agent.run("Weather?").pipe(op.grammar())
 
     Args:
-        whole: Whether the stream begins with its run or attempt. False for one that begins in the middle, behind a
+        whole: Whether the stream begins with its run or attempt. False for one that begins in the middle, after a
             cursor: what belongs to something earlier is then taken on trust.
 
     Returns:

@@ -55,8 +55,8 @@ GraphDelta = NodeAdded | EdgeAdded
 def graph_deltas() -> View[Event, GraphDelta]:
     """The graph of the thoughts as small changes: a node is added, an edge is added.
 
-    For a drawing that grows, on a page or over a wire: `thought_graph` gives the whole graph at each thought. Who adds
-    up all changes has the same nodes and edges. An edge comes when both its ends are there, so a reference to a
+    For a drawing that grows, on a page or over a wire: `thought_graph` gives the whole graph at each thought. All
+    changes together add up to the same nodes and edges. An edge comes when both its ends are there, so a reference to a
     thought that is still to come gives its edge later. All tool calls are there, also those that no thought names, but
     for those of hidden tools: a drawing is for everybody.
 

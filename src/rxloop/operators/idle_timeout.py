@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def idle_timeout(seconds: float) -> View[T, T]:
-    """Fail with a `TimeoutError` when nothing comes for that time.
+    """Fail with a `TimeoutError` after that many seconds of silence.
 
     The time starts with the subscription and again with each event. The run itself goes on: what fails is this view of
     it. Time comes from the scheduler of the subscription, which for a view of a run is the run's.

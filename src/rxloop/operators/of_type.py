@@ -56,7 +56,7 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
         A view of the events of these classes, in order.
 
     Raises:
-        ConfigurationError: One of them is no class.
+        ConfigurationError: One of them is not a class.
     """
     classes = (first, *others)
     for each in cast("tuple[Any, ...]", classes):

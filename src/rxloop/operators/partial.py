@@ -46,7 +46,7 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
     anew. It makes no difference whether the answer is text or the call of the tool for it.
 
     A short answer is seen to grow with each delta, and a long one in steps of a sixteenth of its length, so that the
-    work is in proportion to the length. Equal snapshots come once. Who comes later gets the value alone. The lines of a
+    work is in proportion to the length. Equal snapshots come once. Late subscribers get the value alone. The lines of a
     strategy and nested agents are left out.
 
     Example:
@@ -143,6 +143,6 @@ class _Growing:
 
 
 def _unfenced(text: str) -> str:
-    """The text behind the opening of a code fence, if it begins with one."""
+    """The text after the opening of a code fence, if it begins with one."""
     text = text.lstrip()
     return text.partition("\n")[2] if text.startswith("```") else text

@@ -107,7 +107,7 @@ def read_recording(recording: Recording) -> list[Event]:
     """The events of a recording.
 
     Raises:
-        ConfigurationError: The file is not there, or a line of it is no event.
+        ConfigurationError: The file is not there, or a line of it is not an event.
     """
     if not isinstance(recording, str | os.PathLike):
         return list(recording)

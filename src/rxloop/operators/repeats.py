@@ -40,7 +40,9 @@ class Repeat:
 
 
 def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
-    """A value when the model asks for the same call, with the same arguments, for the n-th time, and each time after.
+    """Emit a `Repeat` when the model asks for the same call for the n-th time, and each time after.
+
+    The same call is one of the same tool with the same arguments.
 
     Calls count when the model asks for them, before they are carried out, whether they will be refused or not. Each run
     and each branch counts for itself: lines of a strategy may ask the same thing side by side. Arguments are equal when
@@ -57,7 +59,7 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
     Args:
         n: The count from which on it tells.
         within: How many of the newest calls are looked at, so that what is asked for now and then in a long run, such
-            as a status, is no repeat; None looks at all of the run.
+            as a status, is not a repeat; None looks at all of the run.
 
     Returns:
         A view of repeats.
@@ -66,7 +68,7 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
         ConfigurationError: The count is below 2, or not within so many calls; raised at once.
     """
     if n < 2:
-        raise ConfigurationError(f"repeats needs a count of 2 or more, not {n}: once is no repeat")
+        raise ConfigurationError(f"repeats needs a count of 2 or more, not {n}: once is not a repeat")
     if within is not None and within < n:
         raise ConfigurationError(f"repeats cannot find {n} equal calls within {within}: within must be {n} or more")
 

@@ -52,12 +52,12 @@ class Stall:
 
 
 def stalled(seconds: float) -> View[Event, Stall]:
-    """A value when nothing has come for so long though the run goes on, and again each time that so long has passed.
+    """Emit a `Stall` after that many seconds of silence while the run goes on, and again for each further such time.
 
-    Unlike `idle_timeout` it is no error: the view goes on, tells what is awaited and for how long, and starts over with
-    the next event. Time comes from the scheduler of the subscription, which for a view of a run is the run's. What is
-    over tells its stalls by the times of its events: a late subscriber, or a replay that is not slower than the run,
-    hears of the same ones. Between the end of one attempt and the next nothing stalls.
+    Unlike `idle_timeout` this is not an error: the view goes on, says what the run awaits and for how long, and starts
+    over with the next event. Time comes from the scheduler of the subscription, which for a view of a run is the run's.
+    What is over tells its stalls by the times of its events: a late subscriber, or a replay that is not slower than the
+    run, hears of the same ones. Between the end of one attempt and the next nothing stalls.
 
     ::
 

@@ -73,12 +73,12 @@ class Stats:
 
 
 def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> View[Event, Stats]:
-    """The figures of the run: once a window while it goes on, and with the final event of each attempt.
+    """Emit the figures of the run: once a window while it goes on, and with the final event of each attempt.
 
     Time is that of the events, so that a late subscriber, and a replay that is not slower than the run, get the figures
     of the run as it was; while nothing comes, a timer goes on telling. Of recorded events, windows in which nothing
-    came are left out: they would be told all at once. The deltas of a message are dropped when it is complete, so who
-    comes later has the rates from the usage alone.
+    came are left out: they would be told all at once. The deltas of a message are dropped when it is complete, so late
+    subscribers have the rates from the usage alone.
 
     ::
 
@@ -200,7 +200,7 @@ class _Figures:
         self._answers.clear()
 
     def at(self, now: float) -> Stats:
-        """The figures at a time behind the newest event."""
+        """The figures at a time after the newest event."""
         return Stats(
             seconds=round(self._age(now), 6),
             tokens_per_second=self._rate(now),

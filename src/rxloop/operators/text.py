@@ -10,12 +10,12 @@ from rxloop.stream.stream import JOINS
 
 
 def text() -> View[Event, str]:
-    """The text of the answer as it streams: the deltas of the main line.
+    """Give the text of the answer as it streams: the deltas of the main line.
 
-    The deltas of a message that is complete are not kept: who comes later gets its text in one piece.
+    The deltas of a message that is complete are not kept: late subscribers get its text in one piece.
 
     The lines of a strategy and the text of nested agents are left out. When a model call is sent a second time, its
-    text starts again; who must know follows the events themselves.
+    text starts again. To notice that, follow the events themselves.
 
     ::
 

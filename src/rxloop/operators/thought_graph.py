@@ -10,7 +10,7 @@ from rxloop.thinking.graph import ThoughtGraph
 
 
 def thought_graph() -> View[Event, ThoughtGraph]:
-    """The graph of the thoughts so far, and of the tool calls that they follow from, after each thought.
+    """Give the graph of the thoughts so far, and of the tool calls that they follow from, after each thought.
 
     ::
 

@@ -15,10 +15,10 @@ from rxloop.stream.scheduler import stopwatch, timers
 
 
 def token_rate(window: float = 1.0) -> View[Event, float]:
-    """Tokens per second over the last `window` seconds: at each delta, and once a window while there are none.
+    """Emit the tokens per second over the last `window` seconds: at each delta, and once a window while there are none.
 
     A delta counts as one token, be it text, a thought or the arguments of a tool call. So a stall shows as 0.0, and
-    `rx.filter(lambda r: r < 5)` notices it. Until a window has passed since the first delta behind a stall, the rate is
+    `rx.filter(lambda r: r < 5)` notices it. Until a window has passed since the first delta after a stall, the rate is
     that of the time since then, so that a start is not taken for a stall; the first delta alone gives none. The deltas
     that a late subscriber is given again count as if they came just then. Time comes from the scheduler of the
     subscription, which for a view of a run is the run's.

@@ -28,7 +28,7 @@ class Bound:
     session_id: str | None = field(default_factory=new_id)
     """None: there is no connection. A thought that names no session begins one then."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
-    """Requests are carried out in the order in which they came: who reads sees what was thought before."""
+    """Requests are carried out in the order in which they came: a reader sees what was thought before."""
 
 
 class Connections:

@@ -40,8 +40,7 @@ class OfflineModel:
         ...     agent = Agent(offline.provider())
 
     Args:
-        rules: What answers, tried in order; the built-in rules stand behind them, and the last of those always
-            answers.
+        rules: What answers, tried in order; the built-in rules follow, and the last of those always answers.
         port: Where to listen on localhost; 0 takes a free port.
         delay: Seconds between two chunks of a stream.
 
@@ -108,7 +107,7 @@ class OfflineModel:
         try:
             body = orjson.loads(request.body)
         except orjson.JSONDecodeError as error:
-            return _refused(400, f"the body is no JSON: {error}")
+            return _refused(400, f"the body is not JSON: {error}")
         if not isinstance(body, dict) or not isinstance(cast("dict[str, Any]", body).get("messages"), list):
             return _refused(400, "the body needs `messages`, a list")
         wanted = cast("dict[str, Any]", body)

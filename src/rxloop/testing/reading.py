@@ -75,7 +75,7 @@ def exact(value: float) -> str:
 
 
 def cities_in(text: str) -> list[str]:
-    """The cities that a question names: words with a capital, or what stands behind "in"."""
+    """The cities that a question names: words with a capital, or what follows "in"."""
     found: list[str] = []
     words: list[str] = []
     for token in [*re.findall(r"[^\W\d_][\w'\u2019-]*|\S", text), "."]:
@@ -92,7 +92,7 @@ def cities_in(text: str) -> list[str]:
 
 
 def temperatures_in(text: str) -> list[tuple[Temperature, str | None]]:
-    """The temperatures that a text states, each with the city that it names behind it."""
+    """The temperatures that a text states, each with the city that it names after it."""
     found = list(_TEMPERATURE.finditer(text))
     ends = [*(match.start() for match in found[1:]), len(text)]
     stated: list[tuple[Temperature, str | None]] = []
@@ -216,7 +216,7 @@ def evaluate(expression: str) -> float:
     """
     node = _parsed(expression)
     if node is None:
-        raise ArithmeticError("it is no sum")
+        raise ArithmeticError("it is not a sum")
     return _value(node)
 
 
@@ -230,4 +230,4 @@ def _value(node: ast.expr) -> float:
         if isinstance(node.op, ast.Pow) and (abs(right) > 64 or abs(left) > 1e6 or (left < 0 and right != int(right))):
             raise ArithmeticError("the result is too large")
         return _OPERATIONS[type(node.op)](left, right)
-    raise ArithmeticError("it is no sum")
+    raise ArithmeticError("it is not a sum")

@@ -23,7 +23,7 @@ def recorded(path: str | os.PathLike[str], *, task_id: str | None = None) -> Scr
         task_id: The run, where the file has a nested one as well; by default the outermost.
 
     Raises:
-        ConfigurationError: The file cannot be read, or is no recording of a run.
+        ConfigurationError: The file cannot be read, or is not a recording of a run.
     """
     events = recorded_events(path)
     try:
@@ -39,6 +39,6 @@ def recorded_events(path: str | os.PathLike[str]) -> list[Event]:
         path: The file, with the JSON of one event on each line.
 
     Raises:
-        ConfigurationError: The file cannot be read, or a line of it is no event.
+        ConfigurationError: The file cannot be read, or a line of it is not an event.
     """
     return read_recording(path)

@@ -79,7 +79,7 @@ def _sample(conversation: Conversation, given: _Sum) -> Reply:
 
 
 def _in_turn(end: str, on: str) -> Callable[[Conversation, _Sum], Reply]:
-    """One step a message, and behind it whether there are more."""
+    """One step a message, and after it whether there are more."""
 
     def play(conversation: Conversation, given: _Sum) -> Reply:
         place = min(len(conversation.answers), len(given.steps) - 1)
