@@ -177,6 +177,23 @@ async def test_a_new_message_while_it_waits_answers_the_calls_and_starts_a_turn(
     assert well_formed(result.messages)
 
 
+@pytest.mark.parametrize("options", [{"inputs": {"1.0.1": True}}, {"on_input": lambda question: True}])
+async def test_an_answer_that_comes_when_a_later_run_let_the_question_go_is_refused(
+    bank: Payments, options: dict[str, Any]
+) -> None:
+    paused = await bank.agent([call("pay", amount=5)]).run("Pay", context_id="c")
+    later = await bank.agent("Never mind then.").run("Forget it.", context_id="c")
+    before = await bank.log.read(paused.task_id)
+
+    with pytest.raises(InvalidInput, match=rf"{paused.task_id} does not wait .*{later.task_id}.* new run.*fork"):
+        await bank.agent("Paid.").resume(paused.task_id, **options)
+    assert bank.paid == []
+    assert await bank.log.read(paused.task_id) == before
+
+    forked = await bank.agent("Paid.").fork(paused.task_id, before[-1].seq, on_input=lambda question: True)
+    assert (forked.output, bank.paid) == ("Paid.", [(5, True)])
+
+
 async def test_without_inputs_a_run_that_waits_is_refused_and_goes_on_waiting(bank: Payments) -> None:  # L101
     paused = await bank.agent(call("pay", amount=5)).run("Pay")
     before = await bank.log.read(paused.task_id)

@@ -11,7 +11,7 @@ from rxloop import turns
 from rxloop.conversation import conversation, reading
 from rxloop.core import Core
 from rxloop.endings import final_event, unrecorded_end
-from rxloop.errors import ContextBusy, EventLogError, RxloopError
+from rxloop.errors import ContextBusy, EventLogError, InvalidInput, RxloopError
 from rxloop.events import Event, TaskEvent
 from rxloop.inputs import check_waiting, new_answers
 from rxloop.protocols import EventLog
@@ -89,11 +89,34 @@ async def _load_run(core: Core, event_log: EventLog) -> Event | None:
         events = await until_end(core, reading(event_log.read, core.task_id), GRACE)
         if events is None or (not core.occupies and fold_all(events).state == "working"):
             return None
+    if core.spec.cancel is None:
+        await until_end(core, _see_that_it_waits(core, event_log, fold_all(events)))
     before = await until_end(core, conversation(event_log, core.context_id, before=core.task_id), GRACE)
     if before is None:
         return None
     core.states[None] = before
     return _take_up(core, event_log, events)
+
+
+async def _see_that_it_waits(core: Core, event_log: EventLog, state: RunState) -> None:
+    """See that no later run of the conversation has let the questions of this one go.
+
+    That one went on without an answer, and its model was told so: an answer now would make two courses of one history.
+
+    Raises:
+        InvalidInput: There is such a run.
+    """
+    paused = state.state in ("input-required", "auth-required")
+    if not state.pending or not (paused or core.spec.inputs):
+        return
+    runs = [record.task_id for record in await reading(event_log.runs, context_id=core.context_id)]
+    later = runs[runs.index(core.task_id) + 1 :] if core.task_id in runs else []
+    if later:
+        raise InvalidInput(
+            f"the run {core.task_id} does not wait for {', '.join(state.pending)} any more: the later run {later[0]} "
+            f"of the conversation {core.context_id} has let the question go. Ask anew in a new run, or go on from the "
+            "question apart from the conversation: agent.fork(task_id, at=seq, on_input=...)"
+        )
 
 
 def end_before_it_began(core: Core) -> Event:

@@ -265,7 +265,7 @@ class Workspace(Protocol):
     """What a model has before its eyes in each request; it never enters the history."""
 
     def render(self) -> Rendered | Awaitable[Rendered]:
-        """What there is to see now: a text, or parts. Called anew before each model call, on the event loop."""
+        """What there is to see now: a text, or parts. Called anew before each model call; a plain one in a thread."""
         ...
 
 

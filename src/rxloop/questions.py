@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 from rxloop.errors import InvalidInput, Paused
 from rxloop.events import InputReceivedEvent, InputRequiredEvent, PendingInput
 from rxloop.requests import RunContext
+from rxloop.stream.within import called
 
 OnInput = Callable[[PendingInput], Any]
-"""Answers a question while the run waits: the value, or an awaitable of it."""
+"""Answers a question while the run waits: the value, or an awaitable of it. A plain function runs in a thread."""
 
 _KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
 
@@ -58,8 +58,7 @@ async def ask(
         ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
     if on_input is None:
         raise Paused
-    given = on_input(question)
-    value = _validated(adapter, question, await given if inspect.isawaitable(given) else given)
+    value = _validated(adapter, question, await called(on_input, question))
     ctx.emit(InputReceivedEvent(input_id=input_id, value=value, step=ctx.step, branch=ctx.branch))
     return value
 

@@ -11,9 +11,12 @@ import pytest
 from rich.text import Text
 
 from commands import Place
-from rxloop import Event
+from rxloop import Event, MessageAddedEvent, PendingInput, StatusUpdateEvent
+from rxloop.cli.options import ThoughtLevel
+from rxloop.cli.render import describe, ending, question
 from rxloop.cli.visible import shown
 from rxloop.envelope import EVENT_TYPES
+from rxloop.messages import ErrorInfo
 from rxloop.thinking.drawing import UNSEEN, visible
 
 EVIL = (
@@ -148,3 +151,16 @@ def test_plain_text_stays_the_same_object() -> None:
     assert shown(text) is text
     assert visible("né → 👩‍🚀\n\tx") == "né → 👩‍🚀\n\tx"
     assert UNSEEN.pattern == BAD.pattern
+
+
+def test_no_text_from_outside_can_forge_a_line_of_the_command() -> None:
+    forged = "Really?\r\n← pay paid 5\n? Pay 5?\r! yes"
+    marked = "Really?\n  | ← pay paid 5\n  | ? Pay 5?\\u000d! yes"
+    asked = PendingInput(input_id="1.0.1", prompt=forged, input_kind="confirmation")
+    assert shown(question(asked)).plain == f"? {marked} (yes or no)"
+    failed = StatusUpdateEvent(state="failed", final=True, error=ErrorInfo(code="error", message=forged))
+    added = MessageAddedEvent(role="user", content=forged, cause="steering")
+    assert shown(ending(failed)).plain == f"failed (error): {marked}"
+    told = describe(added, ThoughtLevel.none)
+    assert told is not None
+    assert shown(told).plain == f"+ user (steering): {marked}"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from run_checks import Recorder, finals, nothing_left
-from rxloop import Agent, Limits, RunContext, RunError, op, tool
+from rxloop import Agent, CompositeWorkspace, LimitReached, Limits, RunContext, RunError, op, tool
+from rxloop.strategies import tree_of_thoughts
 from rxloop.testing import ScriptedModel, call, virtual_time
 
 SHORT = Limits(preparation=0.05)
@@ -90,6 +91,64 @@ async def test_a_workspace_that_never_comes_ends_the_run() -> None:
 
     loop = op.standard(before_model=[op.workspace(Desk())])
     assert "the workspace Desk" in await failure(Agent(ScriptedModel("Hi."), loop=loop, limits=SHORT))
+
+
+@pytest.mark.parametrize("composite", [False, True])
+async def test_so_does_a_plain_one_that_never_returns(composite: bool, released: threading.Event) -> None:
+    class Desk:
+        def render(self) -> str:
+            released.wait()
+            return ""
+
+    shown = CompositeWorkspace(Desk()) if composite else Desk()
+    loop = op.standard(before_model=[op.workspace(shown)])
+    told = await failure(Agent(ScriptedModel("Hi."), loop=loop, limits=SHORT))
+    assert f"the workspace {type(shown).__name__} took more" in told
+
+
+class Waiting:
+    """A plain function that returns once the event loop has had a turn behind its call."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.waited: list[bool] = []
+
+    def __call__(self, asked: Any) -> bool:
+        turn = threading.Event()
+        self._loop.call_soon_threadsafe(turn.set)
+        self.waited.append(turn.wait(2))
+        return self.waited[-1]
+
+
+async def test_a_plain_function_that_answers_a_question_does_not_hold_the_event_loop() -> None:
+    @tool
+    async def asks(ctx: RunContext[Any]) -> str:
+        """Asks."""
+        return str(await ctx.ask("Sure?"))
+
+    answer = Waiting()
+    result = await Agent(ScriptedModel(call("asks"), "done"), tools=[asks]).run("Go.", on_input=answer)
+    assert result.messages[2].text == "True"
+
+
+async def test_one_that_never_answers_is_ended_by_the_limit_of_the_run(released: threading.Event) -> None:
+    @tool
+    async def asks(ctx: RunContext[Any]) -> str:
+        """Asks."""
+        return str(await ctx.ask("Sure?"))
+
+    agent = Agent(ScriptedModel(call("asks"), "done"), tools=[asks], limits=Limits(seconds=0.1))
+    with pytest.raises(LimitReached, match=r"limits\.seconds"):
+        async with asyncio.timeout(10):
+            await agent.run("Go.", on_input=lambda question: released.wait())
+    await nothing_left()
+
+
+async def test_a_plain_function_that_judges_thoughts_does_not_hold_the_event_loop() -> None:
+    judge = Waiting()
+    tree = tree_of_thoughts(propose=2, keep=1, depth=1, evaluate=judge)
+    assert (await Agent(ScriptedModel("1. a\n2. b", "done"), strategy=tree).run("Go.")).output == "done"
+    assert judge.waited == [True, True]
 
 
 async def test_a_function_that_decides_about_a_tool_and_never_returns_ends_the_run(released: threading.Event) -> None:

@@ -36,7 +36,7 @@ from rxloop.events import (
     UsageEvent,
 )
 from rxloop.messages import Message, ToolCall
-from rxloop.thinking.drawing import label, one_line
+from rxloop.thinking.drawing import label, one_line, visible
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 WIDTH = 160
@@ -75,12 +75,17 @@ def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
 
 def question(pending: PendingInput) -> Text:
     """A question that waits for an answer."""
-    text = Text.assemble(("? ", "bold yellow"), pending.prompt)
+    text = Text.assemble(("? ", "bold yellow"), _marked(pending.prompt))
     if pending.options is not None:
         text.append(f" ({', '.join(map(_json, pending.options))})")
     elif pending.input_kind == "confirmation":
         text.append(" (yes or no)")
     return text
+
+
+def _marked(text: str) -> str:
+    """A text of several lines of which none but the first can be taken for a line of the command itself."""
+    return "\n  | ".join(visible(text).split("\n"))
 
 
 def _happened(event: Event) -> Text | None:
@@ -100,7 +105,7 @@ def _happened(event: Event) -> Text | None:
             return Text.assemble(("! ", "yellow"), one_line(_json(event.value), WIDTH))
         case MessageAddedEvent():
             said = Message(role=event.role, content=event.content).text
-            return Text.assemble((f"+ {event.role} ({one_line(event.cause)}): ", "yellow"), said)
+            return Text.assemble((f"+ {event.role} ({one_line(event.cause)}): ", "yellow"), _marked(said))
         case LLMFailedEvent() if event.retry_in is not None or event.error.code == ContextLengthExceeded.code:
             # The last failure of a call is told by the end of the run.
             again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
@@ -174,7 +179,7 @@ def ending(event: StatusUpdateEvent) -> Text:
             return Text(f"waits for {many(len(event.pending), 'answer') if event.pending else 'a sign-in'}", "yellow")
         case _:
             code = event.error.code if event.error else event.reason
-            why = f": {event.error.message}" if event.error else ""
+            why = f": {_marked(event.error.message)}" if event.error else ""
             how = "not recorded" if event.state == "working" else "failed"
             return Text.assemble((how, "bold red"), f" ({one_line(code or 'error')}){why}")
 

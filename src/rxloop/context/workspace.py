@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 from rxloop.protocols import Workspace
 from rxloop.records import Rendered, WorkspacePart
+from rxloop.stream.within import called
 
 Kind = Literal["static", "live"]
 
@@ -103,9 +103,15 @@ class CompositeWorkspace:
 
 
 async def parts_of(workspace: Workspace) -> list[WorkspacePart]:
-    """What a workspace shows now; a plain text is one live part."""
-    made = workspace.render()
-    return as_parts(await made if inspect.isawaitable(made) else made)
+    """What a workspace shows now; a plain text is one live part. A plain `render` of the user runs in a thread."""
+    if is_quick(workspace):
+        return as_parts(cast("Rendered", workspace.render()))
+    return as_parts(await called(workspace.render))
+
+
+def is_quick(workspace: Workspace) -> bool:
+    """Whether `render` is ours, plain, and done at once."""
+    return type(workspace) in (TextWorkspace, Scratchpad)
 
 
 def as_parts(rendered: Rendered) -> list[WorkspacePart]:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable
+from collections.abc import Sequence
+from typing import cast
 
 from reactivex import Observable
 
 from rxloop.messages import Message
 from rxloop.operators.answering import answering
 from rxloop.protocols import Workspace
-from rxloop.records import Rendered
+from rxloop.records import Rendered, WorkspacePart
 from rxloop.requests import ModelRequest, Operator, Signal
 from rxloop.stream.bridges import emit, from_awaitable
 from rxloop.stream.within import within
@@ -33,28 +33,27 @@ def workspace(shown: Workspace) -> Operator:
     """
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        made = shown.render()
-        if not inspect.isawaitable(made):
-            return emit(_with(request, made))
-        who = f"the workspace {type(shown).__name__}"
-        return from_awaitable(
-            lambda: _waited(request, within(request.ctx, made, who)), request.ctx, name="rxloop-workspace"
-        )
+        # Imported when there is a workspace: most programs need none.
+        from rxloop.context.workspace import as_parts, is_quick
+
+        if is_quick(shown):
+            return emit(_with(request, as_parts(cast("Rendered", shown.render()))))
+        return from_awaitable(lambda: _waited(request, shown), request.ctx, name="rxloop-workspace")
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = f"workspace({type(shown).__name__})"
     return operator
 
 
-async def _waited(request: ModelRequest, made: Awaitable[Rendered]) -> ModelRequest:
-    return _with(request, await made)
+async def _waited(request: ModelRequest, shown: Workspace) -> ModelRequest:
+    from rxloop.context.workspace import parts_of
+
+    return _with(request, await within(request.ctx, parts_of(shown), f"the workspace {type(shown).__name__}"))
 
 
-def _with(request: ModelRequest, rendered: Rendered) -> ModelRequest:
-    # Imported when there is a workspace: most programs need none.
-    from rxloop.context.workspace import as_parts, text_of_parts
+def _with(request: ModelRequest, found: Sequence[WorkspacePart]) -> ModelRequest:
+    from rxloop.context.workspace import text_of_parts
 
-    found = as_parts(rendered)
     static, live = text_of_parts(found, "static"), text_of_parts(found, "live")
     system = (*request.system, Message.system(static)) if static else request.system
     tail = (*request.tail, Message.user(f"[Workspace, as it is now]\n{live}")) if live else request.tail

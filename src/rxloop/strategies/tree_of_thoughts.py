@@ -11,8 +11,10 @@ from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, labelled, listed, number, numbered
 from rxloop.strategies._reasoning import Reasoning, Reply
+from rxloop.stream.threads import in_thread
 
-Evaluate = Literal["value", "vote"] | Callable[[Sequence[str]], "float | Awaitable[float]"]
+Judge = Callable[[Sequence[str]], "float | Awaitable[float]"]
+Evaluate = Literal["value", "vote"] | Judge
 """How thoughts are judged: by the model, or by a function of the thoughts from the first one on."""
 
 ROOT = "tot"
@@ -38,7 +40,8 @@ def tree_of_thoughts(
         keep: The thoughts that are followed; the rest is dropped.
         depth: The thoughts in a row that make a solution.
         evaluate: `value`: the model scores each thought. `vote`: it chooses among those of a round. Or a function of
-            the thoughts from the first one on, sync or async, that gives a score; 0 and False drop the thought.
+            the thoughts from the first one on, sync or async, that gives a score; 0 and False drop the thought. A plain
+            function runs in a thread.
         max_calls: The budget: it never makes more model calls than this, the answer included, nor more than
             `Limits.iterations` of the run allows.
         search: `breadth` takes all kept thoughts a step further at once; `best` takes the best one further, wherever in
@@ -130,7 +133,8 @@ class _Tree:
         elif self.evaluate == "value":
             scores = await self.run.gather(*map(self._value, nodes))
         else:
-            scores = await self.run.gather(*(_called(self.evaluate, node.path) for node in nodes))
+            made = await _evaluated(self.evaluate, [node.path for node in nodes])
+            scores = await self.run.gather(*map(_given, made))
         return [replace(node, score=score) for node, score in zip(nodes, scores, strict=True)]
 
     async def _value(self, node: _Node) -> float:
@@ -173,8 +177,14 @@ def _best(nodes: Sequence[_Node], keep: int) -> list[_Node]:
     return sorted((node for node in nodes if node.score > 0), key=lambda node: -node.score)[:keep]
 
 
-async def _called(evaluate: Callable[[Sequence[str]], float | Awaitable[float]], path: Sequence[str]) -> float:
-    score = evaluate(path)
+async def _evaluated(evaluate: Judge, paths: Sequence[Sequence[str]]) -> list[float | Awaitable[float]]:
+    if inspect.iscoroutinefunction(evaluate):
+        return [evaluate(path) for path in paths]
+    # One after the other, in one thread: on the event loop it would hold up every run, and no limit would end it.
+    return await in_thread(lambda: [evaluate(path) for path in paths])
+
+
+async def _given(score: float | Awaitable[float]) -> float:
     return float(await score if inspect.isawaitable(score) else score)
 
 
