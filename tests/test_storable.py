@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -29,7 +29,7 @@ from rxloop import (
 )
 from rxloop.envelope import EVENT_TYPES
 from rxloop.events import UsageEvent
-from rxloop.frozen import FrozenDict, FrozenList, thawed
+from rxloop.frozen import EMPTY_DICT, FrozenDict, FrozenList, thawed
 from rxloop.storable import DEPTH, readable, settle, storable
 
 
@@ -290,3 +290,26 @@ def test_an_event_of_ones_own_kind_is_tried_where_its_types_are_ones_own(monkeyp
     assert Event.from_json(event.to_json()) == event
     with pytest.raises(InvalidEvent, match="an event of kind 'test-odd' cannot be written"):
         settle(Odd(what=int))
+
+
+def test_a_copy_of_a_call_that_stood_in_an_event_is_looked_at_anew() -> None:
+    event = ContentCompleteEvent(tool_calls=[ToolCall(id="1", name="f", arguments={"a": [1]})])
+    settle(event)
+    call = event.tool_calls[0].model_copy(update={"arguments": {"a": ["\udcff"]}})
+    copied = ContentCompleteEvent(tool_calls=[call])
+    settle(copied)
+    assert copied.tool_calls[0].arguments == {"a": ["\ufffd"]}
+    with pytest.raises(TypeError, match="events do not change"):
+        copied.tool_calls[0].arguments["a"].clear()
+
+
+class Step(StrEnum):
+    FIRST = "first"
+
+
+@pytest.mark.parametrize("step", [Step.FIRST, ["first"], 1])
+def test_an_id_that_is_like_one_that_was_settled_has_to_be_a_text(step: Any) -> None:
+    settle(CustomEvent(name="x", step="first").model_copy(update={"metadata": EMPTY_DICT}))
+    event = CustomEvent(name="x").model_copy(update={"step": step, "metadata": EMPTY_DICT})
+    with pytest.raises(InvalidEvent, match=r"custom: step: .+ is no NoneType or str"):
+        settle(event)

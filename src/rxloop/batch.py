@@ -43,7 +43,7 @@ class Batch:
 
     def awaits(self, index: int) -> bool:
         """Whether the call at a place has no answer."""
-        return 0 <= index < len(self.calls) and index not in self.answers
+        return 0 <= index < len(self.message.tool_calls) and index not in self.answers
 
     @property
     def thought_only(self) -> bool:

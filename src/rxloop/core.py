@@ -8,8 +8,9 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reactivex.disposable import SerialDisposable
 
@@ -31,7 +32,7 @@ from rxloop.frozen import EMPTY_DICT, FrozenDict, FrozenList
 from rxloop.messages import Message
 from rxloop.operators._faults import from_thread, no_signal, stuck, unordered
 from rxloop.operators.compose import describe
-from rxloop.order import misplaced
+from rxloop.order import RULES, misplaced
 from rxloop.protocols import Clock, EventLog, Provider, Tool
 from rxloop.questions import ask
 from rxloop.recorded import Recorded
@@ -64,8 +65,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rxloop")
 
-_BY_RUN = (TaskEvent, StatusUpdateEvent)
-"""What tells where a run begins and ends."""
+
+class _Traits(NamedTuple):
+    """What an event is by its class; to ask `isinstance` of each event would cost more than to number it."""
+
+    by_run: bool
+    """It tells where a run begins and ends."""
+    refers: bool
+    """It names calls."""
+    drawn: bool
+    """It may have a place in the graph of thoughts."""
+
+
+@cache
+def _traits(cls: type[Event]) -> _Traits:
+    return _Traits(
+        by_run=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
+        refers=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),
+        drawn=issubclass(cls, (ThoughtStreamEvent, ContentCompleteEvent, ToolStartEvent)),
+    )
 
 
 class Core:
@@ -257,9 +275,9 @@ class Core:
             log.debug("%r came when the run was over", event)
             return
         if event.durable:
-            if self._misplaced(event):
+            if type(event) in RULES and self._misplaced(event):
                 return
-            if isinstance(event, _BY_RUN):
+            if _traits(type(event)).by_run:
                 self.check(event)
             event = self.record(event)
         else:
@@ -358,7 +376,8 @@ class Core:
             raise InvalidEvent(f"a `{event.kind}` event that the run cannot take: {error}") from error
         if self.writer is not None:
             self.writer.add(event)
-        self.graph = self.graph.add(event)
+        if _traits(type(event)).drawn:
+            self.graph = self.graph.add(event)
         return event
 
     def _fold(self, event: Event) -> None:
@@ -373,7 +392,7 @@ class Core:
         if event.attempt:
             # Published before, here or in another run: its numbers are those of that time.
             event = event.model_copy()
-        fields = vars(event)
+        fields: dict[str, Any] = event.__dict__  # pyright: ignore[reportAssignmentType]
         text = None if event.durable else fields.get("delta") or fields.get("fragment")
         # Nearly every token is a delta of our own making with plain text: this is all that it costs.
         if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
@@ -396,8 +415,8 @@ class Core:
         if event.durable:
             self._seq += 1
             self._sub = 0
-            if isinstance(event, ThoughtStreamEvent | SubtaskEvent):
-                self._refer(event)
+            if _traits(type(event)).refers:
+                self._refer(event)  # pyright: ignore[reportArgumentType]
         else:
             self._sub += 1
         fields["seq"] = self._seq

@@ -233,9 +233,11 @@ class Event(Wire):
         Raises:
             ConfigurationError: One of them has a line end or another control character in it.
         """
-        root = self.metadata.get(ROOT)
         # One look at all of them, at each event that is read.
-        if f"{self.context_id}{self.task_id}{self.parent_task_id}{self.step}{self.branch}{root}".isprintable():
+        own = self.__dict__
+        root = own["metadata"].get(ROOT)
+        ids = f"{own['context_id']}{own['task_id']}{own['parent_task_id']}{own['step']}{own['branch']}{root}"
+        if ids.isprintable():
             return
         for name in ("context_id", "task_id", "parent_task_id", "step", "branch"):
             check_id(getattr(self, name) or "", f"the {name} of an event of kind {self.kind!r}")

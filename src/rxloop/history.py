@@ -103,8 +103,10 @@ class History(Sequence[Message]):
 
 
 def _size(message: Message) -> int:
-    calls = sum(len(call.name) + len(call.raw or "") for call in message.tool_calls)
-    return len(message.text) + calls + 8
+    size = len(message.text) + 8
+    for call in message.tool_calls:
+        size += len(call.name) + len(call.raw or "")
+    return size
 
 
 class Ledger(Mapping[K, V], Generic[K, V]):

@@ -151,6 +151,9 @@ class ToolCall(Wire):
     and `raw` keeps what was written, so that the call can be answered with a useful error.
     """
 
+    # Says that all of it is storable and frozen, which is looked at once, and not for each event of the call.
+    __slots__ = ("_settled",)
+
     id: str
     """The vendor's id; not unique over a run (some vendors count from "0" in each message)."""
     name: str

@@ -26,7 +26,7 @@ def misplaced(state: RunState, event: Event) -> str | None:
         state: The line before it.
         event: An event of the run itself, not of one that is nested in it.
     """
-    rule = _RULES.get(type(event))
+    rule = RULES.get(type(event))
     return None if rule is None else rule(state, event)
 
 
@@ -68,7 +68,7 @@ def _begun(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bool:
     return state.batch is not None and bool(state.batch.begun >> event.index & 1)
 
 
-_RULES: dict[type[Event], Callable[[RunState, Any], str | None]] = {
+RULES: dict[type[Event], Callable[[RunState, Any], str | None]] = {
     ContentDeltaEvent: _delta,
     ThoughtDeltaEvent: _delta,
     ToolCallDeltaEvent: _delta,
@@ -78,3 +78,4 @@ _RULES: dict[type[Event], Callable[[RunState, Any], str | None]] = {
     ToolProgressEvent: _place,
     ToolCompleteEvent: _complete,
 }
+"""The kinds whose events cannot come at any time."""

@@ -153,8 +153,8 @@ class RunState:
     def changed(self, **changes: Any) -> RunState:
         """The same state but for some fields."""
         state = object.__new__(RunState)
-        fields = vars(state)
-        fields.update(vars(self))
+        fields = state.__dict__
+        fields.update(self.__dict__)
         fields.update(changes)
         return state
 
@@ -170,8 +170,9 @@ def fold(state: RunState, event: Event) -> RunState:
     if not event.durable:
         return state
     handler = None if event.parent_task_id is not None else _HANDLERS.get(type(event))
-    changes = {} if handler is None else handler(state, event)
-    return state.changed(**{"seq": event.seq or state.seq, **changes})
+    if handler is None:
+        return state.changed(seq=event.seq or state.seq)
+    return state.changed(**{"seq": event.seq or state.seq, **handler(state, event)})
 
 
 def fold_beside(state: RunState, event: Event) -> RunState:
@@ -324,6 +325,8 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
 
 def _unasked(state: RunState, step: str | None, index: int) -> dict[str, PendingInput]:
     """The questions but for those of a call that is answered: it may have failed, or been cut off, while it asked."""
+    if not state.pending:
+        return state.pending
     return {
         key: question
         for key, question in state.pending.items()

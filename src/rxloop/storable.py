@@ -9,10 +9,11 @@ from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from math import isfinite
+from operator import itemgetter
 from pathlib import PurePath
-from types import NoneType, UnionType
+from types import MemberDescriptorType, NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, JsonValue
@@ -65,15 +66,17 @@ def storable(value: Any, name: str) -> Any:
 def settle(event: Event) -> None:
     """Make of what an event holds what can be written and read again, and freeze it, in place.
 
-    What is such already stays as it is, and costs a look at each field.
+    What is such already stays as it is, and costs a look at each field; the ids, which many events share, cost one.
 
     Raises:
         InvalidEvent: A field cannot be written, or does not have its type; it is named, and the event is not an event.
     """
-    fields = vars(event)
-    plan = _plan(event.__class__)
+    # Not `vars`, which takes three times as long for a model.
+    fields: dict[str, Any] = event.__dict__  # pyright: ignore[reportAssignmentType]
+    plan = _plan(type(event))
     try:
-        for name, default, classes, type_ in plan.fields:
+        plain = fields["metadata"] is EMPTY_DICT and _plain(fields)
+        for name, default, classes, type_ in plan.beside if plain else plan.fields:
             value = fields[name]
             if value is default:
                 continue
@@ -97,10 +100,29 @@ def settle(event: Event) -> None:
             extra = storable(event.__pydantic_extra__, fields["kind"])
             object.__setattr__(event, "__pydantic_extra__", extra)
         _try(event)
+    if plain:
+        return
     try:
         event.check_ids()
     except ConfigurationError as error:
         raise InvalidEvent(str(error)) from error
+
+
+_ids = itemgetter("context_id", "task_id", "parent_task_id", "agent_path", "step", "branch")
+
+
+def _plain(fields: dict[str, Any]) -> bool:
+    """Whether the ids of an event need no look one by one."""
+    try:
+        return _printable(*_ids(fields))
+    except TypeError:  # something that is no id, and has no hash
+        return False
+
+
+# Typed, since what equals a text need not be one.
+@lru_cache(maxsize=256, typed=True)
+def _printable(*ids: Any) -> bool:
+    return all(each is None or each == () or (each.__class__ is str and each.isprintable()) for each in ids)
 
 
 def _settled(fields: dict[str, Any], name: str, classes: frozenset[type], type_: _Type) -> Any:
@@ -155,10 +177,7 @@ class _Misfit(Exception):
 class _Walk:
     """One walk over a value; it ends though the value holds itself, or the same part a million times."""
 
-    __slots__ = ("_left",)
-
-    def __init__(self) -> None:
-        self._left = MOST
+    _left = MOST
 
     def free(self, value: Any, depth: int) -> Any:
         """Any value, as JSON data."""
@@ -207,9 +226,16 @@ class _Walk:
 
     def _model(self, model: BaseModel, depth: int) -> BaseModel:
         """The same model, or a copy where something had to be made storable: it may be somebody's constant."""
-        fields = vars(model)
+        plan = _plan(type(model))
+        if plan.mark is not None:
+            try:
+                plan.mark.__get__(model)
+                return model
+            except AttributeError:
+                pass
+        fields = model.__dict__
         changes: dict[str, Any] = {}
-        for name, default, classes, type_ in _plan(type(model)).fields:
+        for name, default, classes, type_ in plan.fields:
             value = fields[name]
             if value is default:
                 continue
@@ -227,7 +253,10 @@ class _Walk:
                 raise
             if made is not value:
                 changes[name] = made
-        return model.model_copy(update=changes) if changes else model
+        made = model.model_copy(update=changes) if changes else model
+        if plan.mark is not None:
+            plan.mark.__set__(made, True)
+        return made
 
     def _count(self, number: int, depth: int) -> None:
         if depth >= DEPTH:
@@ -333,18 +362,26 @@ def _type(value: Any) -> str:
     return type(value).__qualname__
 
 
+_Field = tuple[str, Any, frozenset[type], _Type]
+
+
 class _Plan(NamedTuple):
     """What of a model needs a look."""
 
-    fields: tuple[tuple[str, Any, frozenset[type], _Type], ...]
+    fields: tuple[_Field, ...]
     """The name, the default, which needs no look, and the classes whose values are storable as they are, but for a look
     at texts and numbers."""
+    beside: tuple[_Field, ...]
+    """Those of an event that are beside its ids and metadata."""
     choices: tuple[tuple[str, tuple[Any, ...]], ...]
     """The fields that take few values, with these."""
     own: bool
     """The kind is not ours, or has fields that the class does not know."""
+    mark: MemberDescriptorType | None
+    """The slot that says of a model which stands in several events that it is settled; a copy does not have it."""
 
 
+_ENVELOPE = frozenset(("context_id", "task_id", "parent_task_id", "agent_path", "step", "branch", "metadata"))
 _BY_RUN = frozenset(("version", "seq", "sub", "attempt", "timestamp"))
 """What the run itself stamps."""
 _PLAIN = (None, False, True, "", 0, ())
@@ -362,7 +399,7 @@ _SIMPLE: dict[Any, frozenset[type]] = {
 
 @cache
 def _plan(cls: type[BaseModel]) -> _Plan:
-    fields: list[tuple[str, Any, frozenset[type], _Type]] = []
+    fields: list[_Field] = []
     choices: list[tuple[str, tuple[Any, ...]]] = []
     for name, field in cls.model_fields.items():
         annotation = field.annotation
@@ -378,7 +415,8 @@ def _plan(cls: type[BaseModel]) -> _Plan:
         else:
             fields.append((name, default, _FROZEN, "more"))
     own = not cls.__module__.startswith("rxloop.") or _takes_any(cls)
-    return _Plan(tuple(fields), tuple(choices), own)
+    beside = tuple(field for field in fields if field[0] not in _ENVELOPE)
+    return _Plan(tuple(fields), beside, tuple(choices), own, getattr(cls, "_settled", None))
 
 
 def _is_free(annotation: Any) -> bool:
