@@ -327,8 +327,8 @@ async def test_a_run_that_is_cancelled_with_the_words_of_a_view(caplog: pytest.L
         await asyncio.Event().wait()
         return at
 
-    def nobody(question: Any) -> Any:
-        return asyncio.get_running_loop().create_future()
+    async def nobody(question: Any) -> None:
+        await asyncio.get_running_loop().create_future()
 
     log = MemoryEventLog()
     asked = hidden(hang, at=MARK) if view == "stalled while it works" else hidden(ask)
