@@ -1,6 +1,7 @@
 """Questions: asked by tools and guards, answered at once or at a resume."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -192,6 +193,26 @@ async def test_an_answer_that_comes_when_a_later_run_let_the_question_go_is_refu
 
     forked = await bank.agent("Paid.").fork(paused.task_id, before[-1].seq, on_input=lambda question: True)
     assert (forked.output, bank.paid) == ("Paid.", [(5, True)])
+
+
+async def test_a_plain_function_is_asked_one_question_after_the_other_in_order(bank: Payments) -> None:
+    held = threading.Lock()
+    asked: list[tuple[str, bool]] = []
+
+    def at_the_terminal(question: PendingInput) -> bool:
+        alone = held.acquire(blocking=False)
+        # The event loop has its turns meanwhile, in which another question could come.
+        for _ in range(20):
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(5)
+        asked.append((question.prompt, alone))
+        if alone:
+            held.release()
+        return True
+
+    loop = asyncio.get_running_loop()
+    calls = [call("pay", amount=amount) for amount in range(4)]
+    await bank.agent(calls, "done").run("Pay", on_input=at_the_terminal)
+    assert asked == [(f"Pay {amount}?", True) for amount in range(4)]
 
 
 async def test_without_inputs_a_run_that_waits_is_refused_and_goes_on_waiting(bank: Payments) -> None:  # L101

@@ -93,6 +93,7 @@ class Core:
     __slots__ = (
         "__dict__",  # costs nothing while it is empty, and a test may watch a method
         "__weakref__",
+        "_asking",
         "_end_awaited",
         "_questions",
         "_seq",
@@ -176,6 +177,7 @@ class Core:
         self.end: End = None
         self.ended = False
         """Whether the attempt has to come to its end."""
+        self._asking: asyncio.Lock | None = None
         self._end_awaited: asyncio.Future[None] | None = None
         self.begun = False
         """Whether the first events of the attempt are published: no others of their kind may follow."""
@@ -654,7 +656,13 @@ class Core:
     async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
         """Put a question to the person or client behind the run."""
         asker = f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asker}"
-        return await ask(ctx, self._question_id(asker, readable(prompt)), prompt, answer, options, self.spec.on_input)
+        input_id = self._question_id(asker, readable(prompt))
+        return await ask(ctx, input_id, prompt, answer, options, self.spec.on_input, self._turn_to_ask)
+
+    def _turn_to_ask(self) -> asyncio.Lock:
+        if self._asking is None:
+            self._asking = asyncio.Lock()
+        return self._asking
 
     def _question_id(self, asker: str, prompt: str) -> str:
         """The id of a question: that which it had in an earlier attempt, or else a new one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from rxloop.errors import InvalidInput, Paused
 from rxloop.events import InputReceivedEvent, InputRequiredEvent, PendingInput
 from rxloop.requests import RunContext
-from rxloop.stream.within import called
 
 OnInput = Callable[[PendingInput], Any]
 """Answers a question while the run waits: the value, or an awaitable of it. A plain function runs in a thread."""
@@ -25,6 +26,7 @@ async def ask(
     answer: Any,
     options: Sequence[Any] | None,
     on_input: OnInput | None,
+    turn: Callable[[], asyncio.Lock],
 ) -> Any:
     """Put a question, and give the answer.
 
@@ -35,6 +37,7 @@ async def ask(
         answer: The type of the answer.
         options: The values to choose from.
         on_input: Answers at once; without it the run pauses.
+        turn: For plain functions, which are asked one question after the other, in the order of the questions.
 
     Raises:
         InvalidInput: The answer does not fit.
@@ -58,9 +61,21 @@ async def ask(
         ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
     if on_input is None:
         raise Paused
-    value = _validated(adapter, question, await called(on_input, question))
+    value = _validated(adapter, question, await _given(on_input, question, turn))
     ctx.emit(InputReceivedEvent(input_id=input_id, value=value, step=ctx.step, branch=ctx.branch))
     return value
+
+
+async def _given(on_input: OnInput, question: PendingInput, turn: Callable[[], asyncio.Lock]) -> Any:
+    if inspect.iscoroutinefunction(on_input):
+        return await on_input(question)
+    # Not before it is needed: importing rxloop is quicker without.
+    from rxloop.stream.threads import in_thread
+
+    # At a terminal two questions at once could not be told apart, and the order of the answers would be by chance.
+    async with turn():
+        given = await in_thread(lambda: on_input(question))
+    return await given if inspect.isawaitable(given) else given
 
 
 def _validated(adapter: TypeAdapter[Any], question: PendingInput, value: Any) -> Any:
