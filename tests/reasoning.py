@@ -31,7 +31,7 @@ from rxloop.strategies import (
     tree_of_thoughts,
 )
 from rxloop.testing import call
-from rxloop.thinking.flow import STRATEGIES
+from rxloop.thinking.flow import STAGE_TABLES
 
 
 @tool(idempotent=True)
@@ -149,7 +149,7 @@ def walk(events: Iterable[Event]) -> list[str]:
 
 def is_legal(stages: list[str], name: str) -> bool:
     """Whether a walk leads along the transitions of a strategy, from its beginning to its end."""
-    definition = STRATEGIES[name]
+    definition = STAGE_TABLES[name]
     edges = pairwise(stages)
     return (
         stages[0] == definition.initial

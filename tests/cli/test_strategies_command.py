@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rxloop.cli.app import app
-from rxloop.thinking.flow import STRATEGIES, StrategyDefinition
+from rxloop.thinking.flow import STAGE_TABLES, StrategyDefinition
 
 
 def rxloop(*arguments: str) -> tuple[int, str]:
@@ -20,15 +20,15 @@ def test_all_nine_are_listed_with_their_stages_and_when_to_use_them() -> None:
     code, said = rxloop()
     assert code == 0
     flat = " ".join(said.split())
-    for each in STRATEGIES.values():
+    for each in STAGE_TABLES.values():
         assert each.when in flat
         assert " > ".join(stage.name for stage in each.stages) in flat
 
 
 def test_one_is_described_drawn_or_written() -> None:
-    react = STRATEGIES["react"]
+    react = STAGE_TABLES["react"]
     assert rxloop("react") == (0, react.describe())
-    assert rxloop("tree_of_thoughts", "--format", "mermaid") == (0, STRATEGIES["tree_of_thoughts"].to_mermaid())
+    assert rxloop("tree_of_thoughts", "--format", "mermaid") == (0, STAGE_TABLES["tree_of_thoughts"].to_mermaid())
     code, written = rxloop("react", "--format", "json")
     assert (code, StrategyDefinition.from_json(written)) == (0, react)
 

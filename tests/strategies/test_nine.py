@@ -25,7 +25,7 @@ from rxloop import (
 from rxloop.requests import ModelRequest
 from rxloop.strategies import by_name
 from rxloop.testing import ScriptedModel, frames, turn
-from rxloop.thinking.flow import STRATEGIES
+from rxloop.thinking.flow import STAGE_TABLES
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -38,7 +38,7 @@ def agent_of(
 
 
 def test_the_cases_are_the_nine() -> None:
-    assert [case.name for case in CASES] == list(STRATEGIES)
+    assert [case.name for case in CASES] == list(STAGE_TABLES)
 
 
 @every
@@ -184,5 +184,5 @@ def test_an_alias_will_do_and_an_unknown_name_is_refused_with_the_nine() -> None
     # T55, T56
     assert getattr(by_name("base_sequential"), "__name__", "") == "linear"
     assert getattr(by_name("Tree-of-Thoughts"), "__name__", "") == "tree_of_thoughts"
-    with pytest.raises(ConfigurationError, match=", ".join(STRATEGIES)):
+    with pytest.raises(ConfigurationError, match=", ".join(STAGE_TABLES)):
         Agent(ScriptedModel(), strategy="tree")

@@ -10,7 +10,7 @@ from rxloop import Agent, Limits
 from rxloop.strategies import by_name, tree_of_thoughts
 from rxloop.testing import OfflineModel
 from rxloop.testing.reading import evaluate
-from rxloop.thinking.flow import STRATEGIES
+from rxloop.thinking.flow import STAGE_TABLES
 
 
 async def calculate(expression: str) -> float:
@@ -18,7 +18,7 @@ async def calculate(expression: str) -> float:
     return evaluate(expression)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", STAGE_TABLES)
 @pytest.mark.parametrize(
     ("question", "result"),
     [("What is 17 * 24 + 5?", "413"), ("What is 3 + 4?", "7"), ("What is (2 - 8) * (7 - 3) / 2?", "-12")],

@@ -21,7 +21,7 @@ from rxloop.events import Event, PendingInput
 from rxloop.playback import replay
 from rxloop.protocols import EventLog
 from rxloop.records import RunRecord
-from rxloop.thinking.flow import STRATEGIES
+from rxloop.thinking.flow import STAGE_TABLES
 
 
 def resume(
@@ -65,7 +65,7 @@ def resume(
             first = await first_event(log, record.task_id)
             made = given.make(recorded=first.model if first is not None else None)
             async with made.logging_to(log) as ready:
-                recorded = first.strategy if first is not None and first.strategy in STRATEGIES else None
+                recorded = first.strategy if first is not None and first.strategy in STAGE_TABLES else None
                 chosen = strategy or recorded
                 taken_up = ready.agent.resume(
                     record.task_id, inputs=answers or None, model=ready.model, strategy=chosen

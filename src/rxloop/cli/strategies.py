@@ -12,7 +12,7 @@ import typer
 from pydantic import TypeAdapter
 
 from rxloop.cli.terminal import told, write
-from rxloop.thinking.flow import STRATEGIES, StrategyDefinition, strategy
+from rxloop.thinking.flow import STAGE_TABLES, StrategyDefinition, table_of
 
 _WIDTH = 100
 
@@ -46,7 +46,7 @@ def strategies(
 ) -> None:
     """List the reasoning strategies, or show the stages of one."""
     with told():
-        found = [_find(name)] if name is not None else list(STRATEGIES.values())
+        found = [_find(name)] if name is not None else list(STAGE_TABLES.values())
         if name is None and format is StrategyFormat.text:
             text = "\n\n".join(map(_summary, found)) + "\n"
         else:
@@ -58,7 +58,7 @@ def _find(name: str) -> StrategyDefinition:
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return StrategyDefinition.from_yaml(path)
-    return StrategyDefinition.from_json(path) if path.suffix == ".json" else strategy(name)
+    return StrategyDefinition.from_json(path) if path.suffix == ".json" else table_of(name)
 
 
 def _summary(found: StrategyDefinition) -> str:

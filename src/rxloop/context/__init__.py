@@ -9,7 +9,7 @@ from rxloop.context.folder import FolderWorkspace
 from rxloop.context.ledger import FactLedger
 from rxloop.context.semantic import SemanticCompressor
 from rxloop.context.sliding_window import SlidingWindowCompressor
-from rxloop.context.thinking import Summary, ThinkingResult, reflect
+from rxloop.context.summarising import Summary, ThinkingResult, reflect
 from rxloop.context.token_budget import TokenBudgetCompressor
 from rxloop.context.workspace import CompositeWorkspace, Scratchpad, TextWorkspace
 

@@ -10,7 +10,7 @@ from typing import Any
 from reactivex import Observable
 
 from rxloop.context.compressing import Compressed, LastCut
-from rxloop.context.thinking import ASK, Summary, ThinkingResult, question, reflect
+from rxloop.context.summarising import ASK, Summary, ThinkingResult, question, reflect
 from rxloop.errors import RxloopError
 from rxloop.events import ContentCompleteEvent, Event, ThinkingFailedEvent, UsageEvent
 from rxloop.messages import Message, Usage

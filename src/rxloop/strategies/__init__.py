@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
-from rxloop.strategies._reasoning import Reasoning, Reply
+from rxloop.strategies._run import Reply, StrategyRun
 from rxloop.strategies.chain_of_thought import chain_of_thought
 from rxloop.strategies.linear import linear
 from rxloop.strategies.react import react
@@ -22,33 +22,30 @@ from rxloop.strategies.self_ask import self_ask
 from rxloop.strategies.self_consistency import self_consistency
 from rxloop.strategies.step_back import step_back
 from rxloop.strategies.tree_of_thoughts import tree_of_thoughts
-from rxloop.thinking import flow
+from rxloop.thinking.flow import table_of
 
-_NINE: dict[str, Callable[[], Strategy]] = {
-    "linear": linear,
-    "chain_of_thought": chain_of_thought,
-    "react": react,
-    "rewoo": rewoo,
-    "scratchpad": scratchpad,
-    "self_ask": self_ask,
-    "self_consistency": self_consistency,
-    "step_back": step_back,
-    "tree_of_thoughts": tree_of_thoughts,
-}
+_MAKERS: tuple[Callable[[], Strategy], ...] = (
+    linear, chain_of_thought, react, rewoo, scratchpad, self_ask, self_consistency, step_back, tree_of_thoughts
+)  # fmt: skip
+_BY_NAME = {make.__name__: make for make in _MAKERS}
+
+Reasoning = StrategyRun
+"""The same under the name that it had first."""
 
 
 def by_name(name: str) -> Strategy:
-    """The strategy of that name or alias, with its default arguments.
+    """Make the strategy of that name or alias, with its default arguments.
 
     Raises:
         ConfigurationError: There is none; the message lists the nine.
     """
-    return _NINE[flow.strategy(name).name]()
+    return _BY_NAME[table_of(name).name]()
 
 
 __all__ = [
     "Reasoning",
     "Reply",
+    "StrategyRun",
     "by_name",
     "chain_of_thought",
     "linear",

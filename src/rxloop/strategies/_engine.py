@@ -16,13 +16,13 @@ from rxloop.operators._declared import declared
 from rxloop.operators.answering import answering
 from rxloop.operators.compose import describe
 from rxloop.requests import IterationEnd, Operator, RunContext, RunRequest, Signal, Strategy
-from rxloop.strategies._reasoning import Reasoning
+from rxloop.strategies._run import StrategyRun
 from rxloop.strategies._sending import Sender
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.stream.connect import connect
-from rxloop.thinking.flow import STRATEGIES, StrategyDefinition
+from rxloop.thinking.flow import STAGE_TABLES, StrategyDefinition
 
-Function = Callable[[Reasoning], Awaitable[str]]
+Function = Callable[[StrategyRun], Awaitable[str]]
 
 ANSWER = "answer"
 """The step of an answer that a strategy gives in its own words."""
@@ -42,7 +42,7 @@ def strategy(
     have said already is answered from the log, so the function has to do the same when it is told the same.
 
     Args:
-        function: Takes a `Reasoning`, and returns the answer.
+        function: Takes a `StrategyRun`, and returns the answer.
         stages: The stages that it goes through; a function that is named for one of the nine strategies goes through
             the stages of that one.
 
@@ -52,7 +52,7 @@ def strategy(
     Example:
         ```
         @strategy
-        async def twice(run: Reasoning) -> str:
+        async def twice(run: StrategyRun) -> str:
             first = await run.ask("Answer in one sentence.", branch="twice/1")
             return await run.conclude(f"A colleague says: {first.text} Check that, and answer.")
 
@@ -64,7 +64,7 @@ def strategy(
         name = getattr(function, "__name__", type(function).__name__)
         if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
             raise ConfigurationError(f"@strategy is for an async function, and {name} is none: write `async def`")
-        definition = stages or STRATEGIES.get(name)
+        definition = stages or STAGE_TABLES.get(name)
 
         def strategy(pipeline: Operator) -> Operator:
             operator = answering(RunRequest, lambda each: _reasoning(name, definition, function, pipeline, each.ctx))
@@ -83,7 +83,7 @@ def _reasoning(
 ) -> Observable[Signal]:
     def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         sender = Sender(pipeline, ctx, observer, scheduler)
-        run = Reasoning(name, ctx, sender, stages)
+        run = StrategyRun(name, ctx, sender, stages)
 
         async def work(push: Push[Signal]) -> None:
             sender.owner = asyncio.current_task()

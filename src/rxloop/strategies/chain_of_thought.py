@@ -3,7 +3,7 @@ from __future__ import annotations
 from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import paragraphs
-from rxloop.strategies._reasoning import Reasoning
+from rxloop.strategies._run import StrategyRun
 
 _STEP_BY_STEP = "Let's think step by step. Do not give the final answer yet."
 
@@ -17,7 +17,7 @@ def chain_of_thought() -> Strategy:
     """
 
     @strategy
-    async def chain_of_thought(run: Reasoning) -> str:
+    async def chain_of_thought(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = run.stage("step_decomposition", "sequential_reasoning")
         reasoning = await run.ask(f"{prompt}\n{_STEP_BY_STEP}")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, word
-from rxloop.strategies._reasoning import Reasoning
+from rxloop.strategies._run import StrategyRun
 
 _FORM = (
     "End with one line: `Next: continue` if another thought is needed, `Next: revise` if this one is wrong, "
@@ -26,7 +26,7 @@ def linear(max_thoughts: int = 8) -> Strategy:
     at_least(1, max_thoughts=max_thoughts)
 
     @strategy
-    async def linear(run: Reasoning) -> str:
+    async def linear(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = run.stage("initial_thought_planning")
         before: str | None = None

@@ -3,7 +3,7 @@ from __future__ import annotations
 from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least
-from rxloop.strategies._reasoning import Reasoning, Reply
+from rxloop.strategies._run import Reply, StrategyRun
 
 _CYCLE = (
     "Work in cycles. In each: say in a sentence or two what you know and what you must find out, then call the tool "
@@ -25,7 +25,7 @@ def react(max_cycles: int = 8) -> Strategy:
     at_least(1, max_cycles=max_cycles)
 
     @strategy
-    async def react(run: Reasoning) -> str:
+    async def react(run: StrategyRun) -> str:
         before: str | None = None
 
         def plan(reply: Reply) -> None:

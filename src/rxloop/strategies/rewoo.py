@@ -11,7 +11,7 @@ from rxloop.events import ToolCompleteEvent
 from rxloop.requests import Strategy, ToolDefinition
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least
-from rxloop.strategies._reasoning import Reasoning
+from rxloop.strategies._run import StrategyRun
 from rxloop.thinking.flow import Plan, parse_plan
 
 
@@ -30,7 +30,7 @@ def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
     at_least(0, replans=replans)
 
     @strategy
-    async def rewoo(run: Reasoning) -> str:
+    async def rewoo(run: StrategyRun) -> str:
         tools = {tool.name: tool for tool in await run.tools()}
         if not tools:
             raise StrategyError("rewoo plans tool calls, and the agent has no tools: Agent(..., tools=[...])")
@@ -59,7 +59,7 @@ def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
     return rewoo
 
 
-async def _plan(run: Reasoning, prompt: str, tools: Sequence[str], replans: int) -> Plan:
+async def _plan(run: StrategyRun, prompt: str, tools: Sequence[str], replans: int) -> Plan:
     while True:
         reply = await run.ask(prompt, branch="rewoo/plan")
         try:
@@ -72,7 +72,7 @@ async def _plan(run: Reasoning, prompt: str, tools: Sequence[str], replans: int)
 
 
 async def _carry_out(
-    run: Reasoning, plan: Plan, tools: Mapping[str, ToolDefinition], concurrency: int
+    run: StrategyRun, plan: Plan, tools: Mapping[str, ToolDefinition], concurrency: int
 ) -> dict[str, ToolCompleteEvent]:
     """The answers to the calls, by step."""
     answers: dict[str, ToolCompleteEvent] = {}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, word
-from rxloop.strategies._reasoning import Reasoning
+from rxloop.strategies._run import StrategyRun
 
 _FORM = "End with a line `Done: yes` if the values hold the result, or `Done: no` if more steps are needed."
 
@@ -20,7 +20,7 @@ def scratchpad(max_steps: int = 10) -> Strategy:
     at_least(1, max_steps=max_steps)
 
     @strategy
-    async def scratchpad(run: Reasoning) -> str:
+    async def scratchpad(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = f"{run.stage('scratchpad_initialization')}\n"
         before: str | None = None

@@ -3,7 +3,7 @@ from __future__ import annotations
 from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, labelled
-from rxloop.strategies._reasoning import Reasoning
+from rxloop.strategies._run import StrategyRun
 
 _FORM = (
     "Write one line: `Follow up: ` and the next question whose answer you need, so that it can be understood by "
@@ -26,7 +26,7 @@ def self_ask(max_questions: int = 5) -> Strategy:
     at_least(1, max_questions=max_questions)
 
     @strategy
-    async def self_ask(run: Reasoning) -> str:
+    async def self_ask(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = run.stage("problem_decomposition")
         before: str | None = None

@@ -7,7 +7,7 @@ from rxloop.requests import Strategy
 from rxloop.settings import ModelSettings
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, final_answer
-from rxloop.strategies._reasoning import Reasoning, Reply
+from rxloop.strategies._run import Reply, StrategyRun
 from rxloop.thinking.flow import decided, majority
 
 _SAMPLE = (
@@ -32,7 +32,7 @@ def self_consistency(samples: int = 5, temperature: float | None = 0.7, concurre
     at_least(1, samples=samples, concurrency=concurrency or 1)
 
     @strategy
-    async def self_consistency(run: Reasoning) -> str:
+    async def self_consistency(run: StrategyRun) -> str:
         settings = ModelSettings(temperature=temperature)
         failures: list[ProviderError] = []
         run.stage("problem_reception", "multiple_path_sampling", "reasoning_path_execution")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
-from rxloop.strategies._reasoning import Reasoning
+from rxloop.strategies._run import StrategyRun
 
 _GENERAL = "Speak of the general alone: do not solve the problem yet."
 
@@ -15,7 +15,7 @@ def step_back() -> Strategy:
     """
 
     @strategy
-    async def step_back(run: Reasoning) -> str:
+    async def step_back(run: StrategyRun) -> str:
         run.stage("problem_reception")
         reply = await run.ask(
             f"{run.stage('abstraction', 'principle_identification', 'approach_selection')}\n{_GENERAL}"

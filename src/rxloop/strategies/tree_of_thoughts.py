@@ -10,7 +10,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, labelled, listed, number, numbered
-from rxloop.strategies._reasoning import Reasoning, Reply
+from rxloop.strategies._run import Reply, StrategyRun
 from rxloop.stream.threads import in_thread
 
 Judge = Callable[[Sequence[str]], "float | Awaitable[float]"]
@@ -55,7 +55,7 @@ def tree_of_thoughts(
         )
 
     @strategy
-    async def tree_of_thoughts(run: Reasoning) -> str:
+    async def tree_of_thoughts(run: StrategyRun) -> str:
         tree = _Tree(run, propose, keep, depth, evaluate)
         run.stage("problem_reception", "approach_exploration", "branch_creation")
         best = _Node(ROOT)
@@ -96,7 +96,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    run: Reasoning
+    run: StrategyRun
     propose: int
     keep: int
     depth: int

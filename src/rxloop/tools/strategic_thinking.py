@@ -9,7 +9,7 @@ import orjson
 
 from rxloop.errors import ConfigurationError, InvalidThought
 from rxloop.requests import ToolDefinition
-from rxloop.thinking.flow import LOOP_CAP, STRATEGIES, StrategyDefinition, strategy
+from rxloop.thinking.flow import LOOP_CAP, STAGE_TABLES, StrategyDefinition, table_of
 from rxloop.thinking.flow.staged import Flow, StagedInput, by_name
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult
 from rxloop.thinking.sessions.teaching import parameters
@@ -63,7 +63,7 @@ class StrategicThinking(SessionTool):
         hidden: bool = False,
     ) -> None:
         """See `strategic_thinking`."""
-        found = tuple(strategy(each) if isinstance(each, str) else each for each in strategies or STRATEGIES.values())
+        found = tuple(table_of(each) if isinstance(each, str) else each for each in strategies or STAGE_TABLES.values())
         definition = ToolDefinition(
             name=NAME,
             description=_description(found),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, StageChoiceRequired, StageRefused
-from rxloop.thinking.flow import STRATEGIES, Stage, StageManager, StrategyDefinition
+from rxloop.thinking.flow import STAGE_TABLES, Stage, StageManager, StrategyDefinition
 
 LOOP = ["action_planning", "action_execution", "observation_reception", "reasoning_update", "evaluation_checkpoint"]
 
@@ -96,7 +96,7 @@ def test_after_the_adjustment_comes_the_next_thought() -> None:  # T67
     flow = at_decision()
     flow.transition_to("thought_adjustment")
     assert flow.strategy.stage(flow.stage).fields == ("needsMoreThoughts", "totalThoughts")
-    assert flow.prompt == STRATEGIES["linear"].stage("thought_adjustment").prompt
+    assert flow.prompt == STAGE_TABLES["linear"].stage("thought_adjustment").prompt
     assert flow.advance() == "thought_generation"
 
 
@@ -223,7 +223,7 @@ def test_a_flow_of_a_strategy_of_ones_own_is_restored_with_it() -> None:  # T72 
     with pytest.raises(ConfigurationError, match="no strategy 'own'"):
         StageManager.restore(flow.snapshot())
     with pytest.raises(ConfigurationError, match="is of the strategy 'own', not of 'react'"):
-        StageManager.restore(flow.snapshot(), STRATEGIES["react"])
+        StageManager.restore(flow.snapshot(), STAGE_TABLES["react"])
 
 
 @pytest.mark.parametrize(

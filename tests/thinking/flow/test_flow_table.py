@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, StageRefused
-from rxloop.thinking.flow import STRATEGIES, StageManager, StrategyDefinition, strategy
+from rxloop.thinking.flow import STAGE_TABLES, StageManager, StrategyDefinition, table_of
 from strategy_table import EXPECTED, TABLE, needs_table
 
 NINE = (
@@ -29,7 +29,7 @@ NINE = (
 
 @pytest.fixture(params=NINE)
 def definition(request: pytest.FixtureRequest) -> StrategyDefinition:
-    return STRATEGIES[request.param]
+    return STAGE_TABLES[request.param]
 
 
 def at(definition: StrategyDefinition, stage: str) -> StageManager:
@@ -70,7 +70,7 @@ def plain(definition: StrategyDefinition) -> dict[str, Any]:
 
 
 def test_there_are_nine() -> None:
-    assert tuple(STRATEGIES) == NINE
+    assert tuple(STAGE_TABLES) == NINE
 
 
 @needs_table
@@ -106,11 +106,11 @@ def test_a_flow_of_each_name_stands_at_the_reception_of_the_problem(name: str) -
     flow = StageManager(name)
     assert flow.stage == "problem_reception"
     assert flow.history == ()
-    assert flow.strategy is strategy(name)
+    assert flow.strategy is table_of(name)
 
 
 def test_the_alias_of_linear_is_linear() -> None:  # T55
-    assert strategy("base_sequential") is STRATEGIES["linear"]
+    assert table_of("base_sequential") is STAGE_TABLES["linear"]
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:  # T56
@@ -121,7 +121,7 @@ def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:  # 
 
 def test_all_74_transitions_are_accepted_and_all_562_other_pairs_refused() -> None:  # T57 T58
     accepted = refused = 0
-    for each in STRATEGIES.values():
+    for each in STAGE_TABLES.values():
         for source, target in product(each.transitions, repeat=2):
             flow = at(each, source)
             before = flow.snapshot()
@@ -146,7 +146,7 @@ def test_the_rejected_transitions_of_the_table_are_refused() -> None:  # T58
     assert len(TABLE["rejected_transitions"]) == 18
     for name, source, target in TABLE["rejected_transitions"]:
         with pytest.raises(StageRefused):
-            at(STRATEGIES[name], source).transition_to(target)
+            at(STAGE_TABLES[name], source).transition_to(target)
 
 
 @needs_table
@@ -181,7 +181,7 @@ def test_a_definition_cannot_be_changed(definition: StrategyDefinition) -> None:
     with pytest.raises(TypeError):
         definition.transitions["x"] = ()  # pyright: ignore[reportIndexIssue]
     with pytest.raises(TypeError):
-        STRATEGIES["x"] = definition  # pyright: ignore[reportIndexIssue]
+        STAGE_TABLES["x"] = definition  # pyright: ignore[reportIndexIssue]
     assert replace(definition) == definition
     assert hash(replace(definition)) == hash(definition)
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rxloop.errors import StageChoiceRequired, StageRefused
-from rxloop.thinking.flow import STRATEGIES, StageManager, StrategyDefinition
+from rxloop.thinking.flow import STAGE_TABLES, StageManager, StrategyDefinition
 
 
 class Walk(RuleBasedStateMachine):  # T57 T58 T69 T70 T83
     @initialize(
-        strategy=st.sampled_from(list(STRATEGIES.values())),
+        strategy=st.sampled_from(list(STAGE_TABLES.values())),
         loop_cap=st.integers(0, 3),
         spare=st.none() | st.integers(0, 30),
     )

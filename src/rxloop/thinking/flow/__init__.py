@@ -18,11 +18,15 @@ from rxloop.thinking.flow.definition import (
 )
 from rxloop.thinking.flow.plan import Arguments, Plan, PlanStep, parse_plan
 from rxloop.thinking.flow.stages import LOOP_CAP, StageManager, StageSnapshot
-from rxloop.thinking.flow.table import STRATEGIES, strategy
+from rxloop.thinking.flow.table import STAGE_TABLES, table_of
 from rxloop.thinking.flow.vote import Vote, decided, majority, normalise
+
+STRATEGIES = STAGE_TABLES
+"""The stage tables under the name by which `rxloop` exports them."""
 
 __all__ = [
     "LOOP_CAP",
+    "STAGE_TABLES",
     "STRATEGIES",
     "Arguments",
     "Branch",
@@ -46,5 +50,5 @@ __all__ = [
     "majority",
     "normalise",
     "parse_plan",
-    "strategy",
+    "table_of",
 ]

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ConfigDict
 
 from rxloop.errors import ConfigurationError
 from rxloop.thinking.brief import brief
+from rxloop.thinking.drawing import mermaid_text
 from rxloop.thinking.flow import routes
 
 Trait = Literal[
@@ -28,6 +29,8 @@ Trait = Literal[
 BranchingKind = Literal["explicit", "parallel_paths", "tree"]
 
 _NAME = re.compile(r"\w[\w.-]{0,99}")
+# Names that can be the id of a node as they are; Mermaid takes these words for its own, wherever they stand.
+_PLAIN = re.compile(r"(?!(?:end|graph|flowchart|subgraph|direction|style|linkstyle|class|classdef|click|default)$)\w+")
 _STAGES = 500
 """Stages of a strategy; what is worked out of them takes time by the square."""
 
@@ -231,16 +234,40 @@ class StrategyDefinition:
         return found
 
     def to_mermaid(self) -> str:
-        """A Mermaid flowchart: decisions are diamonds, the ways back are dotted."""
-        from rxloop.thinking.flow import render
+        """Draw the strategy as a Mermaid flowchart.
 
-        return render.mermaid(self)
+        Decisions are diamonds, the first and the last stages are rounded, the ways back are dotted.
+        """
+        plain = all(_PLAIN.fullmatch(stage.name.lower()) and stage.name.isascii() for stage in self.stages)
+        ids = {stage.name: stage.name if plain else f"n{place}" for place, stage in enumerate(self.stages)}
+        lines = ["flowchart TD"]
+        for stage in self.stages:
+            opening, closing = self._shape(stage.name)
+            lines.append(f'    {ids[stage.name]}{opening}"{mermaid_text(stage.name.replace("_", " "))}"{closing}')
+        for source, targets in self.transitions.items():
+            for target in targets:
+                arrow = "-. again .->" if (source, target) in self.loops else "-->"
+                lines.append(f"    {ids[source]} {arrow} {ids[target]}")
+        return "\n".join(lines) + "\n"
+
+    def _shape(self, stage: str) -> tuple[str, str]:
+        if stage in self.decision_points:
+            return "{", "}"
+        return ("([", "])") if stage == self.initial or stage in self.terminal else ("[", "]")
 
     def describe(self) -> str:
-        """The strategy as a page of text: when to use it, its stages and what may follow each."""
-        from rxloop.thinking.flow import render
-
-        return render.text(self)
+        """Describe the strategy on a page of text: when to use it, its stages and what may follow each."""
+        aliases = f" (also {', '.join(self.aliases)})" if self.aliases else ""
+        lines = [f"{self.name}{aliases}: {self.title}", *([self.when] if self.when else []), ""]
+        for place, stage in enumerate(self.stages, 1):
+            lines.append(f"{place:2}. {stage.name}{f': {stage.description}' if stage.description else ''}")
+            if stage.fields:
+                lines.append(f"      needs {', '.join(field.replace('|', ' or ') for field in stage.fields)}")
+            if stage.next:
+                back = {target for source, target in self.loops if source == stage.name}
+                ways = (f"back to {target}" if target in back else target for target in stage.next)
+                lines.append(f"      then {' or '.join(ways)}")
+        return "\n".join(lines) + "\n"
 
     @cached_property
     def _by_name(self) -> dict[str, Stage]:

@@ -11,7 +11,7 @@ from rxloop.errors import ConfigurationError, StageChoiceRequired, StageRefused
 from rxloop.thinking.flow import load
 from rxloop.thinking.flow.definition import StrategyDefinition
 from rxloop.thinking.flow.routes import Edge
-from rxloop.thinking.flow.table import strategy as strategy_of_name
+from rxloop.thinking.flow.table import table_of
 
 LOOP_CAP = 10
 """How often each way back may be taken, unless said otherwise."""
@@ -54,7 +54,7 @@ class StageManager:
     def __init__(
         self, strategy: StrategyDefinition | str, *, loop_cap: int = LOOP_CAP, budget: int | None = None
     ) -> None:
-        self._strategy = strategy_of_name(strategy) if isinstance(strategy, str) else strategy
+        self._strategy = table_of(strategy) if isinstance(strategy, str) else strategy
         if loop_cap < 0:
             raise ConfigurationError(f"loop_cap is {loop_cap}; it is a number of passes, 0 or more")
         self._stage = self._strategy.initial
@@ -215,7 +215,7 @@ class StageManager:
             ConfigurationError: It is no snapshot, or not one of that strategy.
         """
         data = load.validated(StageSnapshot, snapshot, "the snapshot of a flow")
-        found = strategy or strategy_of_name(data["strategy"])
+        found = strategy or table_of(data["strategy"])
         if data["strategy"] != found.name:
             raise ConfigurationError(f"the snapshot is of the strategy {data['strategy']!r}, not of {found.name!r}")
         made = cls(found, loop_cap=data["loop_cap"])

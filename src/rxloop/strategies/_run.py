@@ -59,7 +59,7 @@ class Reply:
     """What the tools of this `ask` answered, in the order in which they ended."""
 
 
-class Reasoning:
+class StrategyRun:
     """The run, as a strategy sees it.
 
     Attributes:
