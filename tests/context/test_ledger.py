@@ -103,13 +103,23 @@ def test_histories_that_begin_alike_and_go_apart_have_ledgers_of_their_own() -> 
 
 def test_a_history_that_is_gone_leaves_nothing_behind() -> None:
     gc.collect()
-    before = len(ledger._grown)
+    before = len(ledger._read)
     messages = long_history(5)
     ledger_of(messages)
-    assert len(ledger._grown) == before + 1
+    assert len(ledger._read) == before + 1
     del messages
     gc.collect()
-    assert len(ledger._grown) == before
+    assert len(ledger._read) == before
+
+
+def test_a_message_that_every_history_begins_with_keeps_no_ledger_alive() -> None:
+    gc.collect()
+    before = len(ledger._read)
+    constant = Message.user("You look after ORD-1.")
+    for number in range(3):
+        ledger_of([constant, *long_history(number + 1)])
+    gc.collect()
+    assert len(ledger._read) == before
 
 
 def test_it_holds_no_more_than_a_text_could_ever_need() -> None:

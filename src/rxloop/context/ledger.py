@@ -136,25 +136,37 @@ class FactLedger:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-_grown: dict[int, tuple[list[ref[Message]], FactLedger]] = {}
+_NOTHING_READ: tuple[list[ref[Message]], FactLedger] = [], FactLedger()
+_read: dict[int, tuple[list[ref[Message]], FactLedger]] = {}
+"""By the id of the newest message that was read: all that were read, and their facts.
+
+An entry goes with that message, which belongs to one conversation. The first one may not: a constant system message
+lives as long as the program.
+"""
 
 
 def ledger_of(history: Sequence[Message]) -> FactLedger:
-    """The ledger of a history; of one that has grown since the last time, what is new is read and nothing else."""
-    if not history:
-        return FactLedger()
-    key = id(history[0])
-    seen, ledger = _grown.get(key, ([], FactLedger()))
-    if len(seen) > len(history) or any(one() is not message for one, message in zip(seen, history, strict=False)):
-        seen, ledger = [], FactLedger()
+    """Read the facts of a history; of one that has grown since the last time, only the new messages are read."""
+    seen, ledger = _taken(history)
     new = history[len(seen) :]
-    ledger = ledger.copy()
     ledger.add(new)
-    refs = [*seen, *map(ref, new)]
-    if not seen:
-        refs[0] = ref(history[0], lambda gone: _grown.pop(key, None))
-    _grown[key] = refs, ledger
+    if history:
+        key = id(history[-1])
+        seen = [*seen, *map(ref, new)]
+        seen[-1] = ref(history[-1], lambda gone: _read.pop(key, None))
+        _read[key] = seen, ledger
     return ledger.copy()
+
+
+def _taken(history: Sequence[Message]) -> tuple[list[ref[Message]], FactLedger]:
+    """Take out what was read of the longest beginning of a history; nothing was read of a new one."""
+    for length in range(len(history), 0, -1):
+        key = id(history[length - 1])
+        seen, ledger = _read.get(key, _NOTHING_READ)
+        same = len(seen) == length and all(one() is message for one, message in zip(seen, history, strict=False))
+        if same and _read.pop(key, None) is not None:
+            return seen, ledger
+    return [], FactLedger()
 
 
 def _chosen(ranked: Iterable[Entry], tokens: float) -> list[Entry]:
