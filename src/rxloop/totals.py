@@ -1,4 +1,4 @@
-"""What the compressions of a run came to."""
+"""Sums over the compressions of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CompressionTotals:
     stable_tokens: int = 0
     """Tokens at the front of the requests that stayed the same."""
     thinking: Usage = field(default_factory=Usage)
-    """What the thinking model used; no part of the run's usage."""
+    """What the thinking model used; not part of the run's usage."""
     seconds: float = 0.0
 
     @property
@@ -31,7 +31,7 @@ class CompressionTotals:
         return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
 
     def add(self, event: ContextCompressedEvent) -> CompressionTotals:
-        """The totals with one more."""
+        """Add one compression."""
         return CompressionTotals(
             count=self.count + 1,
             tokens_before=self.tokens_before + event.tokens_before,

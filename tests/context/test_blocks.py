@@ -43,7 +43,7 @@ def test_a_result_of_no_call_is_named_and_taken_out() -> None:
 
 def test_a_result_that_comes_twice_is_taken_once() -> None:
     messages = [*turn((call("a"), "1")), Message.tool("a", "2")]
-    assert problems_of(messages) == ["message 2 answers the call 'a' once too often"]
+    assert problems_of(messages) == ["message 2 answers the call 'a', which is answered already"]
     assert repaired(messages) == messages[:2]
 
 

@@ -20,7 +20,7 @@ _NOTHING = "[left out]"
 
 
 class Layout:
-    """A cut in the making: which blocks stay, in which form, and the summary of what does not.
+    """A cut in preparation: which blocks stay, in which form, and the summary of what does not.
 
     The task (the first user message), the last user message, pinned messages and system messages stay as they are. The
     last block stays too, since the model has not answered it yet; its results may be shortened. The rest is `free`.
@@ -83,9 +83,9 @@ class Layout:
             self.keep(index, forms.get(index))
 
     def messages(self) -> list[Message]:
-        """The messages that stay, with the summary of the others behind the task.
+        """The messages that stay, with the summary of the others after the task.
 
-        Where the summary would take more than what it stands for, that is what would go out without a cut.
+        Where the summary would take more than it replaces, these are the messages as they would go out without a cut.
         """
         out: list[Message] = []
         place = 0
@@ -121,7 +121,7 @@ class Layout:
 
 
 def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[Message]:
-    """A block with its longest results cut in the middle, until it fits or there is nothing more to cut.
+    """Cut the longest results of a block in the middle, until it fits or nothing more can be cut.
 
     The calls stay as they are, and so does every `tool_call_id`.
     """
@@ -147,7 +147,7 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
 
 
 def brief(message: Message, keep: int) -> Message:
-    """A result with its beginning and its end, and between them a word on what is missing."""
+    """Keep the beginning and the end of a result, with a note between them on what is missing."""
     text = message.text
     front = keep * 2 // 3
     gone = len(text) - keep
@@ -157,12 +157,12 @@ def brief(message: Message, keep: int) -> Message:
 
 
 def marked(message: Message, content: str) -> Message:
-    """A result with another text."""
+    """Give a result another text."""
     return message.model_copy(update={"content": content})
 
 
 def text_of(messages: Iterable[Message]) -> str:
-    """What some messages say, calls included."""
+    """Join the texts of messages, calls included."""
     parts: list[str] = []
     for message in messages:
         parts.append(message.text)

@@ -54,7 +54,7 @@ def blocks_of(messages: Iterable[Message]) -> list[Block]:
 
 
 def problems_of(messages: Sequence[Message], *, open_tail: bool = True) -> list[str]:
-    """What a provider would refuse in a list of messages, in words; nothing if all is well.
+    """Describe what a provider would refuse in a list of messages; empty if all is well.
 
     Args:
         messages: The messages, without the system prompt.
@@ -74,12 +74,14 @@ def problems_of(messages: Sequence[Message], *, open_tail: bool = True) -> list[
             found.append(f"the call {missing[0]!r} of message {block.start} has no result")
         if strangers:
             call_id = block.messages[strangers[0]].tool_call_id
-            found.append(f"message {block.start + strangers[0]} answers the call {call_id!r} once too often")
+            found.append(
+                f"message {block.start + strangers[0]} answers the call {call_id!r}, which is answered already"
+            )
     return found
 
 
 def repaired(messages: Sequence[Message], *, open_tail: bool = True) -> list[Message]:
-    """The messages without what a provider would refuse: results of no call, and calls without their results.
+    """Remove what a provider would refuse: results without a call, and calls without their results.
 
     A block with an unanswered call goes whole, so that no message is changed; only at the end of the list, where the
     results are still to come, it stays. A list without problems comes back with the same objects.

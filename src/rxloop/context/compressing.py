@@ -1,4 +1,4 @@
-"""Compression as a pure step: the state of a run and its history in, what to send and the next state out."""
+"""Compression as a pure step: takes the history and the state of a run, and gives what to send and the next state."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _AFTER_REFUSAL = 0.8
 
 @dataclass(frozen=True, slots=True)
 class LastCut:
-    """What the last cut of a run left; all that has to be remembered between two requests.
+    """The result of the last cut of a run: all that has to be remembered between two requests.
 
-    With the history it gives the messages to send, in this process or another: see `dump` and `load`.
+    Together with the history it gives the messages to send, in this process or another: see `dump` and `load`.
     """
 
     upto: int = 0
-    """How many messages the history had at the last cut; those behind them are sent as they are."""
+    """How many messages the history had at the last cut; later ones are sent as they are."""
     view: tuple[int | Message, ...] = ()
     """What is sent of them: a place in the history, or a message that stands for others."""
     limit: int | None = None
     """What a whole request may take, if a provider has refused one that was within the compressor's own limit."""
 
     def messages(self, history: Sequence[Message]) -> Sequence[Message]:
-        """The messages to send: the history itself, the same object, if nothing was cut."""
+        """Return the messages to send: the history itself, the same object, if nothing was cut."""
         if not self.upto or self.upto > len(history):
             return history
         cut = [history[item] if isinstance(item, int) else item for item in self.view]
@@ -53,7 +53,7 @@ class LastCut:
         return "\n".join(made)
 
     def dump(self) -> dict[str, Any]:
-        """The state as JSON values; places that follow each other as `[first, last]`."""
+        """Write the state as JSON values, with consecutive places as `[first, last]`."""
         view: list[Any] = []
         for item in self.view:
             if isinstance(item, Message):
@@ -66,7 +66,7 @@ class LastCut:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> LastCut:
-        """The state that `dump` gave."""
+        """Read the state that `dump` wrote."""
         view: list[int | Message] = []
         for item in data["view"]:
             if isinstance(item, list):
@@ -256,7 +256,7 @@ class Compression:
 
 
 async def _asked(compressor: Compressor, messages: Sequence[Message], budget: Budget) -> object:
-    """What a compressor gives."""
+    """Ask a compressor."""
     if not _is_ours(compressor):
         return await called(compressor.compress, messages, budget)
     made = compressor.compress(messages, budget)
@@ -264,7 +264,7 @@ async def _asked(compressor: Compressor, messages: Sequence[Message], budget: Bu
 
 
 def _is_ours(compressor: Compressor) -> bool:
-    """Whether a compressor is one of this library, which come to an end."""
+    """Whether a compressor is one of this library, all of which are known to return."""
     parts: Sequence[Compressor] = getattr(compressor, "compressors", ())
     module: str = getattr(compressor.compress, "__module__", None) or ""
     return module.partition(".")[0] == "rxloop" and all(map(_is_ours, parts))
@@ -277,10 +277,10 @@ def _calls_since(history: Sequence[Message], place: int, count: int) -> bool:
 
 
 def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]:
-    """The result of a compressor, with places for what is in the history.
+    """Replace the messages in the result of a compressor that are in the history by their places.
 
     Raises:
-        ValueError: It is no list of messages, or not in the order of the history.
+        ValueError: It is not a list of messages, or not in the order of the history.
     """
     if not isinstance(made, Sequence) or isinstance(made, str | bytes):
         raise ValueError(f"the result is {type(made).__name__}: return a list of messages")
@@ -298,7 +298,7 @@ def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]
             continue
         place = next((place for place in here if place > last), None)
         if place is None:
-            raise ValueError(f"message {here[-1]} of the history stands behind message {last}: keep the order")
+            raise ValueError(f"message {here[-1]} of the history comes after message {last}: keep the order")
         view.append(place)
         last = place
     return tuple(view)
@@ -307,7 +307,7 @@ def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]
 def _restored(
     view: tuple[int | Message, ...], history: Sequence[Message], blocks: Sequence[Block], pinned: frozenset[int]
 ) -> tuple[tuple[int | Message, ...], list[str]]:
-    """The view with what must not be missing.
+    """Put back what must not be missing from a view.
 
     That is the task, the newest message of the user, pinned messages, system messages and calls at work; and of the
     newest block, whose results the model has not seen yet, all of it where a part of it is there.
@@ -325,13 +325,13 @@ def _restored(
     missing = [place for place in sorted(must - kept) if history[place].tool_call_id not in results - {None}]
     out = list(view)
     for place in missing:
-        behind = next((at for at, item in enumerate(out) if isinstance(item, int) and item > place), len(out))
-        out.insert(behind, place)
+        after = next((at for at, item in enumerate(out) if isinstance(item, int) and item > place), len(out))
+        out.insert(after, place)
     return tuple(out), [f"message {place} of the history must stay" for place in missing]
 
 
 def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """How many messages at the front of both are the same."""
+    """Count the messages at the front that both have in common."""
     length = min(len(one), len(other))
     return next(
         (place for place in range(length) if one[place] is not other[place] and one[place] != other[place]), length

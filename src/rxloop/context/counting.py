@@ -131,7 +131,7 @@ class TextCounter:
         self._tools = _PerTool(size)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """The tokens of messages and tools; each message is counted once."""
+        """Count the tokens of messages and tools; each message is counted once."""
         return sum(map(self._messages, messages)) + math.ceil(sum(map(self._tools, tools)))
 
 
@@ -202,7 +202,7 @@ class TokenEstimator:
         self._tools = _PerTool(_estimate)
 
     def for_model(self, model: str) -> TokenEstimator:
-        """A counter for that model, which shares what is known."""
+        """Make a counter for that model, which shares what is known."""
         other = TokenEstimator.__new__(TokenEstimator)
         other.model, other._models = model, self._models
         other._messages, other._tools = self._messages, self._tools
@@ -216,15 +216,15 @@ class TokenEstimator:
         return math.ceil(self._known.ratio * self.raw(messages, tools))
 
     def request(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """The tokens that a whole request will be reported to have."""
+        """Predict the tokens that the provider will report for a whole request."""
         return self.predicted(self.raw(messages, tools))
 
     def predicted(self, raw: float) -> int:
-        """What a whole request will be reported to have of which `raw` gave that."""
+        """Predict the tokens that the provider will report for a request with this `raw` estimate."""
         return math.ceil(self._known.predict(raw))
 
     def raw(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:
-        """The estimate before any correction."""
+        """Estimate without any correction."""
         return sum(map(self._messages, messages)) + sum(map(self._tools, tools))
 
     def observe(self, raw: float, actual: int) -> None:

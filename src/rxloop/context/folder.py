@@ -36,7 +36,7 @@ _FLAGS = (
 
 
 class FolderWorkspace:
-    """The text files of a folder, read anew for each request; those that are too long are cut in the middle.
+    """The text files of a folder, read again for each request; those that are too long are cut in the middle.
 
     Links are left out, wherever they lead, and so are pipes and devices.
 

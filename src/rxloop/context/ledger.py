@@ -59,7 +59,7 @@ class FactLedger:
         self.add(messages)
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Take in the facts of these messages, which come behind all that were added before."""
+        """Take in the facts of these messages, which come after all that were added before."""
         entries = self._entries
         for message in messages:
             self._place += 1
@@ -76,13 +76,13 @@ class FactLedger:
                 self._entries = entries = {entry.value: entry for entry in best}
 
     def copy(self) -> FactLedger:
-        """Another ledger with the same facts, which grows by itself."""
+        """Copy the ledger; the copy grows independently."""
         other = FactLedger()
         other._entries, other._place, other._order = self._entries.copy(), self._place, self._order
         return other
 
     def text(self, tokens: float, *, visible: Collection[str] = (), size: Callable[[str], float] = text_tokens) -> str:
-        """The ledger as lines, as much of it as the budget takes; the most useful values win.
+        """Write the ledger as lines, within the budget; the most useful values win.
 
         Args:
             tokens: What the text may take.
@@ -105,7 +105,7 @@ class FactLedger:
 
     @property
     def tokens(self) -> float:
-        """What all of it takes, roughly."""
+        """The approximate tokens of the whole ledger."""
         return sum(entry.cost for entry in self._entries.values())
 
     def dump(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _stands_in(value: str, text: str) -> bool:
 
 
 def _lines(entries: list[Entry]) -> str:
-    """One line for each message, its values in their order there, each behind its label."""
+    """One line for each message, its values in their order there, each after its label."""
     parts: list[str] = []
     place, label = -1, ""
     for entry in sorted(entries, key=lambda entry: entry.order):

@@ -1,4 +1,4 @@
-"""The blocks that have most to do with the goal, and a summary of the rest."""
+"""Keeps the blocks most relevant to the goal, and a summary of the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEXT = 8_000
 
 
 class SemanticCompressor(Marks):
-    """Keeps the blocks that fit best to the goal, newer ones before older ones, and the facts of the others.
+    """Keeps the blocks most relevant to the goal, newer ones before older ones, and the facts of the others.
 
     The goal is what the task, the last user message and the newest block are about. What stays, stays in order.
 

@@ -13,7 +13,7 @@ from rxloop.records import Budget
 
 
 class SlidingWindowCompressor(Marks):
-    """Keeps the newest blocks that fit, and the facts of the others as a summary behind the task.
+    """Keeps the newest blocks that fit, and the facts of the others as a summary after the task.
 
     The window is as large as both its limits say: by tokens, by messages, or by one of them. It is cut to `low` of the
     limit, and grows until the limit is reached again.

@@ -1,4 +1,4 @@
-"""The thinking phase as values: where a run stands, by rule, and a model's summary of what is left out."""
+"""Summaries as values: where a run stands, by rule, and a model's summary of the messages that are left out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ThinkingResult:
     """What the thinking model used for it."""
 
     def note(self) -> str:
-        """What the model is told of it, in a few lines; nothing where there is nothing to say."""
+        """Write the note for the model, in a few lines; empty if there is nothing to say."""
         lines = [self.current_state] if self.current_state else []
         lines += [f"You found: {each}" for each in self.insights]
         lines += [f"To do: {each}" for each in self.next_actions]
@@ -45,7 +45,7 @@ class ThinkingResult:
 
 
 def reflect(state: RunState) -> ThinkingResult:
-    """Where a run stands, read from its state by rule: the same state gives the same result."""
+    """Read from the state of a run, by rule, where it stands: the same state gives the same result."""
     newest = [each for each in list(state.thoughts.values())[-50:] if each.branch is None]
     plans = [each.content for each in newest if each.thought_type in _PLANS]
     findings = [each.content for each in newest if each.thought_type in _FINDINGS]
@@ -114,10 +114,10 @@ class Summary(Wire):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """The summary in what a model said: the JSON object in it.
+        """Read the summary from the JSON object in what a model said.
 
         Raises:
-            ValueError: There is none, or nothing in it.
+            ValueError: The text has no such object, or the object is empty.
         """
         start, end = text.find("{"), text.rfind("}")
         if start < 0 or end < start:
@@ -132,7 +132,7 @@ class Summary(Wire):
         return found
 
     def lines(self) -> list[str]:
-        """The sections that say something, as lines."""
+        """Write the sections that are not empty, as lines."""
         sections = [("Constraints", self.constraints), ("Done", self.done), ("Next", self.next), ("Facts", self.facts)]
         sections += [("Open errors", self.open_errors), ("Files", self.files)]
         lines = [f"Goal: {self.goal.strip()}"] if self.goal.strip() else []
@@ -144,7 +144,7 @@ class Summary(Wire):
         return lines
 
     def text(self, fits: Callable[[str], bool]) -> str:
-        """The summary, cut to what fits: of the longest sections the oldest lines go first.
+        """Cut the summary to what fits: the oldest lines of the longest sections go first.
 
         Args:
             fits: Says whether a text fits.

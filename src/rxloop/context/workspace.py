@@ -1,4 +1,4 @@
-"""Workspaces: what a model is to have before its eyes in each request, and what never enters the history."""
+"""Workspaces: what a model sees in each request and what never enters the history."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Kind = Literal["static", "live"]
 
 
 class TextWorkspace:
-    """A text that stays as it is, or that is set anew from time to time.
+    """A text that stays as it is, or is replaced from time to time.
 
     Args:
         text: What it shows.
         title: A line above it.
-        kind: `static` stands right behind the system prompt, where a provider keeps it in its cache for as long as it
+        kind: `static` comes right after the system prompt, where a provider keeps it in its cache for as long as it
             does not change; `live` stands at the end of the request.
     """
 
@@ -33,7 +33,7 @@ class TextWorkspace:
 
 
 class Scratchpad:
-    """Notes by name that tools write, and that the model has before its eyes from then on.
+    """Named notes that tools write and that the model sees from then on.
 
     Example:
         >>> pad = Scratchpad(max_length=4_000)
@@ -103,7 +103,7 @@ class CompositeWorkspace:
 
 
 async def parts_of(workspace: Workspace) -> list[WorkspacePart]:
-    """What a workspace shows now; a plain text is one live part. A plain `render` of the user runs in a thread."""
+    """Render a workspace; a plain text is one live part. A plain `render` of the user runs in a thread."""
     if is_quick(workspace):
         return as_parts(cast("Rendered", workspace.render()))
     return as_parts(await called(workspace.render))
@@ -115,12 +115,12 @@ def is_quick(workspace: Workspace) -> bool:
 
 
 def as_parts(rendered: Rendered) -> list[WorkspacePart]:
-    """What was rendered, as parts; empty ones are left out."""
+    """Turn what was rendered into parts; empty ones are left out."""
     found = [WorkspacePart(rendered)] if isinstance(rendered, str) else list(rendered)
     return [part for part in found if part.text.strip()]
 
 
 def text_of_parts(found: Sequence[WorkspacePart], kind: Kind) -> str:
-    """The parts of one kind as one text; empty if there are none."""
+    """Join the parts of one kind into one text; empty if there are none."""
     texts = [f"## {part.title}\n{part.text}" if part.title else part.text for part in found if part.kind == kind]
     return "\n\n".join(texts)

@@ -43,7 +43,7 @@ class SqliteSessionStore:
             ConfigurationError: The path or `fsync` cannot be used.
         """
         if fspath(path) in ("", ":memory:"):
-            raise ConfigurationError(f"{path!r} is no file: use MemorySessionStore for sessions in memory")
+            raise ConfigurationError(f"{path!r} is not a file: use MemorySessionStore for sessions in memory")
         if fsync not in ("normal", "full"):
             raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
         self.path = Path(path).absolute()

@@ -39,7 +39,7 @@ def strategy(
 
     The function asks the model as often as it likes, on lines beside the main one, and returns the answer of the run.
     Its name is that of the strategy. A run that is resumed calls it again, from the start: what the model and the tools
-    have said already is answered from the log, so the function has to do the same when it is told the same.
+    have said already is answered from the log, so the function has to do the same when it gets the same answers.
 
     Args:
         function: Takes a `StrategyRun`, and returns the answer.
@@ -47,7 +47,7 @@ def strategy(
             the stages of that one.
 
     Raises:
-        ConfigurationError: It is no async function.
+        ConfigurationError: It is not an async function.
 
     Example:
         ```
@@ -63,7 +63,7 @@ def strategy(
     def made(function: Function) -> Strategy:
         name = getattr(function, "__name__", type(function).__name__)
         if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
-            raise ConfigurationError(f"@strategy is for an async function, and {name} is none: write `async def`")
+            raise ConfigurationError(f"@strategy is for an async function, and {name} is not one: write `async def`")
         definition = stages or STAGE_TABLES.get(name)
 
         def strategy(pipeline: Operator) -> Operator:
@@ -94,14 +94,14 @@ def _reasoning(
 
         leaf = from_task(work, ctx, name=f"rxloop-strategy-{name}")
         task = connect(leaf, observer.on_next, observer.on_error, observer.on_completed, scheduler)
-        # First what is under way: its end is told at once, and not when the task comes to be cancelled.
+        # What is under way comes first: its end is reported at once, not when the task gets round to being cancelled.
         return CompositeDisposable(sender.open, task)
 
     return Observable(subscribe)
 
 
 async def _answer(text: str, ctx: RunContext[Any], sender: Sender) -> None:
-    """Give an answer on the main line, if it has none; the model corrects one that is of a wrong type."""
+    """Answer on the main line, if it has no answer yet; the model corrects an answer of a wrong type."""
     if not ctx.state.done:
         answered = ctx.bind(step=ANSWER)
         source = emit(ContentCompleteEvent(content=text, step=ANSWER), IterationEnd(ctx.state.iteration, answered))

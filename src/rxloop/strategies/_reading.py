@@ -18,7 +18,7 @@ _SAID = (
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, or its lines where it has only one paragraph."""
+    """Split a text into paragraphs, or into lines where it has only one paragraph."""
     parts = re.split(r"\n\s*\n", text.strip())
     if len(parts) == 1:
         parts = text.splitlines()
@@ -26,7 +26,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def listed(text: str) -> list[str]:
-    """The items of a list, without their numbers or dashes; all lines of a text in which nothing is marked as one."""
+    """Read the items of a list, without numbers or dashes; where no line is marked as an item, every line is one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     marked = [line for line in lines if _MARK.match(line)]
     items = [_MARK.sub("", line).strip(" *_`") for line in marked or lines]
@@ -34,7 +34,7 @@ def listed(text: str) -> list[str]:
 
 
 def labelled(text: str, *labels: str) -> str | None:
-    """What stands behind the last `Label:` of a line, and the lines below it; None if there is no such line.
+    """Find the text after the last `Label:` of a line, and the lines below it; None if there is no such line.
 
     Upper and lower case and Markdown around the label do not count.
     """
@@ -48,13 +48,13 @@ def labelled(text: str, *labels: str) -> str | None:
 
 
 def word(text: str, *labels: str) -> str:
-    """The first word behind the last `Label:`, in lower case; empty if there is none."""
+    """Find the first word after the last `Label:`, in lower case; empty if there is none."""
     found = re.search(r"\w+", labelled(text, *labels) or "")
     return found[0].lower() if found else ""
 
 
 def number(text: str, *labels: str) -> float | None:
-    """The number behind the last `Label:`; a fraction or a percentage as its value."""
+    """Find the number after the last `Label:`; a fraction or a percentage counts by its value."""
     found = _NUMBER.search(labelled(text, *labels) or "")
     if found is None:
         return None
@@ -64,7 +64,7 @@ def number(text: str, *labels: str) -> float | None:
 
 
 def final_answer(text: str) -> str | None:
-    """The answer at the end of a line of reasoning: what is in a box, stands behind `Answer:`, or is the last line."""
+    """Find the answer at the end of a line of reasoning: in a box, after `Answer:`, or in the last line."""
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
     if boxed:
         return boxed[-1].strip() or None
@@ -82,7 +82,7 @@ def _lines(text: str) -> list[str]:
 
 
 def numbered(items: Iterable[str]) -> str:
-    """Items as a numbered list."""
+    """Write items as a numbered list."""
     return "\n".join(f"{place}. {item}" for place, item in enumerate(items, 1))
 
 

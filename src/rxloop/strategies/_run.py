@@ -1,4 +1,4 @@
-"""What a strategy is given of the run."""
+"""The run as a strategy sees it."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class StrategyRun:
                 closed as soon as it says so.
 
         Returns:
-            The results in the order of `work`; of what was closed there are none.
+            The results in the order of `work`, without those of what was closed.
         """
         results: dict[int, T] = {}
         places = asyncio.Semaphore(at_once or max(len(work), 1))
@@ -310,7 +310,7 @@ class StrategyRun:
         try:
             while pending:
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                # In order, and not in that of a set: a run is told in the same way each time.
+                # In order, not in that of a set, so that a run is recorded in the same way each time.
                 for task in tasks:
                     if task.done():
                         task.result()
@@ -321,6 +321,6 @@ class StrategyRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for each in work:
-                # What was cancelled before it began would warn that nobody has awaited it.
+                # A coroutine that was cancelled before it began would warn that nobody has awaited it.
                 each.close()
         return [results[place] for place in sorted(results)]

@@ -105,7 +105,7 @@ class Sender:
                 ended.set_result(error)
 
         def leave() -> None:
-            # Whoever waits in a task that is not the run's would wait for ever.
+            # A waiter in a task that is not the run's would otherwise wait for ever.
             ended.cancel()
 
         subscription = connect(operator(source), on_next, end, end, self._scheduler)
@@ -125,7 +125,7 @@ class Sender:
 
 
 def _close(ctx: RunContext[Any]) -> None:
-    """Close what a failure has left open on a line, since the strategy may go on without it."""
+    """Close what a failure has left open on a line: the strategy may go on without it."""
     state = ctx.state
     if state.open_step is not None:
         ctx.host.abandon(ctx.bind(step=state.open_step, call=None))

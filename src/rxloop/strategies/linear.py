@@ -21,7 +21,7 @@ def linear(max_thoughts: int = 8) -> Strategy:
     "Self-Refine: Iterative Refinement with Self-Feedback" (2023).
 
     Args:
-        max_thoughts: The thoughts at most; behind them the answer is given as it is.
+        max_thoughts: The maximum number of thoughts; after them the answer is given as it is.
     """
     at_least(1, max_thoughts=max_thoughts)
 

@@ -20,7 +20,7 @@ def react(max_cycles: int = 8) -> Strategy:
     and Acting in Language Models" (2022).
 
     Args:
-        max_cycles: The rounds of tool calls; behind the last one the model has to answer.
+        max_cycles: The maximum number of rounds of tool calls; after the last one the model has to answer.
     """
     at_least(1, max_cycles=max_cycles)
 

@@ -99,7 +99,7 @@ def _value(answer: ToolCompleteEvent) -> Any:
 
 
 def _arguments(given: Any, tool: ToolDefinition) -> dict[str, Any]:
-    """Arguments by name: what has none is the first that the tool requires."""
+    """Give arguments their names: an unnamed one is the first that the tool requires."""
     if isinstance(given, dict):
         return cast("dict[str, Any]", given)
     properties: dict[str, dict[str, Any]] = tool.parameters.get("properties") or {}
@@ -107,7 +107,7 @@ def _arguments(given: Any, tool: ToolDefinition) -> dict[str, Any]:
     if not names:
         return {}
     if isinstance(given, str) and properties.get(names[0], {}).get("type") not in (None, "string"):
-        # What is no JSON goes as it is: the tool refuses it, and says what it wants.
+        # What is not JSON is passed on as it is: the tool refuses it, and says what it wants.
         with contextlib.suppress(json.JSONDecodeError):
             given = json.loads(given)
     return {names[0]: given}

@@ -15,7 +15,7 @@ def scratchpad(max_steps: int = 10) -> Strategy:
     Intermediate Computation with Language Models" (2021).
 
     Args:
-        max_steps: The steps at most; behind them the result is read from what there is.
+        max_steps: The maximum number of steps; after them the result is read from what there is.
     """
     at_least(1, max_steps=max_steps)
 

@@ -21,7 +21,7 @@ def self_ask(max_questions: int = 5) -> Strategy:
     the agent has. After Press et al., "Measuring and Narrowing the Compositionality Gap in Language Models" (2022).
 
     Args:
-        max_questions: The sub-questions; behind the last one the model has to answer.
+        max_questions: The maximum number of sub-questions; after the last one the model has to answer.
     """
     at_least(1, max_questions=max_questions)
 

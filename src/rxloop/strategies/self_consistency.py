@@ -56,7 +56,7 @@ def self_consistency(samples: int = 5, temperature: float | None = 0.7, concurre
         run.stage("consistency_analysis")
         answers = _answers(ended)
         if not answers and failures:
-            failures[0].add_note(f"No line of {samples} came to an answer, so that there is no vote.")
+            failures[0].add_note(f"None of the {samples} lines came to an answer, so there is no vote.")
             raise failures[0]
         vote = majority(answers, failed=len(ended) - len(answers))
         run.thought(str(vote), type="decision", confidence=vote.ratio)

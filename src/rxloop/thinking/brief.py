@@ -1,4 +1,4 @@
-"""A value in an error: short, and without walking through all of it."""
+"""Writes values into error messages: shortened, and without walking through all of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ _BRIEF = _Brief()
 
 
 def brief(value: object) -> str:
-    """The value as `repr` writes it, cut: one that is made of itself many times over costs no more than a small one."""
+    """Shorten the `repr` of a value; a value that contains itself many times costs no more than a small one."""
     text = _BRIEF.repr(value)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"

@@ -34,7 +34,7 @@ _WIDTH = 120
 """The characters of a thought that are drawn."""
 
 # Mermaid reads Markdown, directives and comments even inside quotes, and ends an entity at the wrong place where a
-# colon stands before it: whatever is no letter, digit or one of these is written as the number of its character.
+# colon stands before it: whatever is not a letter, a digit or one of these is written as the number of its character.
 _SAFE = frozenset(" ,'()/?!")
 # Even as numbers some characters mean something beside others: two `$` are mathematics, which may not parse, and then
 # the drawing is lost; `fa:fa-x` is an icon, and so may other words be; a backslash and an n end a line; two letters are

@@ -17,7 +17,7 @@ from rxloop.thinking.page import PAGE
 WIDTH, HEIGHT = 230, 54
 """A box, in pixels."""
 BESIDE: tuple[drawing.EdgeKind, ...] = ("revision", "merge")
-"""Edges that are no steps of a chain."""
+"""Edges that are not steps of a chain."""
 STEP, ROW, MARGIN = 290, 70, 24
 """From a column to the next, from a row to the next, and around it all."""
 
@@ -48,7 +48,7 @@ def html(nodes: drawing.Nodes, edges: drawing.Edges, title: str) -> str:
 def layout(nodes: drawing.Nodes, edges: drawing.Edges) -> dict[int, tuple[int, int]]:
     """Where the boxes stand: a column for each step of a chain, from left to right, and a row for each branch.
 
-    What starts a chain stands left; a reference that closes a circle does not count; revisions and merges are no steps.
+    What starts a chain stands left; a reference that closes a circle does not count, nor do revisions and merges.
     """
     below: dict[int | None, list[int]] = {}
     parents = {target: source for source, target, kind in edges if kind not in BESIDE}
@@ -81,7 +81,7 @@ def _depth(place: int, parents: dict[int, int], depths: dict[int, int]) -> None:
         line.append(at)
         seen.add(at)
         at = parents.get(at)
-    # Behind a circle, as behind nothing, a chain begins.
+    # A chain begins after a circle, as it does after nothing.
     depth = depths[at] + 1 if at is not None and at in depths else 0
     for member in reversed(line):
         depths[member] = depth

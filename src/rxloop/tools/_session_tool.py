@@ -127,7 +127,7 @@ def _of_the_process() -> ThinkingSessions:
 
 
 def _tell(result: ThoughtResult, ctx: RunContext[Any]) -> None:
-    """Put the thought on the stream, behind the stages that it goes through; and a word when it goes in circles."""
+    """Put the thought on the stream, after the stages that it goes through; warn when it goes in circles."""
     flow = result.thought.flow or {}
     for before, stage in flow.get("trail", ()):
         ctx.emit(

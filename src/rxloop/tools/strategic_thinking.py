@@ -17,7 +17,7 @@ from rxloop.tools._session_tool import Owner, SessionTool
 
 NAME = "strategic_thinking"
 _KEPT = 256
-"""Flows that are kept at hand, so that a thought does not cost folding those before it."""
+"""Flows that are cached, so that a new thought does not cost folding those before it."""
 
 _DESCRIPTION = """\
 Think a problem through by a reasoning strategy, which leads you from stage to stage. One call a thought.
@@ -93,7 +93,7 @@ class StrategicThinking(SessionTool):
 
         def admit(session: Session, thought: ThoughtInput) -> dict[str, Any]:
             assert isinstance(thought, StagedInput)
-            # Taken out while it moves: when the thought is refused half way, it is folded anew.
+            # Taken out while it moves: when the thought is refused half way, the flow is folded again.
             flow = self._flow(session)
             kept = flow.admit(session, thought, strict=self._strict)
             admitted.append(flow)

@@ -178,7 +178,7 @@ class ThinkAloud:
         return _first_free((f"{wanted}-{n}" for n in itertools.count(2)), state)
 
     def _made_before(self, given: _Arguments, ctx: RunContext[Any]) -> ThoughtStreamEvent | None:
-        """The thought that an earlier attempt has made of this call, when the call was interrupted behind it."""
+        """The thought that an earlier attempt has made of this call, when the call was interrupted after it."""
         if ctx.call is None or ctx.attempt <= 1:
             return None
         for thought in ctx.state.thoughts.values():

@@ -91,7 +91,10 @@ def test_several_ends_are_named() -> None:
             {"stages": stages(a="b", b=""), "decision_points": ("a",)},
             "names a as decision points, but there is a choice after none",
         ),
-        ({"iteration_point": IterationPoint(stage="draft", back_to=("check",))}, "'draft', which is no decision point"),
+        (
+            {"iteration_point": IterationPoint(stage="draft", back_to=("check",))},
+            "'draft', which is not a decision point",
+        ),
         (
             {"iteration_point": IterationPoint(stage="check", back_to=("check",))},
             "goes back to 'check', to which no way",
@@ -100,7 +103,7 @@ def test_several_ends_are_named() -> None:
             {"iteration_point": IterationPoint(stage="check", back_to=("draft",), via=("check",))},
             "goes round via 'check', which may not follow 'check'",
         ),
-        ({"branching": Branching(kind="tree", stage="x")}, "branches at 'x', which is no stage of it"),
+        ({"branching": Branching(kind="tree", stage="x")}, "branches at 'x', which is not one of its stages"),
     ],
 )
 def test_what_does_not_hold_together_is_refused_by_the_name_of_the_stage(more: dict[str, Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""How deep a document goes, and how large it is with its aliases written out: known before anything is made of it."""
+"""Checks how deep and how large a document is, aliases expanded, before anything is built from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TooMuch(ValueError):
 
 
 def check_json(text: str) -> None:
-    """See that a JSON document is not too deep.
+    """Check that a JSON document is not too deep.
 
     Raises:
         TooMuch: It is.
@@ -38,11 +38,11 @@ def check_json(text: str) -> None:
 
 
 def check_yaml(text: str) -> None:
-    """See that a YAML document is not too deep, and not too large with its aliases written out.
+    """Check that a YAML document is neither too deep nor, with its aliases expanded, too large.
 
     Raises:
         TooMuch: It is, or an alias stands inside what it names.
-        yaml.YAMLError: It is no YAML.
+        yaml.YAMLError: The text is not YAML.
     """
     import yaml
 

@@ -60,8 +60,8 @@ class BranchesSnapshot(TypedDict):
 class Branches:
     """The main line of a flow and the branches that were opened from it, and from each other.
 
-    Wherever a branch is meant, its name stands for it, and None for the main line. What was pruned or merged remains
-    and can be read; only it goes no further. A refused operation changes nothing.
+    Every argument takes the name of a branch, or None for the main line. A pruned or merged branch can still be read,
+    but not continued. A refused operation changes nothing.
 
     Iterating gives the branches, without the main line, in the order in which they were opened; `branches["a"]` is one
     of them, whatever its status.
@@ -104,12 +104,12 @@ class Branches:
         """The place in the strategy of an open branch, or of the main line, to go on from.
 
         Raises:
-            BranchRefused: There is no such branch, or it is not open any more.
+            BranchRefused: There is no such branch, or it is no longer open.
         """
         return self.main if name is None else self._open(name, "goes no further").stages
 
     def lineage(self, name: str | None) -> tuple[str, ...]:
-        """A branch and those that it came from, the nearest first; nothing for the main line."""
+        """Return a branch and its ancestors, the nearest first; nothing for the main line."""
         found: list[str] = []
         while name is not None:
             found.append(name)
@@ -117,7 +117,7 @@ class Branches:
         return tuple(found)
 
     def children(self, name: str | None) -> tuple[str, ...]:
-        """The branches that depart from a branch, whatever their status."""
+        """Return the branches that depart from a branch, whatever their status."""
         return tuple(each.name for each in self if each.parent == name)
 
     def open(self, name: str, parent: str | None = None, *, stages: StageManager | None = None) -> Branch:
@@ -142,10 +142,10 @@ class Branches:
         return made
 
     def score(self, name: str, score: float) -> None:
-        """Say how good an open branch is; the larger the better, and the last word counts.
+        """Score an open branch: the larger the better, and the last score counts.
 
         Raises:
-            BranchRefused: It is not open, or the score is no finite number.
+            BranchRefused: It is not open, or the score is not a finite number.
         """
         branch = self._open(name, "it gets no score")
         if not math.isfinite(score):
@@ -160,7 +160,7 @@ class Branches:
             among: The candidates: all leaves, unless given.
 
         Raises:
-            BranchRefused: A candidate is not open, has no score or came from another one, or none is to be kept.
+            BranchRefused: A candidate is not open, has no score or came from another candidate, or `keep` is below 1.
         """
         if keep < 1:
             raise BranchRefused(f"{keep} branches are to be kept; keep one at least, or prune them by name")
@@ -208,11 +208,11 @@ class Branches:
         branch.status, branch.merged_into = "merged", into
 
     def merged(self, into: str | None = None) -> tuple[str, ...]:
-        """The branches that were merged into the main line, or into a branch."""
+        """Return the branches that were merged into the main line, or into a branch."""
         return tuple(each.name for each in self if each.status == "merged" and each.merged_into == into)
 
     def snapshot(self) -> BranchesSnapshot:
-        """All that there is to know of them, as plain values."""
+        """Write the whole state as plain values."""
         return {
             "main": self.main.snapshot(),
             "branches": [
@@ -230,14 +230,14 @@ class Branches:
 
     @classmethod
     def restore(cls, snapshot: Mapping[str, Any], strategy: StrategyDefinition | None = None) -> Self:
-        """The branches of a snapshot.
+        """Restore branches from a snapshot.
 
         Args:
             snapshot: What `snapshot` gave, perhaps by way of JSON.
             strategy: The strategy, if it is not one of the nine.
 
         Raises:
-            ConfigurationError: It is no snapshot, or not one of that strategy.
+            ConfigurationError: It is not a snapshot, or not one of that strategy.
         """
         data = load.validated(BranchesSnapshot, snapshot, "the snapshot of branches")
         made = cls(StageManager.restore(data["main"], strategy))

@@ -67,7 +67,7 @@ class Stage:
         _set(self, next=_names(self.next), fields=_names(self.fields), prompt=self.prompt or self.description)
 
     def missing(self, given: Collection[str]) -> tuple[str, ...]:
-        """The required fields that are not among those given."""
+        """Return the required fields that are not among those given."""
         return tuple(field for field in self.fields if not any(name in given for name in field.split("|")))
 
 
@@ -81,7 +81,7 @@ class IterationPoint:
     back_to: Names
     """Where a further round begins."""
     via: Names = ()
-    """The stages between, where the way back is no single transition."""
+    """The stages between, where the way back is not a single transition."""
 
     def __post_init__(self) -> None:
         _set(self, back_to=_names(self.back_to), via=_names(self.via))
@@ -109,7 +109,7 @@ class StrategyDefinition:
     Every stage can be reached, and from every stage the end.
 
     Raises:
-        ConfigurationError: It does not hold together; the message names the strategy and the stage.
+        ConfigurationError: The strategy is inconsistent; the message names the strategy and the stage.
 
     Example:
         >>> StrategyDefinition(
@@ -177,7 +177,7 @@ class StrategyDefinition:
         The keys are the fields of this class; `stages` is an object of stages by name, or a list of them.
 
         Raises:
-            ConfigurationError: It is no such strategy; the message says what is wrong, and where.
+            ConfigurationError: The text is not a valid strategy; the message says what is wrong, and where.
         """
         from rxloop.thinking.flow import load
 
@@ -188,7 +188,7 @@ class StrategyDefinition:
         """Read a strategy from YAML, like `from_json`; needs the extra `yaml`.
 
         Raises:
-            ConfigurationError: It is no such strategy, or the package that reads YAML is not installed.
+            ConfigurationError: The text is not a valid strategy, or the package that reads YAML is not installed.
         """
         from rxloop.thinking.flow import load
 
@@ -199,10 +199,10 @@ class StrategyDefinition:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def stage(self, name: str) -> Stage:
-        """The stage of that name.
+        """Look up a stage by its name.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: The strategy has no such stage.
         """
         found = self._by_name.get(name)
         if found is None:
@@ -223,11 +223,11 @@ class StrategyDefinition:
         return routes.loops(self.transitions, self.initial)
 
     def steps_to_end(self, stage: str) -> int:
-        """The number of transitions on the shortest way from a stage to the end."""
+        """Count the transitions on the shortest way from a stage to the end."""
         return self._steps[self.stage(stage).name]
 
     def ways(self, closed: frozenset[routes.Edge] = frozenset()) -> routes.Ways:
-        """What may follow each stage, with its steps to the end, when some loops are closed."""
+        """Return what may follow each stage, with its steps to the end, when some loops are closed."""
         found = self._ways.get(closed)
         if found is None:
             found = self._ways[closed] = routes.ways(self.transitions, self.terminal, closed)
@@ -327,17 +327,17 @@ class StrategyDefinition:
         point = self.iteration_point
         if point is not None:
             if point.stage not in self.decision_points:
-                self._wrong(f"goes round at {point.stage!r}, which is no decision point")
+                self._wrong(f"goes round at {point.stage!r}, which is not a decision point")
             follow = self.transitions[point.stage]
             for stage in point.via:
                 if stage not in follow:
                     self._wrong(f"goes round via {stage!r}, which may not follow {point.stage!r}")
-            behind = {*follow, *(target for stage in point.via for target in self.transitions[stage])}
+            after = {*follow, *(target for stage in point.via for target in self.transitions[stage])}
             for stage in point.back_to:
-                if stage not in behind:
+                if stage not in after:
                     self._wrong(f"goes back to {stage!r}, to which no way leads from {point.stage!r}")
         if self.branching is not None and self.branching.stage not in self:
-            self._wrong(f"branches at {self.branching.stage!r}, which is no stage of it")
+            self._wrong(f"branches at {self.branching.stage!r}, which is not one of its stages")
 
     def _wrong(self, what: str) -> NoReturn:
         raise ConfigurationError(f"strategy {brief(self.name)} {what}")

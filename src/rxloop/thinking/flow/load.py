@@ -24,7 +24,7 @@ _FAULTS = 20
 
 
 def from_json(source: str | bytes | PathLike[str]) -> StrategyDefinition:
-    """A strategy from JSON text, or from a file of it."""
+    """Read a strategy from JSON text, or from a JSON file."""
     text, where = _read(source, "the JSON of a strategy")
     try:
         check_json(text)
@@ -36,18 +36,18 @@ def from_json(source: str | bytes | PathLike[str]) -> StrategyDefinition:
     except TooMuch as error:
         raise ConfigurationError(f"{where} is not right: {error}") from None
     except ValueError as error:
-        # What is ours, and a number with too many digits.
+        # Our own errors, and a number with too many digits.
         raise ConfigurationError(f"{where}: {error}") from None
     return _strategy(data, where)
 
 
 def from_yaml(source: str | bytes | PathLike[str]) -> StrategyDefinition:
-    """A strategy from YAML text, or from a file of it."""
+    """Read a strategy from YAML text, or from a YAML file."""
     try:
         import yaml
     except ModuleNotFoundError:
         raise ConfigurationError(
-            'To read YAML needs pyyaml, which is not installed: pip install "rxloop[yaml]"'
+            'Reading YAML needs pyyaml, which is not installed: pip install "rxloop[yaml]"'
         ) from None
     text, where = _read(source, "the YAML of a strategy")
     try:
@@ -63,7 +63,7 @@ def from_yaml(source: str | bytes | PathLike[str]) -> StrategyDefinition:
     except TooMuch as error:
         raise ConfigurationError(f"{where} is not right: {error}") from None
     except (ValueError, TypeError, ArithmeticError) as error:
-        # What is ours, and a date, number or piece of base64 that is none.
+        # Our own errors, and invalid dates, numbers and base64.
         raise ConfigurationError(f"{where}: {error}") from None
     if isinstance(data, str):
         raise ConfigurationError(f"{where} is a piece of text, not a mapping{_hint(text)}")
@@ -71,10 +71,10 @@ def from_yaml(source: str | bytes | PathLike[str]) -> StrategyDefinition:
 
 
 def validated(model: type[T], data: object, what: str) -> T:
-    """The data as a value of that type.
+    """Validate data as a value of that type.
 
     Raises:
-        ConfigurationError: It is none; the message names every place that is wrong, and what is wrong there.
+        ConfigurationError: The data does not fit; the message names every wrong place and what is wrong there.
     """
     try:
         return _adapter(model).validate_python(data)
@@ -86,7 +86,7 @@ def validated(model: type[T], data: object, what: str) -> T:
 
 
 class _Repeated(ValueError):
-    """The same key twice in one object: the reader would drop the first without a word."""
+    """The same key appears twice in one object; a plain reader would silently drop the first."""
 
 
 @cache
@@ -172,7 +172,7 @@ def _text(source: str | bytes, what: str) -> str:
 
 
 def _hint(text: str) -> str:
-    """What a program may have meant that gives the name of a file as text."""
+    """Hint at `pathlib.Path` where the text looks like the name of a file."""
     return "; for a file, give a pathlib.Path" if text.strip() and "\n" not in text and len(text) < 300 else ""
 
 

@@ -79,13 +79,13 @@ class Plan:
         return found
 
     def ready(self, done: Collection[str], running: Collection[str] = ()) -> tuple[PlanStep, ...]:
-        """The steps that can run now: all that they need is done, and they are neither done nor running."""
+        """Return the steps that can run now: everything they need is done, and they are neither done nor running."""
         known = set(done)
         waiting = [step for step in self.steps if step.id not in known and step.id not in running]
         return tuple(step for step in waiting if self.dependencies[step.id] <= known)
 
     def arguments(self, id: str, evidence: Mapping[str, Any]) -> Arguments | Any:
-        """The arguments of a step with the results of others in the place of their labels.
+        """Replace the labels in the arguments of a step by the results that they name.
 
         A text that is a label and nothing else becomes the result itself, whatever its type. Within a longer text, the
         result stands as text, or as its JSON. A label inside a result is left as it is.
@@ -103,7 +103,7 @@ class Plan:
         return _substituted(step.arguments, evidence)
 
     def with_evidence(self, evidence: Mapping[str, Any]) -> str:
-        """The plan as the model is to read it when it solves the problem: each step with its result, in order."""
+        """Write the plan for the model that solves the problem: each step with its result, in order."""
         lines: list[str] = []
         for step in self.steps:
             given = step.arguments if isinstance(step.arguments, str) else _json(step.arguments)
@@ -122,7 +122,7 @@ class Plan:
         return {step.id: step for step in self.steps}
 
     def _cycle(self) -> list[str]:
-        """Steps that wait for each other, the first once more at the end; nothing if there are none."""
+        """Find steps that wait for each other: the first is repeated at the end; empty if there are none."""
         done = set[str]()
         while ready := self.ready(done):
             done.update(step.id for step in ready)
@@ -173,7 +173,7 @@ def _of_text(text: str) -> Iterator[PlanStep]:
 
 
 def _input(text: str, match: re.Match[str]) -> tuple[Arguments, int]:
-    """What stands between the brackets of a step, and where it ends."""
+    """Read the text between the brackets of a step; return it with the place where it ends."""
     start = match.end()
     begin = start + len(text[start:]) - len(text[start:].lstrip())
     if text.startswith("{", begin):
@@ -191,7 +191,7 @@ def _json_input(text: str, begin: int, number: str) -> tuple[Arguments, int]:
         arguments, end = json.JSONDecoder(strict=False).raw_decode(text, begin)
     except json.JSONDecodeError as error:
         near = text[error.pos : error.pos + 20].split("\n")[0]
-        raise PlanRefused(f"the arguments of step #E{number} are no JSON: {error.msg} at {near!r}") from None
+        raise PlanRefused(f"the arguments of step #E{number} are not JSON: {error.msg} at {near!r}") from None
     rest = text[end:].lstrip()
     if not rest.startswith("]"):
         raise PlanRefused(f"the arguments of step #E{number} are not followed by a closing bracket; {_FORM}")
@@ -218,7 +218,7 @@ def _json_steps(text: str) -> list[Any] | None:
 def _of_objects(steps: Sequence[Any]) -> Iterator[PlanStep]:
     for place, step in enumerate(steps, 1):
         if not isinstance(step, Mapping) or not isinstance(tool := cast("Mapping[str, Any]", step).get("tool"), str):
-            raise PlanRefused(f"step {place} of the plan is no object with a tool; it is {_json(step)}")
+            raise PlanRefused(f"step {place} of the plan is not an object with a tool; it is {_json(step)}")
         step = cast("Mapping[str, Any]", step)
         label = re.fullmatch(r"#?E?([0-9]{1,9})", str(step.get("id", place)))
         if label is None:
@@ -231,7 +231,7 @@ def _of_objects(steps: Sequence[Any]) -> Iterator[PlanStep]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts among arguments, however deep; the names of arguments are none."""
+    """Yield all texts among the arguments, however deep, but not the names of arguments."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

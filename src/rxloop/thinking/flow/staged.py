@@ -18,7 +18,7 @@ from rxloop.thinking.sessions.thought import Label, Name, OptionalCount
 
 
 def _score(value: object) -> object:
-    """A finite number, be it written as text."""
+    """Read a finite number, which may be written as text."""
     if value is None:
         return None
     try:
@@ -105,7 +105,7 @@ class Flow:
     def admit(self, session: Session, given: StagedInput, *, strict: bool = False) -> dict[str, Any]:
         """Take the next thought, and say what is to be kept of it.
 
-        What it raises may leave this flow half way: fold the session anew then.
+        If it raises, this flow may be half changed: fold the session again.
 
         Args:
             session: The session, as it is before the thought.
@@ -144,7 +144,7 @@ class Flow:
         return {name: value for name, value in kept.items() if value is not None}
 
     def guidance(self, line: str | None) -> dict[str, str]:
-        """What the model is to do in each of the stages that may follow on a line."""
+        """Return the prompts of the stages that may follow on a line."""
         if self.branches is None:
             return {}
         stages = self.branches.stages(line)
@@ -205,7 +205,7 @@ class Flow:
         return found
 
     def _make(self, move: _Move) -> tuple[list[tuple[str | None, str]], Any]:
-        """Carry a move out; the stages that it went through, each with the one before, and what was selected."""
+        """Carry out a move; return the stages that it went through, each with the one before, and what was selected."""
         trail: list[tuple[str | None, str]] = []
         before = self.branches.main.stage if self.branches is not None else None
         if move.strategy is not None:
@@ -251,7 +251,7 @@ class Flow:
 
 
 def by_name(definitions: tuple[StrategyDefinition, ...]) -> dict[str, StrategyDefinition]:
-    """Strategies by their names and aliases.
+    """Index strategies by their names and aliases.
 
     Raises:
         ConfigurationError: Two have the same name.

@@ -33,9 +33,9 @@ class StageManager:
 
     What may follow the current stage is what the strategy says, less what would not end:
 
-    * A way back that was taken `loop_cap` times is no longer offered, and neither is what leads nowhere without it.
-    * With a budget of steps, only those stages are offered from which the end can still be reached within it. When the
-      steps that remain are as many as the shortest way has, only that way is left.
+    * A way back that was taken `loop_cap` times is no longer offered, nor is any stage that leads nowhere without it.
+    * With a budget of steps, only stages from which the end can still be reached within it are offered. When just
+      enough steps for the shortest way remain, only that way is left.
 
     So there is always something to go on to, until the end. A refused move changes nothing.
 
@@ -184,7 +184,7 @@ class StageManager:
         self._stays += 1
 
     def copy(self) -> Self:
-        """Another flow that stands where this one does, and goes its own way from here."""
+        """Copy the flow: the copy stands at the same stage and then moves independently."""
         made = object.__new__(type(self))
         for name in StageManager.__slots__:
             setattr(made, name, getattr(self, name))
@@ -193,7 +193,7 @@ class StageManager:
         return made
 
     def snapshot(self) -> StageSnapshot:
-        """All that there is to know of it, as plain values."""
+        """Write the whole state as plain values."""
         return {
             "strategy": self._strategy.name,
             "stage": self._stage,
@@ -205,14 +205,14 @@ class StageManager:
 
     @classmethod
     def restore(cls, snapshot: Mapping[str, Any], strategy: StrategyDefinition | None = None) -> Self:
-        """The flow of a snapshot. The way that it went is walked once more, so it is one that could have been.
+        """Restore a flow from a snapshot by walking its way again, so that the result is always a valid state.
 
         Args:
             snapshot: What `snapshot` gave, perhaps by way of JSON.
             strategy: The strategy, if it is not one of the nine.
 
         Raises:
-            ConfigurationError: It is no snapshot, or not one of that strategy.
+            ConfigurationError: It is not a snapshot, or not one of that strategy.
         """
         data = load.validated(StageSnapshot, snapshot, "the snapshot of a flow")
         found = strategy or table_of(data["strategy"])

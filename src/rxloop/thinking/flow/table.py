@@ -1,7 +1,7 @@
 """The nine strategies.
 
 A flow is written one stage a line: the fields that its thoughts are to have in parentheses, `|` between those of which
-one will do, and behind the arrow what may follow, `|` between the choices.
+one will do, and after the arrow what may follow, `|` between the choices.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def table_of(name: str) -> StrategyDefinition:
     """Look up the stage table of a strategy by its name or alias; `Tree-of-Thoughts` and `tree of thoughts` work too.
 
     Raises:
-        ConfigurationError: There is none; the message lists those that there are.
+        ConfigurationError: There is no such strategy; the message lists the nine.
     """
     found = _ALIASES.get(name) or _ALIASES.get(name.strip().lower().replace("-", "_").replace(" ", "_"))
     if found is None:

@@ -22,10 +22,10 @@ _LONGEST = 30
 
 
 def normalise(answer: Any) -> str:
-    """The form of an answer by which it is compared; whatever has the same form is the same answer.
+    """Normalise an answer for comparison: answers of the same form are the same answer.
 
-    Of a text this is done away with: the form of characters (Unicode NFKC), upper and lower case, white space at the
-    ends and more than one blank within, quotation marks and Markdown's asterisks and backticks around it, and
+    In a text, these differences are ignored: the form of characters (Unicode NFKC), upper and lower case, white space
+    at the ends and repeated blanks within, quotation marks and Markdown's asterisks and backticks around it, and
     punctuation at its end.
 
     A text that is one number counts by its value, with or without a currency sign before it and commas between
@@ -97,14 +97,14 @@ class Vote:
 
 
 def majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
-    """The answer that was given most often; of several with as many votes, the one that was given first.
+    """Find the answer that was given most often; on a tie, the one that was given first.
 
     Args:
         answers: The answers, in the order in which they were given.
         failed: How many others were to answer and did not.
 
     Raises:
-        NoAnswers: There is no answer at all.
+        NoAnswers: There are no answers.
     """
     if not answers:
         raise NoAnswers(f"there is no vote without an answer; {failed} of {failed} paths failed")
@@ -123,7 +123,7 @@ def majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
 
 
 def decided(answers: Sequence[Any], remaining: int) -> bool:
-    """Whether the outcome is certain, whatever the remaining answers will be, and if some of them fail.
+    """Whether the outcome is certain, whatever the remaining answers are, and even if some of them fail.
 
     Args:
         answers: The answers so far, in the order in which they were given; the remaining ones come after them.

@@ -1,4 +1,4 @@
-"""Where a thought goes: the session that was asked for, the one that followed it, or a new one."""
+"""Finds the session for a thought: the one that was asked for, its successor, or a new one."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def unknown(session_id: str) -> UnknownSession:
 
 
 def fresh(owner: str, now: int, session_id: str | None = None) -> Session:
-    """A session without thoughts."""
+    """Make a session without thoughts."""
     return Session(session_id if session_id is not None else new_id(), owner, created=now, used=now)
 
 
 def begun(owner: str, now: int, session_id: str) -> Place:
-    """A session under an id that a program has named; a word when that id leads one to expect thoughts."""
+    """Begin a session under an id that a program has named; warn if the id suggests that it had thoughts."""
     message = (
-        f"There is no session {session_id} here, though the id looks like one that was given out: it begins anew, "
+        f"There is no session {session_id} here, though the id looks like one that was given out: it starts empty, "
         "without the thoughts that it may have had. Are they in another store, or has it expired?"
     )
     notices = (ThoughtWarning(code=NEW, message=message),) if was_given_out(session_id) else ()
@@ -104,7 +104,7 @@ def ended(record: SessionRecord, state: Literal["cleared", "expired"], successor
 
 
 def shortcut(record: SessionRecord, successor: Session) -> SessionChange:
-    """What leads to a session by way of others leads to it at once."""
+    """Let a record that leads to a session by way of others lead to it directly."""
     left = replace(record, used=successor.used, successor=successor.session_id)
     return SessionChange(replace(left, version=record.version + 1))
 

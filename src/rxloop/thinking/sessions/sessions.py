@@ -1,4 +1,4 @@
-"""Thinking sessions: what carries a thought into one, whoever keeps it."""
+"""Thinking sessions: takes thoughts into them, in whatever store they are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 Admit = Callable[[Session, ThoughtInput], dict[str, Any]]
 
 _KEPT = 256
-"""Sessions whose thoughts are kept at hand, so that a thought does not cost reading those before it."""
+"""Sessions whose thoughts are cached, so that a new thought does not cost reading those before it."""
 _TRIES = 50
 """How often a thought is tried again when another writer was first."""
 _REMEMBERED = 1_000
@@ -36,8 +36,8 @@ _REMEMBERED = 1_000
 class ThinkingSessions:
     """Sequential thinking: sessions of thoughts, kept by a store.
 
-    Each session belongs to an owner, and no model finds another owner's. There is no timer: a lifetime is looked at
-    when a session is touched, and now and then a thought frees what has expired, whoever it belongs to.
+    Each session belongs to an owner, and no model finds another owner's. There is no timer: a lifetime is checked
+    when a session is touched, and from time to time a thought frees the expired sessions of all owners.
 
     Example:
         >>> sessions = ThinkingSessions()
@@ -72,7 +72,7 @@ class ThinkingSessions:
             max_length: Characters of a thought.
 
         Raises:
-            ConfigurationError: A number is too small, or `ttl_from` is neither of both.
+            ConfigurationError: A number is too small, or `ttl_from` is neither of the two.
         """
         if (ttl is not None and not ttl > 0) or max_sessions < 1 or max_total < 1:
             raise ConfigurationError(
@@ -201,7 +201,7 @@ class ThinkingSessions:
         await self.store.aclose()
 
     async def _tidy(self) -> None:
-        """Sweep where it is time to: each session pays for a few records, however many there are."""
+        """Sweep when it is time to: each session pays for a few records, however many there are."""
         now = CLOCK.get().now()
         if self._swept is None:
             self._swept = now
@@ -276,7 +276,7 @@ class ThinkingSessions:
         return session
 
     async def _retried(self, owner: str, change: Callable[[], Awaitable[T]]) -> T:
-        """Make a change, and make it anew on what the store has when another writer was first."""
+        """Make a change; when another writer was first, make it again on what the store has now."""
         for _ in range(_TRIES - 1):
             try:
                 return await change()
@@ -326,7 +326,7 @@ class ThinkingSessions:
         return first, record if record is not None and is_open(record) else None
 
     async def _read(self, record: SessionRecord) -> Session:
-        """The session of a record: the thoughts that are at hand, and those that came since."""
+        """Read the session of a record: the cached thoughts, and those that came since."""
         session = self._sessions.get((record.owner, record.session_id))
         if session is None or session.created != record.created or session.version > record.version:
             session = Session(record.session_id, record.owner, created=record.created, used=record.used)
@@ -376,6 +376,6 @@ class ThinkingSessions:
             self._sessions.popitem(last=False)
 
     def _forget(self, owner: str) -> None:
-        """Read an owner's sessions again: what is at hand is not what the store has."""
+        """Drop an owner's cached sessions, which differ from what the store has."""
         for key in [key for key in list(self._sessions) if key[0] == owner]:
             self._sessions.pop(key, None)

@@ -21,7 +21,7 @@ def to_remove(
         records: All that a store has.
         is_expired: Whether the lifetime of a session is over.
         most: How many may stay. Where there are more, a tenth goes as well, so that the next sweep is a while away:
-            complete sessions before the others, the least recently used first, and each behind what leads to it.
+            complete sessions before the others, the least recently used first, each after what leads to it.
     """
     by_key = {(record.owner, record.session_id): record for record in records}
     ends: Ends = {}
@@ -42,7 +42,7 @@ def to_remove(
 
 
 def _find_end(key: Key, records: dict[Key, SessionRecord], ends: Ends) -> None:
-    """Note where a record leads to, and all that are on the way."""
+    """Note where a record leads to, and likewise all records on the way."""
     line: list[Key] = []
     end = None
     while key in records:

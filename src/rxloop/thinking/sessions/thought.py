@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def _whole(value: object) -> object:
-    """A whole number of at least 1, however a client has written it: 2, "2", " 2 ", "2.0", 2.0 or ["2"]."""
+    """Read a whole number of at least 1, however a client has written it: 2, "2", " 2 ", "2.0", 2.0 or ["2"]."""
     number = value
     while isinstance(number, list) and len(found := cast("list[object]", number)) == 1:
         number = found[0]
@@ -47,7 +47,7 @@ def _read(text: str) -> float | None:
 
 
 def _truth(value: object) -> object:
-    """A truth value, be it written as text: true, "true", "FALSE"."""
+    """Read a truth value, which may be written as text: true, "true", "FALSE"."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -56,14 +56,14 @@ def _truth(value: object) -> object:
 
 
 def wrong_with_name(name: str) -> str | None:
-    """Why a text is not a name; None if it is one."""
+    """Say why a text is not a valid name; None if it is one."""
     if len(name) > _LONGEST:
         return f"is {len(name)} characters long, and {_LONGEST} are allowed"
     return "has a line end or another control character in it" if _CONTROL.search(name) else None
 
 
 def _name(value: object) -> object:
-    """A name; a number is taken for one, and an empty text is none."""
+    """Read a name: a number counts as a name, an empty text does not."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST:
         return str(value)
     if isinstance(value, str):
@@ -72,14 +72,14 @@ def _name(value: object) -> object:
 
 
 def _label(value: object) -> object:
-    """A name that goes to people and programs as it is, such as that of a stage."""
+    """Read a name that people and programs see unchanged, such as that of a stage."""
     if isinstance(value, str) and (wrong := wrong_with_name(value)) is not None:
         raise PydanticCustomError("label", "{wrong}", {"wrong": wrong})
     return _name(value)
 
 
 def _id(value: object) -> object:
-    """The id of a session; nothing but spaces is none."""
+    """Read the id of a session; a blank text is not an id."""
     return None if isinstance(value, str) and not value.strip() else _name(value)
 
 
@@ -103,8 +103,8 @@ SessionId = Annotated[str | None, _or_absent(_id)]
 class ThoughtInput(Wire):
     """A thought as a model or a client sends it.
 
-    Lenient where nothing is lost by it: numbers and truth values may be text, null is as good as nothing, and fields
-    that are not known are passed over.
+    Reading is lenient where nothing is lost: numbers and truth values may be text, null counts as absent, and unknown
+    fields are ignored.
     """
 
     # Not `from_attributes`: only the wire names and those of Python.
