@@ -21,8 +21,9 @@ from run_checks import (
     settled,
     until,
 )
-from rxloop import Agent, RunContext, op, tool
-from rxloop.errors import RunCancelled
+from runs import outcome
+from rxloop import Agent, Limits, RunContext, op, tool
+from rxloop.errors import LimitReached, RunCancelled, UnknownRun
 from rxloop.eventlog import MemoryEventLog
 from rxloop.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.requests import ModelRequest, Signal
@@ -152,6 +153,52 @@ async def test_while_the_conversation_is_loaded(where: str) -> None:
     assert log.hanging == 0
     log.stuck = ""
     assert (await agent.run("3", context_id="c")).output == "Hi again.", "the conversation is free again"
+
+
+@pytest.mark.parametrize("how", ["cancel", "limit"])
+async def test_while_it_waits_for_its_turn(how: str) -> None:
+    log = MemoryEventLog()
+    model = ScriptedModel(call("waits"), "One.", "Three.")
+    agent = Agent(model, tools=[waits], log=log)
+    first = agent.run("1", context_id="c")
+    Recorder(first.events)
+    await until(lambda: model.requests)
+    # What has not had its turn has said nothing and done nothing: the log and the conversation do not know it.
+    limits = Limits(seconds=0.01) if how == "limit" else None
+    run = agent.run("2", context_id="c", when_busy="wait", limits=limits)
+    recorder = Recorder(run.events)
+    await settled()
+    if how == "cancel":
+        run.cancel()
+    with pytest.raises(RunCancelled if how == "cancel" else LimitReached) as caught:
+        await run
+    assert caught.value.result.messages == []
+    assert kinds(recorder.events) == ["status-update"]
+    assert recorder.completed
+    with pytest.raises(UnknownRun):
+        await agent.resume(run.task_id)
+    first.cancel()
+    await outcome(first)
+    assert [record.task_id for record in await log.runs()] == [first.task_id]
+    last = await agent.run("3", context_id="c")
+    assert [message.text for message in last.messages if message.role == "user"] == ["1", "3"]
+    await nothing_left()
+
+
+async def test_while_a_fork_reads_the_run_that_it_is_made_of() -> None:
+    log = StuckLog()
+    agent = Agent(ScriptedModel("One.", "Two."), log=log)
+    parent = await agent.run("1")
+    log.stuck = "read"
+    run = agent.fork(parent.task_id, 1)
+    recorder = Recorder(run.events)
+    await until(lambda: log.hanging)
+    run.cancel()
+    with pytest.raises(RunCancelled):
+        await run
+    assert kinds(recorder.events) == ["status-update"]
+    assert (log.hanging, [record.task_id for record in await log.runs()]) == (0, [parent.task_id])
+    await nothing_left()
 
 
 async def test_while_a_run_is_taken_up_again() -> None:

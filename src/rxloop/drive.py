@@ -48,8 +48,8 @@ async def drive(core: Core) -> None:
         if finished is not None:
             _publish_end(core, finished)
             return
-        if (core.spec.resume or core.spec.fork is not None) and core.writer is None:
-            # It had to end before the log told where it stands: nothing of this attempt can be recorded.
+        if core.spec.log is not None and core.writer is None:
+            # It had to end before its turn, or before the log told where it stands: nothing of it can be recorded.
             from rxloop.loading import end_before_it_began
 
             _publish_end(core, core.record(end_before_it_began(core)))
