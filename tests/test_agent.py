@@ -349,6 +349,22 @@ def test_a_run_without_the_dependencies_of_its_tools_is_refused(caplog: pytest.L
     assert "deps is a Shop, but the deps_type of the agent is Office" in caplog.text
 
 
+@pytest.mark.parametrize("method", ["resume", "fork"])
+async def test_who_goes_on_with_a_run_gives_the_dependencies_too(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    agent: Any = Agent(ScriptedModel("Hi.", "Hi."), deps_type=Office, log=MemoryEventLog())
+    result = await agent.run("Hi", deps=Office())
+    arguments = (result.task_id,) if method == "resume" else (result.task_id, 1)
+    with pytest.raises(ConfigurationError, match=rf"agent\.{method}\(\.\.\., deps=Office\(\.\.\.\)\)"):
+        getattr(agent, method)(*arguments)
+    assert (await getattr(agent, method)(*arguments, deps=Office())).output == "Hi."
+    assert caplog.text == ""
+    with pytest.warns(RuntimeWarning):
+        getattr(agent, method)(*arguments, deps=Shop())
+    assert "deps is a Shop, but the deps_type of the agent is Office" in caplog.text
+    # Nothing of the agent is called by it.
+    await agent.cancel(result.task_id)
+
+
 @pytest.mark.parametrize("kind", [None, type(None), object, Office | None, Any])
 def test_what_is_no_class_of_its_own_asks_for_nothing(kind: Any) -> None:
     assert Agent(ScriptedModel("Hi."), deps_type=kind).run_sync("Hi").output == "Hi."

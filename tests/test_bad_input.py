@@ -92,6 +92,41 @@ class NoLog:
     async def append(self) -> None: ...
 
 
+class OldLog(MemoryEventLog):
+    """As it was before logs kept the owner of a batch."""
+
+    async def append(self, task_id: str, events: Any, *, expected_seq: int) -> None: ...  # type: ignore[override]
+
+
+class NoFollow:
+    keeps_deltas = False
+    append = MemoryEventLog.append
+    read = MemoryEventLog.read
+    runs = MemoryEventLog.runs
+
+
+class OldRead(MemoryEventLog):
+    async def read(self, task_id: str) -> Any: ...  # type: ignore[override]
+
+
+class OtherRuns(MemoryEventLog):
+    async def runs(self, context_id: str) -> Any: ...  # type: ignore[override]
+
+
+class OldAppendNow(MemoryEventLog):
+    def append_now(self, task_id: str, events: Any, expected_seq: int) -> bool:
+        return False
+
+
+class Anything:
+    """One that passes on whatever it is called with."""
+
+    keeps_deltas = False
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: None
+
+
 @pytest.mark.parametrize(
     ("argument", "value", "advice"),
     [
@@ -121,6 +156,11 @@ class NoLog:
         ("log", Path("runs.db"), r"log=SqliteEventLog\('runs.db'\)"),
         ("log", 5, "event log"),
         ("log", NoLog(), "read"),
+        ("log", OldLog(), r"append\(\).*'owner'.*: add owner=''$"),
+        ("log", NoFollow(), "it has no follow, aclose;"),
+        ("log", OldRead(), r"read\(\).*: add after_seq=0, deltas=False$"),
+        ("log", OtherRuns(), r"runs\(\).*: add unfinished=False$"),
+        ("log", OldAppendNow(), r"append_now\(\).*: add owner=''$"),
         ("log", MemoryEventLog, "class"),
         ("settings", {"temperature": 0}, r"ModelSettings\(temperature=0\)"),
     ],
@@ -138,6 +178,14 @@ def test_a_wrong_value_of_an_agent_is_refused_with_what_to_write(argument: str, 
 def test_an_override_is_checked_like_an_agent(overridden: Any) -> None:
     with pytest.raises(ConfigurationError), Agent(ScriptedModel()).override(**overridden):
         pass
+
+
+def test_another_log_is_checked_like_that_of_an_agent() -> None:
+    agent: Any = Agent(ScriptedModel(), log=MemoryEventLog())
+    with pytest.raises(ConfigurationError, match="add owner=''"):
+        agent.with_log(OldLog())
+    assert agent.with_log(None).log is None
+    agent.with_log(Anything())
 
 
 @pytest.mark.parametrize("given", [5, None])

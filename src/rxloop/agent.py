@@ -19,6 +19,7 @@ from rxloop.checks import (
     check_deps,
     check_fork,
     check_history,
+    check_log,
     check_model,
     check_names,
     check_operator,
@@ -108,8 +109,8 @@ class Agent(Generic[D, O]):
             name: What it is called on the stream.
             instructions: The system prompt, or a function of the run's context that gives it, sync or async.
             tools: Functions, tools and families of tools.
-            deps_type: The type of what `run(deps=...)` takes. With a class, a run without `deps=` is refused, and one
-                with something else is warned about.
+            deps_type: The type of what `run(deps=...)` takes. With a class, a run, resume or fork without `deps=` is
+                refused, and one with something else is warned about.
             output_type: The type of the answer: text, or anything that pydantic can validate.
             output_mode: How an answer of that type is asked for: by the provider's own means (`native`), by a tool that
                 takes it (`tool`), or in the system prompt (`prompted`). `auto` leaves it to the provider where that is
@@ -182,7 +183,13 @@ class Agent(Generic[D, O]):
         return self._log
 
     def with_log(self, log: EventLog | None) -> Self:
-        """The same agent with another log; what one of the two has open, both have, and either closes it."""
+        """The same agent with another log; what one of the two has open, both have, and either closes it.
+
+        Raises:
+            ConfigurationError: It is no event log.
+        """
+        if log is not None:
+            check_log(log)
         other = copy(self)
         other._log = log
         return other
@@ -221,7 +228,7 @@ class Agent(Generic[D, O]):
         if not messages:
             raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
         messages = check_history(messages)
-        check_deps(self._deps_type, deps)
+        check_deps("run", self._deps_type, deps)
         spec = self._spec(
             _new_id(),
             context_id if context_id is not None else _new_id(),
@@ -288,12 +295,13 @@ class Agent(Generic[D, O]):
             **options: As for `run`.
 
         Raises:
-            ConfigurationError: The agent has no log, or an option is of a wrong kind.
+            ConfigurationError: The agent has no log, an option is of a wrong kind, or `deps` are missing.
             TypeError: There is no such option.
         """
         _check("resume", options)
         if self.log is None:
             raise ConfigurationError(f"to resume {task_id} the agent needs the log that holds it: Agent(..., log=...)")
+        check_deps("resume", self._deps_type, deps)
         context_id = options.get("context_id") or ""
         return self._start(self._spec(task_id, context_id, deps, options, resume=True, inputs=inputs))
 
@@ -357,6 +365,7 @@ class Agent(Generic[D, O]):
         check_fork(at, results, tools)
         if self.log is None:
             raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
+        check_deps("fork", self._deps_type, deps)
         messages = check_history(as_messages(prompt) if prompt is not None else ())
         fork = make_fork(task_id, at, messages, results or {})
         spec = self._spec(_new_id(), _new_id(), deps, cast("Options", options), fork=fork)

@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, cast
+from weakref import WeakSet
 
 from rxloop import operators
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.messages import Message, Wire
 from rxloop.operators._declared import answers, misplaced, misplaced_around
 from rxloop.operators.compose import describe
-from rxloop.protocols import Provider
+from rxloop.protocols import AppendsNow, EventLog, Provider, ReadsConversations
 from rxloop.requests import Operator
 from rxloop.settings import Limits, ModelSettings
 from rxloop.storable import storable
@@ -69,7 +70,7 @@ def check_agent(
     if not isinstance(thoughts, bool | Thoughts):
         raise _wrong("thoughts", thoughts, "give True, False, or Thoughts()")
     if log is not None:
-        _check_log(log)
+        check_log(log)
 
 
 def check_options(
@@ -164,10 +165,11 @@ def check_tools(tools: Any) -> None:
         raise _wrong("tools", tools, f"give a list, such as tools=[{name}]")
 
 
-def check_deps(kind: object, deps: object) -> None:
+def check_deps(method: str, kind: object, deps: object) -> None:
     """Refuse a run without the dependencies that its tools were written for, and warn of other ones.
 
     Args:
+        method: What was called to make the run.
         kind: The `deps_type` of the agent; only a class can be checked.
         deps: What the run was given.
 
@@ -185,7 +187,7 @@ def check_deps(kind: object, deps: object) -> None:
         return
     if deps is None:
         raise ConfigurationError(
-            f"the tools of this agent need deps, and none were given: agent.run(..., deps={kind.__name__}(...))"
+            f"the tools of this agent need deps, and none were given: agent.{method}(..., deps={kind.__name__}(...))"
         )
     log.warning("deps is a %s, but the deps_type of the agent is %s", type(deps).__name__, kind.__name__)
 
@@ -297,15 +299,54 @@ def _takes_one(operator: Callable[..., Any]) -> bool:
     return True
 
 
-def _check_log(log: Any) -> None:
+def check_log(log: Any) -> None:
+    """Refuse what is no event log, also one that was written for an older form of the protocol.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
     advice = "give an event log, such as MemoryEventLog()"
     if isinstance(log, type):
         raise _wrong("log", log, f"it is a class; {advice}")
     if isinstance(log, str | PathLike):
         raise _wrong("log", log, f"write log=SqliteEventLog({fspath(cast('str | PathLike[str]', log))!r})")
-    missing = [name for name in ("append", "read", "runs") if not callable(getattr(log, name, None))]
+    if type(log) in _LOGS:
+        return
+    missing = [name for name in _LOG if not callable(getattr(log, name, None))]
+    missing += [] if hasattr(log, "keeps_deltas") else ["keeps_deltas"]
     if missing:
         raise _wrong("log", log, f"it has no {', '.join(missing)}; {advice}")
+    for name in _LOG:
+        _check_takes(log, name, EventLog)
+    if isinstance(log, AppendsNow):
+        _check_takes(log, "append_now", AppendsNow)
+    if isinstance(log, ReadsConversations):
+        _check_takes(log, "histories", ReadsConversations)
+    _LOGS.add(type(log))
+
+
+_LOG = ("append", "read", "follow", "runs", "aclose")
+"""The methods of an event log, beside `keeps_deltas`."""
+_LOGS = WeakSet[type]()
+"""The classes of logs that were looked at and found good."""
+
+
+def _check_takes(log: Any, name: str, protocol: type) -> None:
+    """See that a method of a log can be called as that of the protocol is."""
+    try:
+        signature = inspect.signature(getattr(log, name))
+    except (TypeError, ValueError):
+        # Built in: it does not tell what it takes.
+        return
+    wanted = inspect.signature(getattr(protocol, name))
+    _, *given = (each.replace(annotation=each.empty) for each in wanted.parameters.values())
+    named = {each.name: each for each in given if each.kind is each.KEYWORD_ONLY}
+    try:
+        signature.bind(*(each for each in given if each.name not in named), **named)
+    except TypeError as error:
+        lacking = ", ".join(str(each) for each in named.values() if each.name not in signature.parameters)
+        advice = f"add {lacking}" if lacking else f"write {name}({', '.join(map(str, given))})"
+        raise _wrong("log", log, f"nobody can call its {name}() as that of an event log ({error}): {advice}") from None
 
 
 def _check_values(argument: str, value: Any, kind: type[Wire], example: str) -> None:

@@ -42,6 +42,27 @@ async def reading(ask: Callable[P, Awaitable[T]], *args: P.args, **options: P.kw
         raise EventLogError(f"the event log could not be read: {error}") from error
 
 
+def check_whole(task_id: str, events: Sequence[Event], until: int) -> None:
+    """Refuse to go on behind an event that a log could not read and has left out.
+
+    Args:
+        task_id: The run.
+        events: What the log gives of it.
+        until: The last event that is to be there.
+
+    Raises:
+        EventLogError: One up to there is missing.
+    """
+    for seq in range(1, until + 1):
+        if seq > len(events) or events[seq - 1].seq != seq:
+            before = f"; agent.fork({task_id!r}, at={seq - 1}) goes on before it" if seq > 1 else ""
+            raise EventLogError(
+                f"the event {seq} of the run {task_id} cannot be read: who goes on behind it may do again what was "
+                f"done{before}",
+                retryable=False,
+            )
+
+
 async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
     """The state that the runs of a context leave to a run of it.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rxloop.batch import Slot
+from rxloop.conversation import check_whole
 from rxloop.envelope import ROOT
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.events import ContentCompleteEvent, Event, MessageAddedEvent, TaskEvent, ToolCompleteEvent
@@ -45,7 +46,9 @@ class Fork:
 
         Raises:
             ConfigurationError: The run ends before `at`, or has no such call.
+            EventLogError: An event up to `at` could not be read.
         """
+        check_whole(self.task_id, events, min(self.at, events[-1].seq if events else 1))
         if self.at > len(events):
             raise ConfigurationError(
                 f"the run {self.task_id} has {len(events)} events: it cannot be forked at={self.at}"

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rxloop import turns
-from rxloop.conversation import conversation, reading
+from rxloop.conversation import check_whole, conversation, reading
 from rxloop.core import Core
 from rxloop.endings import final_event, unrecorded_end
 from rxloop.errors import ContextBusy, EventLogError, InvalidInput, RxloopError
@@ -81,6 +81,8 @@ async def _load_run(core: Core, event_log: EventLog) -> Event | None:
     events = await until_end(core, reading(event_log.read, core.task_id), GRACE)
     if events is None:
         return None
+    if not events:
+        check_whole(core.task_id, events, 1)
     core.context_id = events[0].context_id
     # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
     if core.spec.cancel is None and not _occupied(core, event_log):
@@ -121,8 +123,8 @@ async def _see_that_it_waits(core: Core, event_log: EventLog, state: RunState) -
 
 def end_before_it_began(core: Core) -> Event:
     """The end of an attempt of which the log has nothing, and that has taken nothing from it."""
-    if core.spec.cancel is None and (core.spec.fork is not None or isinstance(core.end, Canceled)):
-        # Who gives an attempt up is told that; the run is as it was.
+    if core.spec.cancel is None and (not core.spec.resume or isinstance(core.end, Canceled)):
+        # Who gives an attempt up is told that; a run that the log has is as it was, and there is no other.
         return final_event(core, core.end)
     how = core.spec.cancel or core.end
     return unrecorded_end(core, EventLogError(f"the attempt had to end ({how}) before the log had told of its run"))
@@ -130,6 +132,7 @@ def end_before_it_began(core: Core) -> Event:
 
 async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
     events = await reading(event_log.read, fork.task_id)
+    check_whole(fork.task_id, events, 1)
     before = await conversation(event_log, events[0].context_id, before=fork.task_id)
     core.past = fork.past(
         events,
@@ -191,6 +194,8 @@ def _take_up(core: Core, event_log: EventLog, events: Sequence[Event]) -> Event 
     spec = core.spec
     _recall(core, events)
     state = fold_all(events, core.states[None], core.born)
+    if spec.cancel is None and (state.retryable or not state.finished):
+        check_whole(core.task_id, events, state.seq)
     if state.state == "submitted":
         # Nobody has begun it yet: this is its first attempt, and the `task` belongs to it.
         core.past = events

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, ConflictError, EventLogError, RunError, SqliteEventLog
+from rxloop import Agent, ConfigurationError, ConflictError, EventLogError, RunError, SqliteEventLog, tool
 from rxloop.eventlog import _database
 from rxloop.events import ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.messages import Message
@@ -571,6 +571,64 @@ async def test_an_event_that_cannot_be_read_is_left_out_by_name_where_that_is_as
     assert len((await log.histories("c", before="none")).events) == 8
     agent = Agent(ScriptedModel("Hello."), log=log)
     assert (await agent.run("Hi", context_id="c")).output == "Hello."
+    await log.aclose()
+
+
+@pytest.mark.parametrize("lost", range(1, 12))
+async def test_nobody_goes_on_behind_an_event_that_was_left_out(path: Path, lost: int) -> None:
+    paid: list[int] = []
+
+    @tool
+    async def pay(amount: int) -> str:
+        """Pays."""
+        paid.append(amount)
+        return "paid"
+
+    @tool(approve=True)
+    async def more() -> str:
+        """Asks."""
+        return "more"
+
+    log = SqliteEventLog(path)
+    script = [call("pay", amount=5), call("more"), "Done."]
+    waiting = await Agent(ScriptedModel(*script), tools=[pay, more], log=log).run("Pay.")
+    assert (waiting.state, (await log.runs())[0].seq) == ("input-required", 12)
+    await log.aclose()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET json = 'rotten' WHERE seq = ?", (lost,))
+
+    log = SqliteEventLog(path, corrupt="skip")
+    agent = Agent(ScriptedModel(*["Done."] * 20), tools=[pay, more], log=log)
+    named = rf"the event {lost} of the run {waiting.task_id} cannot be read"
+    with pytest.raises(EventLogError, match=named) as refusal:
+        await agent.resume(waiting.task_id, inputs={waiting.pending[0].input_id: True})
+    assert not refusal.value.retryable
+    assert (f"at={lost - 1})" in str(refusal.value)) == (lost > 1)
+    for at in (lost, 12):
+        with pytest.raises(EventLogError, match=named):
+            await agent.fork(waiting.task_id, at)
+    assert paid == [5]
+    if lost > 1:
+        results = {"1/0": "paid before"} if lost > 4 else None
+        assert (
+            await agent.fork(waiting.task_id, lost - 1, results=results, on_input=lambda ask: True)
+        ).output == "Done."
+    # A run that nobody goes on with can be given up.
+    await agent.cancel(waiting.task_id)
+    await log.aclose()
+
+
+async def test_a_run_of_which_nothing_can_be_read_is_refused(path: Path) -> None:
+    log = SqliteEventLog(path)
+    result = await Agent(ScriptedModel("Hi."), log=log).run("Go.")
+    await log.aclose()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET json = 'rotten'")
+    log = SqliteEventLog(path, corrupt="skip")
+    agent = Agent(ScriptedModel("Hi."), log=log)
+    for run in (agent.resume(result.task_id), agent.fork(result.task_id, 1)):
+        with pytest.raises(EventLogError, match="the event 1 of the run"):
+            await run
     await log.aclose()
 
 
