@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import httpx
 import reactivex.operators as rx
@@ -383,6 +383,11 @@ class BookedEvent(Event):
     public_fields = ("room",)
     kind: str = "booked"
     room: str = ""
+
+
+class NarrowEvent(Event):
+    # Which is why docs/protocol.md says `str`.
+    kind: Literal["narrow"] = "narrow"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 @tool(approve="Book the {room} room?", max_result=20_000)
