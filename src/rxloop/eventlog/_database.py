@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -94,6 +95,10 @@ _HINTS = {
     "SQLITE_CORRUPT": "the file is damaged: move it away, and get back what can be read with `sqlite3 FILE .recover`",
     "SQLITE_IOERR": "the disk could not be read or written",
 }
+_NO_DESCRIPTOR = (
+    "this process has no file descriptor left: raise its limit (ulimit -n), or let fewer runs go on at once, as "
+    "limited(model, concurrent=...) does"
+)
 _LASTING = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_PERM", "SQLITE_AUTH")
 """What another try would not change; a full disk or a file that is held may pass."""
 
@@ -106,8 +111,27 @@ def errors_of(path: Path) -> Generator[None]:
     except (sqlite3.Error, OSError) as error:
         name = str(getattr(error, "sqlite_errorname", ""))
         hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
+        retryable = not name.startswith(_LASTING)
+        if name.startswith("SQLITE_CANTOPEN") or isinstance(error, OSError):
+            # SQLite does not tell a folder that is missing from a process that has too much open.
+            if no_descriptor_left(error):
+                hint, retryable = _NO_DESCRIPTOR, True
+            elif path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK):
+                retryable = True
         text = f"the event log {path}: {error}" + (f"; {hint}" if hint else "")
-        raise EventLogError(text, retryable=not name.startswith(_LASTING)) from error
+        raise EventLogError(text, retryable=retryable) from error
+
+
+def no_descriptor_left(error: BaseException) -> bool:
+    """Whether a file could not be opened since this process, or this machine, has too many open."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    try:
+        # Never the file itself: closing it would give up the locks that SQLite has on it.
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as refusal:
+        return refusal.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
@@ -117,8 +141,12 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
         EventLogError: It is the file of another program, or of a newer version of rxloop; what is in it stays as it is.
     """
     # What was said is for its owner alone. SQLite gives the files beside it the same mode.
-    with suppress(OSError):
+    try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        # All else SQLite tells better: most often, that the file is there is no error at all.
+        if no_descriptor_left(error):
+            raise
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 import time
@@ -238,6 +239,11 @@ def from_httpx(error: Exception, where: Endpoint) -> RxloopError:
     """The error of a request that got no answer, or only a part of one."""
     import httpx
 
+    if _no_descriptor_left(error):
+        return ProviderConnectionError(
+            f"no connection to {where}: this process has no file descriptor left; raise its limit (ulimit -n), or let "
+            "fewer runs go on at once, as limited(model, concurrent=...) does"
+        )
     detail = readable(str(error)) or type(error).__name__
     if isinstance(error, httpx.ConnectTimeout):
         return ProviderTimeout(f"no connection to {where} within the connect timeout. {where.hint}".rstrip())
@@ -254,6 +260,18 @@ def from_httpx(error: Exception, where: Endpoint) -> RxloopError:
     if isinstance(error, httpx.DecodingError):
         return ProviderProtocolError(f"the answer of {where} cannot be decoded: {detail}")
     return ProviderConnectionError(f"the connection to {where} broke: {detail}")
+
+
+def _no_descriptor_left(error: BaseException | None) -> bool:
+    """Whether an error came of having too many files open, however many libraries it went through."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        if isinstance(error, BaseExceptionGroup):
+            parts = cast("BaseExceptionGroup[BaseException]", error).exceptions
+            return any(map(_no_descriptor_left, parts))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def cut_short(where: Endpoint) -> ProviderConnectionError:
