@@ -65,7 +65,7 @@ async def test_what_is_thrown_into_a_tool_arrives_and_what_it_returns_comes_back
             return "cleaned up"
         return "never"
 
-    task = asyncio.create_task(_blocking.watched(work(), "work"))
+    task = asyncio.ensure_future(_blocking.watched(work(), "work"))
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "cleaned up"

@@ -59,7 +59,7 @@ def check_size(value: Any) -> None:
                 raise too_long()
         if not parts:
             return
-    raise ValueError(f"nested more than {DEPTH} deep, or in itself")
+    raise ValueError(f"nested more than {DEPTH} deep, or in itself: give it flatter, or as a text")
 
 
 def _held(part: Any) -> Collection[Any]:
