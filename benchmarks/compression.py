@@ -11,9 +11,9 @@ from rxloop.context.compressing import Compression, LastCut
 from rxloop.context.semantic import SemanticCompressor
 from rxloop.context.sliding_window import SlidingWindowCompressor
 from rxloop.context.token_budget import TokenBudgetCompressor
-from rxloop.messages import Message, ToolCall
-from rxloop.protocols import Compressor
-from rxloop.requests import ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.seams import Compressor
+from rxloop.protocol.messages import Message, ToolCall
 
 Chat = dict[str, Any]
 Compress = Callable[[list[Chat], int, Callable[[list[Chat]], int]], list[Chat]]

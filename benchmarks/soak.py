@@ -26,9 +26,9 @@ from typing import Any
 from endpoint import server
 from measure import requests
 from mix import Mix
-from run import child
 from tables import table
 
+from run import child
 from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Result, openai_chat
 
 BATCHES = 24

@@ -17,8 +17,8 @@ import orjson
 from pydantic.alias_generators import to_camel
 
 from rxloop import protocol_schema
-from rxloop.envelope import EVENT_TYPES, Event
-from rxloop.visibility import ENVELOPE, PUBLIC
+from rxloop.protocol.envelope import EVENT_TYPES, Event
+from rxloop.protocol.visibility import ENVELOPE, PUBLIC
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path("docs/protocol.md")

@@ -8,8 +8,8 @@ from typing import Any
 from reactivex import Observable
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, Event, LLMFailedEvent, UsageEvent
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, LLMFailedEvent, UsageEvent
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import orjson
 
 from rxloop import Event, ThoughtGraph, ThoughtStreamEvent, op
-from rxloop.messages import ToolCall
 from rxloop.operators import EdgeAdded, GraphDelta, NodeAdded
+from rxloop.protocol.messages import ToolCall
 from timelines import values
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rxloop.context import Compressed, Compression, TokenEstimator
-from rxloop.messages import Message, ToolCall
-from rxloop.protocols import Compressor, TokenCounter
-from rxloop.records import Budget
+from rxloop.pipeline.seams import Compressor, TokenCounter
+from rxloop.pipeline.values import Budget
+from rxloop.protocol.messages import Message, ToolCall
 
 WORDS = [
     "order",

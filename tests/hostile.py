@@ -25,7 +25,7 @@ from typing import Any
 
 from reactivex import Observable
 
-from rxloop.events import Event
+from rxloop.protocol.events import Event
 from rxloop.providers import Bounds, Retry, Timeouts, openai_chat
 from servers import REQUEST
 

@@ -16,7 +16,7 @@ from rxloop import (
     ToolStartEvent,
     tool,
 )
-from rxloop.requests import ModelRequest, Strategy
+from rxloop.pipeline.requests import ModelRequest, Strategy
 from rxloop.strategies import (
     Reasoning,
     chain_of_thought,

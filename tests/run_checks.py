@@ -8,8 +8,8 @@ from typing import Any
 
 from reactivex import abc
 
-from rxloop.events import Event, StatusUpdateEvent
-from rxloop.run import Run
+from rxloop.protocol.events import Event, StatusUpdateEvent
+from rxloop.run.handle import Run
 
 
 async def settled(turns: int = 10) -> None:

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import Any
 
 from rxloop import AttemptError, Event, MemoryEventLog, Message, Result, Run, RunState
-from rxloop.messages import ToolCall
-from rxloop.requests import ModelRequest, RunContext
+from rxloop.pipeline.requests import ModelRequest, RunContext
+from rxloop.protocol.messages import ToolCall
 from rxloop.testing.marbles import letter
 
 

@@ -12,11 +12,11 @@ import httpcore
 import orjson
 from reactivex import Observable
 
-from rxloop.events import ContentDeltaEvent, Event
-from rxloop.messages import Message
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import ContentDeltaEvent, Event
+from rxloop.protocol.messages import Message
 from rxloop.providers import OpenAIChat, Retry, openai_chat
 from rxloop.providers._httpx import HttpxClient
-from rxloop.requests import ModelRequest
 
 REQUEST = ModelRequest(messages=[Message.user("hi")])
 

@@ -22,7 +22,7 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.messages import ToolCall
+from rxloop.protocol.messages import ToolCall
 from rxloop.testing import OfflineModel, ScriptedModel, call, frames, virtual_time
 
 

@@ -12,7 +12,7 @@ import pytest
 from runs import outcome
 from rxloop import Agent, Limits, RxloopError, errors, tool
 from rxloop.errors import ProviderError, RateLimited, RunError
-from rxloop.events import CustomEvent
+from rxloop.protocol.events import CustomEvent
 from rxloop.testing import ScriptedModel, call
 
 EVENT = CustomEvent(name="x", data={"a": [1]})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rxloop.testing.offline import OfflineModel
+from rxloop.demo.offline import OfflineModel
 
 CROWD = Path(__file__).with_name("crowd.py")
 

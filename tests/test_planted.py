@@ -12,17 +12,17 @@ import pytest
 from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Thoughts, ToolCall, follow, op, replay, tool
 from rxloop.context import SlidingWindowCompressor
 from rxloop.errors import AttemptError, ServerError
-from rxloop.events import (
+from rxloop.operators import View
+from rxloop.pipeline.requests import RunContext
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     InputRequiredEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
     external,
 )
-from rxloop.operators import View
-from rxloop.requests import RunContext
-from rxloop.result import Result
-from rxloop.run import Run
+from rxloop.run.handle import Run
+from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools import Toolset
 

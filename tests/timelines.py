@@ -26,9 +26,9 @@ from rxloop import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.events import PendingInput
-from rxloop.messages import ToolCall
 from rxloop.operators import View
+from rxloop.protocol.events import PendingInput
+from rxloop.protocol.messages import ToolCall
 
 BEGIN = 1_700_000_000
 """When second 0 was, in seconds since 1970."""

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from rxloop.context import ThinkingResult as ThinkingResult
     from rxloop.context import TokenBudgetCompressor as TokenBudgetCompressor
     from rxloop.context import TokenEstimator as TokenEstimator
-    from rxloop.differences import RunCost as RunCost
-    from rxloop.differences import RunDiff as RunDiff
-    from rxloop.differences import RunSide as RunSide
-    from rxloop.differences import diff as diff
-    from rxloop.envelope import UnknownEvent as UnknownEvent
     from rxloop.errors import AttemptError as AttemptError
     from rxloop.errors import AuthenticationError as AuthenticationError
     from rxloop.errors import BadRequest as BadRequest
@@ -74,61 +69,72 @@ if TYPE_CHECKING:
     from rxloop.eventlog import MemoryEventLog as MemoryEventLog
     from rxloop.eventlog.sessions import SqliteSessionStore as SqliteSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog as SqliteEventLog
-    from rxloop.events import AnyEvent as AnyEvent
-    from rxloop.events import ArtifactUpdateEvent as ArtifactUpdateEvent
-    from rxloop.events import AuthRequiredEvent as AuthRequiredEvent
-    from rxloop.events import CheckpointEvent as CheckpointEvent
-    from rxloop.events import ContentCompleteEvent as ContentCompleteEvent
-    from rxloop.events import ContentDeltaEvent as ContentDeltaEvent
-    from rxloop.events import ContextCompressedEvent as ContextCompressedEvent
-    from rxloop.events import CustomEvent as CustomEvent
-    from rxloop.events import Event as Event
-    from rxloop.events import GapEvent as GapEvent
-    from rxloop.events import InputReceivedEvent as InputReceivedEvent
-    from rxloop.events import InputRequiredEvent as InputRequiredEvent
-    from rxloop.events import LLMCallEvent as LLMCallEvent
-    from rxloop.events import LLMFailedEvent as LLMFailedEvent
-    from rxloop.events import MessageAddedEvent as MessageAddedEvent
-    from rxloop.events import PendingInput as PendingInput
-    from rxloop.events import SessionLink as SessionLink
-    from rxloop.events import StageEvent as StageEvent
-    from rxloop.events import StatusUpdateEvent as StatusUpdateEvent
-    from rxloop.events import SubtaskEvent as SubtaskEvent
-    from rxloop.events import TaskEvent as TaskEvent
-    from rxloop.events import ThinkingFailedEvent as ThinkingFailedEvent
-    from rxloop.events import ThoughtDeltaEvent as ThoughtDeltaEvent
-    from rxloop.events import ThoughtStreamEvent as ThoughtStreamEvent
-    from rxloop.events import ToolCallDeltaEvent as ToolCallDeltaEvent
-    from rxloop.events import ToolCompleteEvent as ToolCompleteEvent
-    from rxloop.events import ToolProgressEvent as ToolProgressEvent
-    from rxloop.events import ToolStartEvent as ToolStartEvent
-    from rxloop.events import UsageEvent as UsageEvent
-    from rxloop.events import external as external
-    from rxloop.events import from_json as from_json
-    from rxloop.events import protocol_schema as protocol_schema
-    from rxloop.messages import ErrorInfo as ErrorInfo
-    from rxloop.messages import FilePart as FilePart
-    from rxloop.messages import ImagePart as ImagePart
-    from rxloop.messages import Message as Message
-    from rxloop.messages import Part as Part
-    from rxloop.messages import TextPart as TextPart
-    from rxloop.messages import ToolCall as ToolCall
-    from rxloop.messages import Usage as Usage
-    from rxloop.options import ForkOptions as ForkOptions
-    from rxloop.options import RunOptions as RunOptions
-    from rxloop.playback import RecordedStream as RecordedStream
-    from rxloop.playback import Replay as Replay
-    from rxloop.playback import follow as follow
-    from rxloop.playback import replay as replay
-    from rxloop.protocols import Clock as Clock
-    from rxloop.protocols import Compressor as Compressor
-    from rxloop.protocols import EventLog as EventLog
-    from rxloop.protocols import Provider as Provider
-    from rxloop.protocols import SessionStore as SessionStore
-    from rxloop.protocols import TokenCounter as TokenCounter
-    from rxloop.protocols import Tool as Tool
-    from rxloop.protocols import ToolProvider as ToolProvider
-    from rxloop.protocols import Workspace as Workspace
+    from rxloop.pipeline.requests import IterationEnd as IterationEnd
+    from rxloop.pipeline.requests import ModelRequest as ModelRequest
+    from rxloop.pipeline.requests import Operator as Operator
+    from rxloop.pipeline.requests import RunContext as RunContext
+    from rxloop.pipeline.requests import RunRequest as RunRequest
+    from rxloop.pipeline.requests import Signal as Signal
+    from rxloop.pipeline.requests import Strategy as Strategy
+    from rxloop.pipeline.requests import ToolDefinition as ToolDefinition
+    from rxloop.pipeline.requests import ToolRequest as ToolRequest
+    from rxloop.pipeline.seams import Clock as Clock
+    from rxloop.pipeline.seams import Compressor as Compressor
+    from rxloop.pipeline.seams import EventLog as EventLog
+    from rxloop.pipeline.seams import Provider as Provider
+    from rxloop.pipeline.seams import SessionStore as SessionStore
+    from rxloop.pipeline.seams import TokenCounter as TokenCounter
+    from rxloop.pipeline.seams import Tool as Tool
+    from rxloop.pipeline.seams import ToolProvider as ToolProvider
+    from rxloop.pipeline.seams import Workspace as Workspace
+    from rxloop.pipeline.values import Budget as Budget
+    from rxloop.pipeline.values import RunRecord as RunRecord
+    from rxloop.pipeline.values import SessionChange as SessionChange
+    from rxloop.pipeline.values import SessionRecord as SessionRecord
+    from rxloop.pipeline.values import WorkspacePart as WorkspacePart
+    from rxloop.protocol.envelope import UnknownEvent as UnknownEvent
+    from rxloop.protocol.events import AnyEvent as AnyEvent
+    from rxloop.protocol.events import ArtifactUpdateEvent as ArtifactUpdateEvent
+    from rxloop.protocol.events import AuthRequiredEvent as AuthRequiredEvent
+    from rxloop.protocol.events import CheckpointEvent as CheckpointEvent
+    from rxloop.protocol.events import ContentCompleteEvent as ContentCompleteEvent
+    from rxloop.protocol.events import ContentDeltaEvent as ContentDeltaEvent
+    from rxloop.protocol.events import ContextCompressedEvent as ContextCompressedEvent
+    from rxloop.protocol.events import CustomEvent as CustomEvent
+    from rxloop.protocol.events import Event as Event
+    from rxloop.protocol.events import GapEvent as GapEvent
+    from rxloop.protocol.events import InputReceivedEvent as InputReceivedEvent
+    from rxloop.protocol.events import InputRequiredEvent as InputRequiredEvent
+    from rxloop.protocol.events import LLMCallEvent as LLMCallEvent
+    from rxloop.protocol.events import LLMFailedEvent as LLMFailedEvent
+    from rxloop.protocol.events import MessageAddedEvent as MessageAddedEvent
+    from rxloop.protocol.events import PendingInput as PendingInput
+    from rxloop.protocol.events import SessionLink as SessionLink
+    from rxloop.protocol.events import StageEvent as StageEvent
+    from rxloop.protocol.events import StatusUpdateEvent as StatusUpdateEvent
+    from rxloop.protocol.events import SubtaskEvent as SubtaskEvent
+    from rxloop.protocol.events import TaskEvent as TaskEvent
+    from rxloop.protocol.events import ThinkingFailedEvent as ThinkingFailedEvent
+    from rxloop.protocol.events import ThoughtDeltaEvent as ThoughtDeltaEvent
+    from rxloop.protocol.events import ThoughtStreamEvent as ThoughtStreamEvent
+    from rxloop.protocol.events import ToolCallDeltaEvent as ToolCallDeltaEvent
+    from rxloop.protocol.events import ToolCompleteEvent as ToolCompleteEvent
+    from rxloop.protocol.events import ToolProgressEvent as ToolProgressEvent
+    from rxloop.protocol.events import ToolStartEvent as ToolStartEvent
+    from rxloop.protocol.events import UsageEvent as UsageEvent
+    from rxloop.protocol.events import external as external
+    from rxloop.protocol.events import from_json as from_json
+    from rxloop.protocol.events import protocol_schema as protocol_schema
+    from rxloop.protocol.messages import ErrorInfo as ErrorInfo
+    from rxloop.protocol.messages import FilePart as FilePart
+    from rxloop.protocol.messages import ImagePart as ImagePart
+    from rxloop.protocol.messages import Message as Message
+    from rxloop.protocol.messages import Part as Part
+    from rxloop.protocol.messages import TextPart as TextPart
+    from rxloop.protocol.messages import ToolCall as ToolCall
+    from rxloop.protocol.messages import Usage as Usage
+    from rxloop.protocol.settings import Limits as Limits
+    from rxloop.protocol.settings import ModelSettings as ModelSettings
     from rxloop.providers import Bounds as Bounds
     from rxloop.providers import Preset as Preset
     from rxloop.providers import Price as Price
@@ -138,26 +144,21 @@ if TYPE_CHECKING:
     from rxloop.providers import hedge as hedge
     from rxloop.providers import limited as limited
     from rxloop.providers import openai_chat as openai_chat
-    from rxloop.records import Budget as Budget
-    from rxloop.records import RunRecord as RunRecord
-    from rxloop.records import SessionChange as SessionChange
-    from rxloop.records import SessionRecord as SessionRecord
-    from rxloop.records import WorkspacePart as WorkspacePart
-    from rxloop.requests import IterationEnd as IterationEnd
-    from rxloop.requests import ModelRequest as ModelRequest
-    from rxloop.requests import Operator as Operator
-    from rxloop.requests import RunContext as RunContext
-    from rxloop.requests import RunRequest as RunRequest
-    from rxloop.requests import Signal as Signal
-    from rxloop.requests import Strategy as Strategy
-    from rxloop.requests import ToolDefinition as ToolDefinition
-    from rxloop.requests import ToolRequest as ToolRequest
-    from rxloop.result import Result as Result
-    from rxloop.run import Run as Run
-    from rxloop.settings import Limits as Limits
-    from rxloop.settings import ModelSettings as ModelSettings
-    from rxloop.state import RunState as RunState
-    from rxloop.state import fold as fold
+    from rxloop.recorded.diff import RunCost as RunCost
+    from rxloop.recorded.diff import RunDiff as RunDiff
+    from rxloop.recorded.diff import RunSide as RunSide
+    from rxloop.recorded.diff import diff as diff
+    from rxloop.recorded.playback import RecordedStream as RecordedStream
+    from rxloop.recorded.playback import Replay as Replay
+    from rxloop.recorded.playback import follow as follow
+    from rxloop.recorded.playback import replay as replay
+    from rxloop.run.handle import Run as Run
+    from rxloop.run.options import ForkOptions as ForkOptions
+    from rxloop.run.options import RunOptions as RunOptions
+    from rxloop.run.result import Result as Result
+    from rxloop.state.compression import CompressionTotals as CompressionTotals
+    from rxloop.state.run_state import RunState as RunState
+    from rxloop.state.run_state import fold as fold
     from rxloop.stream.bridges import Push as Push
     from rxloop.stream.bridges import emit as emit
     from rxloop.stream.bridges import from_task as from_task
@@ -167,17 +168,16 @@ if TYPE_CHECKING:
     from rxloop.thinking.flow import Stage as Stage
     from rxloop.thinking.flow import StageManager as StageManager
     from rxloop.thinking.flow import StrategyDefinition as StrategyDefinition
-    from rxloop.thinking.graph import ThoughtGraph as ThoughtGraph
     from rxloop.thinking.sessions import MemorySessionStore as MemorySessionStore
     from rxloop.thinking.sessions import SequentialThought as SequentialThought
     from rxloop.thinking.sessions import Session as Session
     from rxloop.thinking.sessions import ThinkingSessions as ThinkingSessions
     from rxloop.thinking.sessions import ThoughtInput as ThoughtInput
     from rxloop.thinking.sessions import ThoughtResult as ThoughtResult
+    from rxloop.thoughts.graph import ThoughtGraph as ThoughtGraph
     from rxloop.tools import Thoughts as Thoughts
     from rxloop.tools import ToolResult as ToolResult
     from rxloop.tools import tool as tool
     from rxloop.tools.request_input import request_input as request_input
     from rxloop.tools.sequential_thinking import sequential_thinking as sequential_thinking
     from rxloop.tools.strategic_thinking import strategic_thinking as strategic_thinking
-    from rxloop.totals import CompressionTotals as CompressionTotals

@@ -14,7 +14,17 @@ from weakref import WeakSet
 
 from typing_extensions import TypeVar, Unpack
 
-from rxloop.checks import (
+from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RxloopError
+from rxloop.operators.loop.compose import compose
+from rxloop.operators.loop.iterate import iterate
+from rxloop.operators.loop.standard import standard
+from rxloop.operators.loop.typed_output import typed_output
+from rxloop.pipeline.requests import D, Operator, RunContext, Strategy
+from rxloop.pipeline.seams import EventLog, MakesModels, Provider
+from rxloop.protocol.envelope import check_id
+from rxloop.protocol.messages import Message, as_messages
+from rxloop.protocol.settings import Limits, ModelSettings
+from rxloop.run.arguments import (
     check_agent,
     check_deps,
     check_fork,
@@ -26,26 +36,16 @@ from rxloop.checks import (
     check_options,
     check_tools,
 )
-from rxloop.closing import in_turn
-from rxloop.core import Core
-from rxloop.envelope import check_id
-from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RxloopError
-from rxloop.messages import Message, as_messages
-from rxloop.operators.compose import compose
-from rxloop.operators.iterate import iterate
-from rxloop.operators.standard import standard
-from rxloop.operators.typed_output import typed_output
-from rxloop.options import ForkOptions, Options, RunOptions
-from rxloop.output import OutputMode, output_of
-from rxloop.protocols import EventLog, MakesModels, Provider
-from rxloop.requests import D, Operator, RunContext, Strategy
-from rxloop.result import Result
-from rxloop.run import Run
-from rxloop.settings import Limits, ModelSettings
-from rxloop.share import Share, alive
-from rxloop.spec import Instructions, RunSpec
-from rxloop.state import fold_all
+from rxloop.run.attempt import Core
+from rxloop.run.handle import Run
+from rxloop.run.options import ForkOptions, Options, RunOptions
+from rxloop.run.ownership import Share, alive
+from rxloop.run.result import Result
+from rxloop.run.spec import Instructions, RunSpec
+from rxloop.state.run_state import fold_all
+from rxloop.stream.closing import in_turn
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
+from rxloop.tools.output import OutputMode, output_of
 
 O = TypeVar("O", default=str)  # noqa: E741
 
@@ -358,7 +358,7 @@ class Agent(Generic[D, O]):
             TypeError: There is no such option.
         """
         # Few programs fork a run.
-        from rxloop.fork import make_fork
+        from rxloop.run.fork import make_fork
 
         tools = options.pop("tools", None)
         _check("fork", cast("Options", options), ForkOptions)
@@ -419,7 +419,7 @@ class Agent(Generic[D, O]):
                 f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
             )
         # Not before it is needed: importing rxloop is quicker without.
-        from rxloop.conversation import reading
+        from rxloop.state.conversation import reading
 
         state = fold_all(await reading(self.log.read, task_id))
         if state.finished or state.state == "canceled":

@@ -51,7 +51,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from rxloop.envelope import Event
+    from rxloop.protocol.envelope import Event
 
 
 class RxloopError(Exception):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from commands import Place, rule
+from rxloop.demo.offline import serve_in_thread
 from rxloop.testing import OfflineModel
-from rxloop.testing.offline import serve_in_thread
 
 
 @pytest.fixture(scope="session")

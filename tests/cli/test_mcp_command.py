@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from commands import SOURCE, Place
+from mcp import Client, StdioServerParameters
 
 LIMIT = 30
 

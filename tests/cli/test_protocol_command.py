@@ -8,8 +8,8 @@ from jsonschema import Draft202012Validator
 
 from commands import Place
 from rxloop import ToolCompleteEvent, protocol_schema
-from rxloop.envelope import EVENT_TYPES
-from rxloop.messages import ToolCall
+from rxloop.protocol.envelope import EVENT_TYPES
+from rxloop.protocol.messages import ToolCall
 
 
 def test_every_kind_is_listed_with_how_it_is_kept_and_for_whom(place: Place) -> None:

@@ -15,9 +15,9 @@ from rxloop import Event, MessageAddedEvent, PendingInput, StatusUpdateEvent
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import describe, ending, question
 from rxloop.cli.visible import shown
-from rxloop.envelope import EVENT_TYPES
-from rxloop.messages import ErrorInfo
-from rxloop.thinking.drawing import UNSEEN, visible
+from rxloop.protocol.envelope import EVENT_TYPES
+from rxloop.protocol.messages import ErrorInfo
+from rxloop.thoughts.drawing import UNSEEN, visible
 
 EVIL = (
     "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2J\x9b31md\x08\x7f\x85e"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from histories import call, long_history, turn
 from rxloop.context import blocks_of, problems_of, repaired
-from rxloop.messages import Message
+from rxloop.protocol.messages import Message
 
 
 def test_an_assistant_message_with_its_calls_and_all_their_results_is_one_block() -> None:

@@ -14,10 +14,10 @@ from rxloop.context import (
     TokenBudgetCompressor,
     TokenEstimator,
 )
-from rxloop.history import History
-from rxloop.messages import Message
-from rxloop.protocols import Compressor
-from rxloop.records import Budget
+from rxloop.pipeline.seams import Compressor
+from rxloop.pipeline.values import Budget
+from rxloop.protocol.messages import Message
+from rxloop.state.history import History
 
 counter = TokenEstimator()
 

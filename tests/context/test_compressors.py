@@ -16,8 +16,8 @@ from rxloop.context import (
     problems_of,
 )
 from rxloop.errors import ConfigurationError
-from rxloop.messages import Message
-from rxloop.protocols import Compressor
+from rxloop.pipeline.seams import Compressor
+from rxloop.protocol.messages import Message
 
 COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
     "sliding window": SlidingWindowCompressor,

@@ -8,8 +8,8 @@ import pytest
 
 from rxloop.context import TextCounter, TokenEstimator
 from rxloop.context.counting import text_tokens
-from rxloop.messages import ImagePart, Message, TextPart, ToolCall
-from rxloop.requests import ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.protocol.messages import ImagePart, Message, TextPart, ToolCall
 
 ENGLISH = (
     "The committee met on Tuesday to talk about the new library. Most of the members were in favour of the plan, but a "

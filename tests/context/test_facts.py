@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rxloop.context import facts_of
-from rxloop.messages import Message, ToolCall
+from rxloop.protocol.messages import Message, ToolCall
 
 
 def facts(text: str, role: str = "assistant") -> dict[str, str]:

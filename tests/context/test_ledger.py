@@ -8,7 +8,7 @@ from histories import call, long_history, turn
 from rxloop.context import FactLedger, facts, ledger
 from rxloop.context.counting import text_tokens
 from rxloop.context.ledger import ledger_of
-from rxloop.messages import Message
+from rxloop.protocol.messages import Message
 
 
 def test_it_holds_each_value_once_with_the_word_that_named_it_last() -> None:

@@ -15,8 +15,8 @@ from rxloop.context import (
     TokenBudgetCompressor,
     TokenEstimator,
 )
-from rxloop.messages import Message
-from rxloop.protocols import Compressor
+from rxloop.pipeline.seams import Compressor
+from rxloop.protocol.messages import Message
 
 counter = TokenEstimator()
 Kind = tuple[list[Message], list[str]]

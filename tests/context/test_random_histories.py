@@ -19,8 +19,8 @@ from rxloop.context import (
     blocks_of,
     problems_of,
 )
-from rxloop.messages import Message
-from rxloop.protocols import Compressor, TokenCounter
+from rxloop.pipeline.seams import Compressor, TokenCounter
+from rxloop.protocol.messages import Message
 
 # 2,000 with RXLOOP_EXAMPLES=2000.
 quickly = settings(

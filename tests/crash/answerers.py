@@ -19,7 +19,7 @@ from typing import Any
 
 from rxloop import Agent, AttemptError, Event, SqliteEventLog, tool
 from rxloop.errors import RxloopError
-from rxloop.events import InputRequiredEvent
+from rxloop.protocol.events import InputRequiredEvent
 from rxloop.stream import clock
 from rxloop.testing import ScriptedModel, call
 

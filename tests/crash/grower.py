@@ -12,8 +12,8 @@ import sys
 from typing import Any
 
 from rxloop import Agent, SqliteEventLog
-from rxloop.events import TaskEvent
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import TaskEvent
 from rxloop.strategies import tree_of_thoughts
 from rxloop.testing import ScriptedModel
 

@@ -19,9 +19,9 @@ from typing import Any
 from reactivex import Observable
 
 from rxloop import Agent, ContentCompleteEvent, Event, Limits, Message, SqliteEventLog, tool
-from rxloop.events import CheckpointEvent, ContentDeltaEvent, TaskEvent
-from rxloop.messages import ToolCall
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import CheckpointEvent, ContentDeltaEvent, TaskEvent
+from rxloop.protocol.messages import ToolCall
 from rxloop.stream.bridges import Push, from_task
 from rxloop.stream.deltas import text_delta
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rxloop import Event, SqliteEventLog, StatusUpdateEvent, ToolCompleteEvent, UnknownRun
-from rxloop.events import ThoughtStreamEvent
+from rxloop.protocol.events import ThoughtStreamEvent
 
 NURSERY = Path(__file__).with_name("nursery.py")
 # More of them take minutes: RXLOOP_KILLS=200 is what a release is measured by.

@@ -9,8 +9,8 @@ import sys
 from typing import NoReturn
 
 from rxloop import SqliteEventLog
-from rxloop.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
-from rxloop.messages import Message
+from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.messages import Message
 
 
 def task(task_id: str) -> Event:

@@ -8,8 +8,8 @@ import sys
 import time
 
 from rxloop import ConflictError, SqliteEventLog
-from rxloop.events import TaskEvent
-from rxloop.messages import Message
+from rxloop.protocol.events import TaskEvent
+from rxloop.protocol.messages import Message
 
 
 async def main(path: str, count: int) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rxloop.errors import ConflictError, EventLogError, UnknownRun
 from rxloop.eventlog import MemoryEventLog, SqliteEventLog
-from rxloop.events import (
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     CustomEvent,
@@ -23,8 +24,7 @@ from rxloop.events import (
     TaskEvent,
     ToolCompleteEvent,
 )
-from rxloop.messages import Message, ToolCall
-from rxloop.records import RunRecord
+from rxloop.protocol.messages import Message, ToolCall
 
 BuiltIn = MemoryEventLog | SqliteEventLog
 

@@ -14,9 +14,9 @@ import pytest
 
 from rxloop import Agent, EventLogError, RunError, SqliteEventLog, SqliteSessionStore, tool
 from rxloop.eventlog import _file
-from rxloop.events import CustomEvent, Event, TaskEvent
-from rxloop.messages import Message
-from rxloop.records import SessionChange, SessionRecord
+from rxloop.pipeline.values import SessionChange, SessionRecord
+from rxloop.protocol.events import CustomEvent, Event, TaskEvent
+from rxloop.protocol.messages import Message
 from rxloop.testing import ScriptedModel, call
 
 FORKER = Path(__file__).with_name("forker.py")

@@ -2,9 +2,9 @@ import asyncio
 import sys
 
 from rxloop.eventlog import MemoryEventLog
-from rxloop.events import StatusUpdateEvent, TaskEvent
-from rxloop.messages import Message
-from rxloop.protocols import EventLog
+from rxloop.pipeline.seams import EventLog
+from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
+from rxloop.protocol.messages import Message
 
 TASK = TaskEvent(seq=1, messages=[Message.user("Hi")], model="m", agent_name="helper")
 FINAL = StatusUpdateEvent(seq=2, state="completed", final=True)

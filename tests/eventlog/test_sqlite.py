@@ -16,8 +16,8 @@ import pytest
 
 from rxloop import Agent, ConfigurationError, ConflictError, EventLogError, RunError, SqliteEventLog, tool
 from rxloop.eventlog import _database
-from rxloop.events import ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent, TaskEvent
-from rxloop.messages import Message
+from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.messages import Message
 from rxloop.testing import ScriptedModel, call
 
 WRITER = Path(__file__).with_name("writer.py")

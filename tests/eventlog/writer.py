@@ -8,9 +8,10 @@ import resource
 import signal
 import sys
 
-from rxloop import Agent, EventLogError, RunError, SqliteEventLog, patience
-from rxloop.events import CustomEvent, Event, TaskEvent
-from rxloop.messages import Message
+from rxloop import Agent, EventLogError, RunError, SqliteEventLog
+from rxloop.pipeline import patience
+from rxloop.protocol.events import CustomEvent, Event, TaskEvent
+from rxloop.protocol.messages import Message
 from rxloop.testing import ScriptedModel, call
 
 LIMIT = 300_000

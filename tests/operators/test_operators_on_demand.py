@@ -54,9 +54,9 @@ def python(code: str, *arguments: str) -> str:
         random.Random(1).sample(DIRECT + NAMED, 60),
         ["import rxloop", "rxloop.op.after", *DIRECT],
         ["from rxloop.operators import *", *NAMED],
-        ["import rxloop.operators.usage as usage", "assert not isinstance(usage, types.ModuleType)"],
+        ["import rxloop.operators.views.usage as usage", "assert not isinstance(usage, types.ModuleType)"],
         ["from rxloop import Agent"],
-        ["import importlib, rxloop.operators.text", "importlib.reload(sys.modules['rxloop.operators'])", *DIRECT],
+        ["import importlib, rxloop.operators.views.text", "importlib.reload(sys.modules['rxloop.operators'])", *DIRECT],
     ],
     ids=["nothing", "modules", "backwards", "names", "mixed", "after a use", "star", "as", "agent", "reloaded"],
 )
@@ -66,14 +66,19 @@ def test_every_name_is_its_function_whatever_was_imported_before(steps: list[str
 
 def test_asking_for_one_operator_imports_no_other() -> None:
     code = "import sys; from rxloop import op; op.cost; print(*[m for m in sys.modules if 'rxloop.operators.' in m])"
-    assert set(python(code).split()) == {"rxloop.operators.cost", "rxloop.operators._types"}
+    assert set(python(code).split()) == {"rxloop.operators.views.cost", "rxloop.operators.views._types"}
 
 
 def test_an_agent_imports_no_view_that_it_does_not_need() -> None:
     code = "import sys; from rxloop import Agent; print(*sys.modules)"
     loaded = set(python(code).split())
-    assert "rxloop.operators.iterate" in loaded
-    unneeded = {"rxloop.operators.stalled", "rxloop.operators.graph_deltas", "rxloop.fork", "rxloop.records"}
+    assert "rxloop.operators.loop.iterate" in loaded
+    unneeded = {
+        "rxloop.operators.views.stalled",
+        "rxloop.operators.views.graph_deltas",
+        "rxloop.run.fork",
+        "rxloop.pipeline.values",
+    }
     assert loaded & {*unneeded, "reactivex.operators", "reactivex.testing", "anyio", "httpx", "difflib"} == set()
 
 
@@ -106,5 +111,5 @@ def test_an_operator_that_there_is_not_is_said_so() -> None:
 def test_what_a_test_puts_in_the_place_of_an_operator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = object()
     monkeypatch.setattr(op, "text", mine)
-    importlib.import_module("rxloop.operators.text")
+    importlib.import_module("rxloop.operators.views.text")
     assert op.text is mine

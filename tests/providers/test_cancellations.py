@@ -13,7 +13,7 @@ import pytest
 from run_checks import other_tasks, until
 from rxloop import Agent, tool
 from rxloop.errors import RunCancelled
-from rxloop.protocols import Provider
+from rxloop.pipeline.seams import Provider
 from rxloop.providers import OpenAIChat, Retry, fallback, hedge, limited
 from servers import Reply, Server, active, chat, delta, say, sse
 

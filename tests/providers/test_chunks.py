@@ -19,7 +19,8 @@ from rxloop.errors import (
     RateLimited,
 )
 from rxloop.errors import ServerError as VendorFailed
-from rxloop.events import (
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -28,11 +29,10 @@ from rxloop.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.messages import ToolCall, Usage
+from rxloop.protocol.messages import ToolCall, Usage
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._errors import Endpoint
 from rxloop.providers.bounds import OutOfBounds
-from rxloop.requests import ToolDefinition
 from servers import delta
 
 WHERE = Endpoint("zai:glm-4.7", "http://vendor/v1/chat/completions", "ZAI_API_KEY")

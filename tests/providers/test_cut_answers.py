@@ -16,9 +16,9 @@ import pytest
 from recorded import body, choice, names, needs_recordings, oracle, recording
 from rxloop import Agent, Limits, ToolCompleteEvent, ToolStartEvent
 from rxloop.errors import LimitReached, ProviderConnectionError, RunError
-from rxloop.events import ContentCompleteEvent
+from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.providers import OpenAIChat, Retry, openai_chat
-from rxloop.requests import RunContext, ToolDefinition
 from servers import REQUEST, Answer, collect, delta, sse, text
 
 EVERY_BYTE = os.environ.get("RXLOOP_RECORDINGS") == "all"

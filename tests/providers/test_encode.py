@@ -6,11 +6,11 @@ from unittest.mock import patch
 
 import orjson
 
-from rxloop.messages import FilePart, ImagePart, Message, TextPart, ToolCall
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
+from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, Preset, _encode
 from rxloop.providers._encode import RequestEncoder
-from rxloop.requests import ModelRequest, ToolDefinition
-from rxloop.settings import ModelSettings
 
 OPENAI = PRESETS["openai"]
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}}, strict=True)

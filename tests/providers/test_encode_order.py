@@ -9,11 +9,11 @@ from unittest.mock import patch
 import orjson
 import pytest
 
-from rxloop.history import History
-from rxloop.messages import FilePart, Message, ToolCall
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import FilePart, Message, ToolCall
 from rxloop.providers import PRESETS, Preset, _encode
 from rxloop.providers._encode import RequestEncoder
-from rxloop.requests import ModelRequest
+from rxloop.state.history import History
 
 CALLS = Message.assistant(tool_calls=[ToolCall(id="call_abc", name="look"), ToolCall(id="call_abd", name="look")])
 ANSWERS = (Message.tool("call_abc", "a cat"), Message.tool("call_abd", "a dog"))

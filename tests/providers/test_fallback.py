@@ -9,8 +9,8 @@ from reactivex.testing import TestScheduler
 from cold import Cold, fails, on_error, on_next, says, short
 from rxloop import Agent, errors
 from rxloop.errors import ConfigurationError
-from rxloop.events import ContentDeltaEvent, LLMFailedEvent, UsageEvent
-from rxloop.protocols import Provider
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.events import ContentDeltaEvent, LLMFailedEvent, UsageEvent
 from rxloop.providers import Retry, fallback, openai_chat
 from servers import REQUEST, Reply, Server, chat, collect, say, serving, text
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rxloop import Agent, Limits, MemoryEventLog, Message, ModelRequest, Signal, op, tool
-from rxloop.messages import ToolCall
+from rxloop.pipeline.values import Budget
+from rxloop.protocol.messages import ToolCall
 from rxloop.providers import PRESETS
 from rxloop.providers._encode import RequestEncoder
-from rxloop.records import Budget
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
 
 ENCODER = RequestEncoder("m", PRESETS["openai"], stream=True)

@@ -3,9 +3,9 @@
 import tracemalloc
 
 from rxloop import Message
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers import PRESETS
 from rxloop.providers._encode import RequestEncoder
-from rxloop.requests import ModelRequest
 
 MESSAGES = 200
 

@@ -24,7 +24,7 @@ from rxloop.errors import (
     RateLimited,
     ServerError,
 )
-from rxloop.events import Event, LLMFailedEvent
+from rxloop.protocol.events import Event, LLMFailedEvent
 from rxloop.providers import Retry, Timeouts, openai_chat
 from servers import REQUEST, Answer, Reply, Server, active, chat, collect, delta, say, sse, text
 

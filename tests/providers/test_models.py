@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from rxloop.errors import BadRequest, ConfigurationError, ProviderTimeout, RateLimited
-from rxloop.messages import Message
-from rxloop.protocols import Provider
+from rxloop.pipeline.requests import ModelRequest, RunContext
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.messages import Message
 from rxloop.providers import PRESETS, OpenAIChat, Preset, openai_chat, resolve_model, routed
 from rxloop.providers.retry import Retry
-from rxloop.requests import ModelRequest, RunContext
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from rxloop.errors import (
     RxloopError,
     UnknownModel,
 )
-from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, Event, UsageEvent
+from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, UsageEvent
+from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import Preset, Retry, Timeouts, openai_chat
-from rxloop.settings import ModelSettings
 from servers import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
 
 pytestmark = pytest.mark.usefixtures("transport")

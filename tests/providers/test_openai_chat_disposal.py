@@ -9,9 +9,9 @@ import pytest
 from reactivex import operators as ops
 
 from rxloop.errors import ServerError as ServerFailed
-from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, Event
+from rxloop.pipeline.requests import RunContext
+from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event
 from rxloop.providers import Retry
-from rxloop.requests import RunContext
 from rxloop.stream.scope import Scope
 from servers import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
 

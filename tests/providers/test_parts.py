@@ -9,11 +9,11 @@ import orjson
 import pytest
 
 from rxloop.errors import BadRequest
-from rxloop.messages import FilePart, ImagePart, Message, Part, TextPart
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
 from rxloop.providers import PRESETS, openai_chat
 from rxloop.providers._encode import RequestEncoder
 from rxloop.providers._vendors import CUSTOM
-from rxloop.requests import ModelRequest
 from servers import collect
 
 PDF = "data:application/pdf;base64,JVBERg=="

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError
-from rxloop.messages import Message, ToolCall
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, OpenAIChat, Preset, openai_chat, resolve_model
-from rxloop.requests import ModelRequest, ToolDefinition
-from rxloop.settings import ModelSettings
 from servers import REQUEST, Server, collect, say
 
 ALL = sorted(PRESETS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, Event, MemoryEventLog, ThoughtStreamEvent, tool
-from rxloop.events import ThoughtDeltaEvent
+from rxloop.protocol.events import ThoughtDeltaEvent
 from rxloop.providers import openai_chat
 from servers import Reply, delta, serving, sse
 

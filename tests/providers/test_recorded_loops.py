@@ -14,9 +14,9 @@ from graphs import rebuilds
 from recorded import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
 from rxloop import Agent, Limits, Message, SqliteEventLog, op, replay
 from rxloop.errors import LimitReached, RunError
-from rxloop.messages import ImagePart, Part, TextPart, ToolCall
-from rxloop.requests import RunContext, ToolDefinition
-from rxloop.result import Result
+from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.protocol.messages import ImagePart, Part, TextPart, ToolCall
+from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel
 from timelines import values
 

@@ -23,7 +23,7 @@ from rxloop.errors import (
     RateLimited,
     UnknownModel,
 )
-from rxloop.events import (
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     ThoughtDeltaEvent,

@@ -12,7 +12,8 @@ from cold import Cold, fails, on_error, on_next, says, short
 from runs import letters, outcome
 from rxloop import Agent, RunError
 from rxloop.errors import BadRequest, ContextLengthExceeded, Overloaded, ProviderTimeout, RateLimited, ServerError
-from rxloop.events import (
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     ErrorInfo,
@@ -22,7 +23,6 @@ from rxloop.events import (
     UsageEvent,
 )
 from rxloop.providers import Retry, retrying
-from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import emit
 from rxloop.testing import virtual_time
 from servers import REQUEST, Reply, Server, chat, collect, say, text

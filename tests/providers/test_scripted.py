@@ -6,7 +6,9 @@ import pytest
 from reactivex import abc
 
 from rxloop.errors import ConfigurationError, ProviderError, RateLimited
-from rxloop.events import (
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -15,10 +17,8 @@ from rxloop.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.messages import Message, Usage
-from rxloop.protocols import Provider
+from rxloop.protocol.messages import Message, Usage
 from rxloop.providers.scripted import ScriptedModel, ScriptExhausted, call, frames, turn
-from rxloop.requests import ModelRequest, ToolDefinition
 from rxloop.testing import assert_marbles, virtual_time
 
 REQUEST = ModelRequest(messages=[Message.user("Weather?")])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rxloop import Agent
 from rxloop.errors import ConfigurationError
-from rxloop.events import (
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -21,12 +22,11 @@ from rxloop.events import (
     ThoughtStreamEvent,
     ToolCallDeltaEvent,
 )
-from rxloop.messages import Message
+from rxloop.protocol.messages import Message
 from rxloop.providers import PRESETS, openai_chat
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers._tags import THOUGHT_TAGS
 from rxloop.providers._text import AnswerText, TextRules
-from rxloop.requests import ModelRequest, ToolDefinition
 from servers import Answer, Reply, Server, chat, collect, delta, say, sse, text
 
 SEARCH = ToolDefinition("search", "Searches.", {}, hidden=True)

@@ -13,10 +13,10 @@ import pytest
 import trustme
 
 from rxloop.errors import ConfigurationError, ProviderConnectionError, ProviderTimeout
-from rxloop.messages import Message
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import Message
+from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import OpenAIChat, Retry, Timeouts, _pool, openai_chat
-from rxloop.requests import ModelRequest
-from rxloop.settings import ModelSettings
 from servers import REQUEST, Answer, Server, active, chat, collect, say, text
 
 pytestmark = pytest.mark.usefixtures("transport")

@@ -20,7 +20,7 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import StageRefused, StrategyError
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from rxloop.thinking.flow import Stage, StrategyDefinition

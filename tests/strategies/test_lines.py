@@ -8,7 +8,7 @@ import pytest
 from reasoning import add, is_legal, thoughts_of, walk
 from runs import collect, shape
 from rxloop import Agent, ConfigurationError, Event
-from rxloop.requests import Strategy
+from rxloop.pipeline.requests import Strategy
 from rxloop.strategies import chain_of_thought, linear, scratchpad, self_ask, step_back
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, call
 

@@ -22,7 +22,7 @@ from rxloop import (
     SqliteEventLog,
     Usage,
 )
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import by_name
 from rxloop.testing import ScriptedModel, frames, turn
 from rxloop.thinking.flow import STAGE_TABLES

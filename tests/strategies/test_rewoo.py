@@ -19,8 +19,8 @@ from rxloop import (
     ToolStartEvent,
     tool,
 )
-from rxloop.batch import INTERRUPTED
 from rxloop.errors import PlanRefused
+from rxloop.state.batch import INTERRUPTED
 from rxloop.strategies import rewoo
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, virtual_time
 

@@ -19,7 +19,7 @@ from rxloop import (
     ServerError,
 )
 from rxloop.errors import ContextLengthExceeded
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time
 

@@ -20,7 +20,7 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.requests import ModelRequest, Signal, ToolRequest
+from rxloop.pipeline.requests import ModelRequest, Signal, ToolRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call
 

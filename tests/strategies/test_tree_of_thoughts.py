@@ -23,7 +23,7 @@ from rxloop import (
     RunCancelled,
     SqliteEventLog,
 )
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import tree_of_thoughts
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel
 

@@ -11,8 +11,8 @@ from reactivex.disposable import Disposable
 
 from run_checks import places, settled
 from rxloop.errors import SlowReader
-from rxloop.events import ContentDeltaEvent, CustomEvent, Event, GapEvent, ToolProgressEvent
-from rxloop.messages import ToolCall
+from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, GapEvent, ToolProgressEvent
+from rxloop.protocol.messages import ToolCall
 from rxloop.stream.buffer import Overflow, ReadBuffer
 from rxloop.stream.scope import Gate
 

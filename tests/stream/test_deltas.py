@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from counting import extra_memory
 from run_checks import places
-from rxloop.events import (
+from rxloop.protocol.events import (
     ContentDeltaEvent,
     CustomEvent,
     Event,
@@ -16,7 +16,7 @@ from rxloop.events import (
     ToolCallDeltaEvent,
     ToolProgressEvent,
 )
-from rxloop.messages import ToolCall
+from rxloop.protocol.messages import ToolCall
 from rxloop.stream.deltas import (
     MergedDeltas,
     PackedDeltas,

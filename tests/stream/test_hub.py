@@ -9,7 +9,8 @@ import pytest
 from reactivex import operators as ops
 
 from run_checks import Recorder, places
-from rxloop.events import (
+from rxloop.operators.views.after import after
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     CustomEvent,
@@ -23,8 +24,7 @@ from rxloop.events import (
     ToolCompleteEvent,
     ToolProgressEvent,
 )
-from rxloop.messages import ToolCall
-from rxloop.operators.after import after
+from rxloop.protocol.messages import ToolCall
 from rxloop.stream.deltas import delta_text, text_delta
 from rxloop.stream.hub import Hub
 

@@ -13,9 +13,9 @@ from reactivex import Subject
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from run_checks import nothing_left, settled
-from rxloop.events import ContentCompleteEvent, ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent
-from rxloop.messages import ErrorInfo
-from rxloop.playback import RecordedStream
+from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent
+from rxloop.protocol.messages import ErrorInfo
+from rxloop.recorded.playback import RecordedStream
 from rxloop.stream.sse import HEARTBEAT, frame, frames
 from rxloop.testing import virtual_time
 

@@ -15,8 +15,8 @@ from reactivex.scheduler import CurrentThreadScheduler
 
 from run_checks import Recorder, settled, until
 from rxloop.errors import ConfigurationError, SlowReader
-from rxloop.events import CustomEvent, Event, GapEvent, ToolProgressEvent
-from rxloop.messages import ToolCall
+from rxloop.protocol.events import CustomEvent, Event, GapEvent, ToolProgressEvent
+from rxloop.protocol.messages import ToolCall
 from rxloop.stream.hub import Hub
 from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import Gate

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reactivex import Observable
 
-from rxloop.envelope import EVENT_TYPES
 from rxloop.errors import ConfigurationError, RxloopError
-from rxloop.events import (
+from rxloop.protocol.envelope import EVENT_TYPES
+from rxloop.protocol.events import (
     CheckpointEvent,
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -22,7 +22,7 @@ from rxloop.events import (
     StatusUpdateEvent,
     UsageEvent,
 )
-from rxloop.messages import Usage
+from rxloop.protocol.messages import Usage
 from rxloop.stream.bridges import Push, from_task
 from rxloop.testing import NothingLeft, assert_marbles, marbles, virtual_time
 from rxloop.testing.marbles import letter

@@ -8,7 +8,7 @@ import pytest
 from reasoning import CASES, by_step
 from runs import collect, first_events, outcome, shape
 from rxloop import Agent, ContentDeltaEvent, MemoryEventLog, RunCancelled, RunContext, op, tool
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 

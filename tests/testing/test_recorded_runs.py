@@ -30,10 +30,11 @@ from rxloop import (
     tool,
 )
 from rxloop.context import SlidingWindowCompressor
+from rxloop.demo.offline import serve_in_thread
 from rxloop.errors import ContextLengthExceeded, RateLimited
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers import fallback
 from rxloop.providers.scripted import ScriptExhausted
-from rxloop.requests import ModelRequest
 from rxloop.testing import (
     OfflineModel,
     ScriptedModel,
@@ -44,7 +45,6 @@ from rxloop.testing import (
     turn,
     virtual_time,
 )
-from rxloop.testing.offline import serve_in_thread
 
 USED = Usage(input_tokens=7, output_tokens=3)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rxloop.eventlog import SqliteSessionStore
-from rxloop.protocols import SessionStore
+from rxloop.pipeline.seams import SessionStore
 from rxloop.stream.clock import CLOCK
 from rxloop.thinking.sessions import MemorySessionStore
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, SessionConflict, UnknownSession
-from rxloop.protocols import SessionStore
-from rxloop.records import SessionChange
+from rxloop.pipeline.seams import SessionStore
+from rxloop.pipeline.values import SessionChange
 from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
 from thinking.conftest import MINUTE, FakeClock
 from thinking.test_sequential_thoughts import codes, thought

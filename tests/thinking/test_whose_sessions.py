@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rxloop.errors import ConfigurationError, UnknownSession
-from rxloop.protocols import SessionStore
+from rxloop.pipeline.seams import SessionStore
 from rxloop.thinking.sessions import ThinkingSessions
 from rxloop.thinking.sessions.places import new_id
 from thinking.conftest import MINUTE, FakeClock

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from rxloop.events import ContentCompleteEvent, Event
-from rxloop.messages import ToolCall
-from rxloop.requests import Host, RunContext
-from rxloop.state import RunState, fold
+from rxloop.pipeline.requests import Host, RunContext
+from rxloop.protocol.events import ContentCompleteEvent, Event
+from rxloop.protocol.messages import ToolCall
+from rxloop.state.run_state import RunState, fold
 
 
 class FakeHost:

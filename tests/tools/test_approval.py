@@ -6,7 +6,7 @@ import pytest
 
 from rxloop import Agent, tool
 from rxloop.errors import ConfigurationError
-from rxloop.messages import ToolCall
+from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools._approval import approval_question
 

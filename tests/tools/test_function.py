@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
-from rxloop.events import CustomEvent, Event, ToolProgressEvent
-from rxloop.messages import ToolCall
-from rxloop.protocols import Tool
-from rxloop.requests import RunContext
+from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.seams import Tool
+from rxloop.protocol.events import CustomEvent, Event, ToolProgressEvent
+from rxloop.protocol.messages import ToolCall
 from rxloop.tools import FunctionTool, as_tool, tool
 from tools.fake_host import FakeHost
 

@@ -24,7 +24,7 @@ from rxloop import (
     sequential_thinking,
 )
 from rxloop.errors import ConfigurationError, ToolError
-from rxloop.events import from_json
+from rxloop.protocol.events import from_json
 from rxloop.testing import ScriptedModel, call, turn
 from rxloop.tools.sequential_thinking import SequentialThinking
 from thinking.test_sequential_thoughts import thought

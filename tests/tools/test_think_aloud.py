@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, ToolError
-from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
-from rxloop.messages import ToolCall
-from rxloop.thinking.graph import ThoughtGraph
+from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
+from rxloop.protocol.messages import ToolCall
+from rxloop.thoughts.graph import ThoughtGraph
 from rxloop.tools import Thoughts, think_aloud
 from rxloop.tools.think_aloud import ThinkAloud
 from tools.fake_host import FakeHost

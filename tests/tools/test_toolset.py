@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError
-from rxloop.protocols import Tool
-from rxloop.requests import RunContext
+from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.seams import Tool
 from rxloop.tools import Toolset, think_aloud, tool
 from tools.fake_host import FakeHost
 

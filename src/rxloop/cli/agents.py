@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 from rxloop.agent import Agent
 from rxloop.cli.terminal import failure
 from rxloop.errors import ConfigurationError
-from rxloop.protocols import EventLog, Provider
+from rxloop.pipeline.seams import EventLog, Provider
 from rxloop.providers import PRESETS, OpenAIChat, openai_chat, resolve_model
 from rxloop.tools import AnyTool, Thoughts
 

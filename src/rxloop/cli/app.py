@@ -87,7 +87,7 @@ def _in_visible_words() -> Generator[None]:
         # Typer has the class of it from click, or from a copy of its own.
         usage: Any = error
         if hasattr(usage, "format_message"):
-            from rxloop.thinking.drawing import visible
+            from rxloop.thoughts.drawing import visible
 
             usage.message = visible(usage.message)
         raise

@@ -13,7 +13,7 @@ from rxloop.cli.session import Session
 from rxloop.cli.store import find_context, first_event, opened
 from rxloop.errors import ConfigurationError
 from rxloop.eventlog import MemoryEventLog
-from rxloop.protocols import EventLog
+from rxloop.pipeline.seams import EventLog
 
 
 @dataclass(frozen=True, slots=True)

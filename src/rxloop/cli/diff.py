@@ -9,7 +9,7 @@ import typer
 from rxloop.cli import options
 from rxloop.cli.store import find_run, opened
 from rxloop.cli.terminal import running, write
-from rxloop.differences import diff as compare
+from rxloop.recorded.diff import diff as compare
 
 
 def diff(

@@ -12,7 +12,7 @@ import typer
 from rxloop.cli import options
 from rxloop.cli.store import find_run, opened
 from rxloop.cli.terminal import running, say, write_plain
-from rxloop.thinking.graph import ThoughtGraph
+from rxloop.thoughts.graph import ThoughtGraph
 
 
 class GraphFormat(StrEnum):

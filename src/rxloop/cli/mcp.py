@@ -73,9 +73,9 @@ def sequential_thinking(
     Each client has a session of its own. Thoughts are shown on stderr unless DISABLE_THOUGHT_LOGGING is "true".
     """
     try:
-        from rxloop.server.sequential_thinking import connection_sessions, sequential_thinking_server
-        from rxloop.server.thought_log import ThoughtLog, logs_thoughts
-        from rxloop.server.transports import IDLE, serve_http, serve_stdio
+        from rxloop.mcp.sequential_thinking import connection_sessions, sequential_thinking_server
+        from rxloop.mcp.thought_log import ThoughtLog, logs_thoughts
+        from rxloop.mcp.transports import IDLE, serve_http, serve_stdio
 
         if path is not None and session is None:
             raise ConfigurationError("--path keeps a session for later, and later it needs a name: add --session NAME")

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from rxloop.cli.table import table
 from rxloop.cli.terminal import say, told, write
-from rxloop.envelope import EVENT_TYPES, PROTOCOL_VERSION, Event
 from rxloop.errors import ConfigurationError
-from rxloop.events import protocol_schema
+from rxloop.protocol.envelope import EVENT_TYPES, PROTOCOL_VERSION, Event
+from rxloop.protocol.events import protocol_schema
 
 Schema = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rxloop.cli.options import ThoughtLevel
 from rxloop.errors import ContextLengthExceeded
-from rxloop.events import (
+from rxloop.protocol.events import (
     ArtifactUpdateEvent,
     AuthRequiredEvent,
     CheckpointEvent,
@@ -35,8 +35,8 @@ from rxloop.events import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.messages import Message, ToolCall
-from rxloop.thinking.drawing import label, one_line, visible
+from rxloop.protocol.messages import Message, ToolCall
+from rxloop.thoughts.drawing import label, one_line, visible
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 WIDTH = 160

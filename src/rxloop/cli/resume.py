@@ -17,10 +17,10 @@ from rxloop.cli.session import CODES, Session, exit_code
 from rxloop.cli.session import show as write_live
 from rxloop.cli.store import find_run, first_event, opened, short_id
 from rxloop.cli.terminal import FAILED, WAITS, asks, running, say
-from rxloop.events import Event, PendingInput
-from rxloop.playback import replay
-from rxloop.protocols import EventLog
-from rxloop.records import RunRecord
+from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import Event, PendingInput
+from rxloop.recorded.playback import replay
 from rxloop.thinking.flow import STAGE_TABLES
 
 

@@ -15,9 +15,9 @@ from rxloop.cli import options
 from rxloop.cli.store import find_context, first_event, opened, short_ids
 from rxloop.cli.table import table
 from rxloop.cli.terminal import running, say, write
-from rxloop.protocols import EventLog
-from rxloop.records import RunRecord
-from rxloop.thinking.drawing import one_line
+from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.values import RunRecord
+from rxloop.thoughts.drawing import one_line
 
 _COLOURS = {"completed": "green", "failed": "red", "canceled": "yellow", "working": "cyan"}
 _UNITS = ((60, "second"), (3_600, "minute"), (86_400, "hour"), (7 * 86_400, "day"))

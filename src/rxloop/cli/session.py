@@ -23,11 +23,11 @@ from rxloop.cli.store import short_id
 from rxloop.cli.terminal import CANCELLED, FAILED, WAITS, asks, say, status_line, write, write_json
 from rxloop.cli.views import live
 from rxloop.errors import AttemptError
-from rxloop.events import Event, PendingInput
-from rxloop.protocols import EventLog
+from rxloop.pipeline.seams import EventLog
+from rxloop.protocol.events import Event, PendingInput
 from rxloop.providers._secrets import shown_address
-from rxloop.result import Result
-from rxloop.run import Run
+from rxloop.run.handle import Run
+from rxloop.run.result import Result
 from rxloop.stream.stream import Stream
 
 _ERASED = b"\x1b[J"

@@ -15,10 +15,10 @@ from rxloop.cli.store import find_run, first_event, opened
 from rxloop.cli.terminal import running, write, write_json
 from rxloop.cli.views import numbered
 from rxloop.errors import ConfigurationError
-from rxloop.events import Event
-from rxloop.playback import follow as following
-from rxloop.playback import replay as replaying
-from rxloop.thinking.drawing import one_line
+from rxloop.protocol.events import Event
+from rxloop.recorded.playback import follow as following
+from rxloop.recorded.playback import replay as replaying
+from rxloop.thoughts.drawing import one_line
 
 
 def show(

@@ -9,7 +9,8 @@ from reactivex.disposable import CompositeDisposable
 from rich.text import Text
 
 from rxloop.cli.render import many
-from rxloop.events import (
+from rxloop.operators import Stats, View, stats
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -20,9 +21,8 @@ from rxloop.events import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.messages import Usage
-from rxloop.operators import Stats, View, stats
-from rxloop.thinking.drawing import one_line
+from rxloop.protocol.messages import Usage
+from rxloop.thoughts.drawing import one_line
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 _GAP = " · "

@@ -13,9 +13,9 @@ import platformdirs
 from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.eventlog import SqliteEventLog
 from rxloop.eventlog._database import BUSY_SECONDS, errors_of
-from rxloop.events import TaskEvent
-from rxloop.protocols import EventLog
-from rxloop.records import RunRecord
+from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import TaskEvent
 
 LAST = "last"
 """The word for the run that was started last."""

@@ -21,8 +21,8 @@ from rxloop.cli.options import as_text
 from rxloop.cli.statusline import StatusLine
 from rxloop.cli.visible import shown
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError
-from rxloop.events import Event
-from rxloop.thinking.drawing import one_line, visible
+from rxloop.protocol.events import Event
+from rxloop.thoughts.drawing import one_line, visible
 
 FAILED = 1
 USAGE = 2

@@ -14,13 +14,13 @@ from rxloop.cli import options
 from rxloop.cli.render import many
 from rxloop.cli.store import find_run, opened, short_id
 from rxloop.cli.terminal import running, say, write_json
-from rxloop.envelope import PROTOCOL_VERSION
 from rxloop.errors import ConfigurationError, ConflictError, RxloopError, UnknownRun
 from rxloop.eventlog import SqliteEventLog
-from rxloop.events import Event, TaskEvent
-from rxloop.protocols import EventLog
-from rxloop.state import fold_all
-from rxloop.storable import settle
+from rxloop.pipeline.seams import EventLog
+from rxloop.protocol.envelope import PROTOCOL_VERSION
+from rxloop.protocol.events import Event, TaskEvent
+from rxloop.protocol.storable import settle
+from rxloop.state.run_state import fold_all
 
 
 def export(

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import describe, ending, many, record
-from rxloop.events import (
+from rxloop.operators import View
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -20,7 +21,6 @@ from rxloop.events import (
     ToolStartEvent,
     ends_attempt,
 )
-from rxloop.operators import View
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from rxloop.thinking.drawing import UNSEEN, visible
+from rxloop.thoughts.drawing import UNSEEN, visible
 
 
 def shown(text: Text | str) -> Text:

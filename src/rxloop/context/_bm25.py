@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rxloop.context._cache import PerMessage
-from rxloop.messages import Message
+from rxloop.protocol.messages import Message
 
 _WORD = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af]|\w{2,}")
 _K, _B = 1.2, 0.75

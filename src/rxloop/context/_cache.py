@@ -7,7 +7,7 @@ from functools import lru_cache, wraps
 from typing import Generic, TypeVar
 from weakref import ref
 
-from rxloop.messages import Message
+from rxloop.protocol.messages import Message
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from rxloop.context.blocks import blocks_of
 from rxloop.context.facts import facts_of
 from rxloop.context.ledger import FactLedger, ledger_of
-from rxloop.messages import Message
-from rxloop.records import Budget
+from rxloop.pipeline.values import Budget
+from rxloop.protocol.messages import Message
 
 # The ledger's share of the room: much of a small one, where little else fits; less of what is beyond.
 _SHARE, _SMALL, _SHARE_BEYOND = 0.45, 2_000, 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rxloop.messages import Message
+from rxloop.protocol.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from inspect import isawaitable
 
 from rxloop.context._marks import Marks
 from rxloop.errors import ConfigurationError
-from rxloop.messages import Message
-from rxloop.protocols import Compressor
-from rxloop.records import Budget
+from rxloop.pipeline.seams import Compressor
+from rxloop.pipeline.values import Budget
+from rxloop.protocol.messages import Message
 
 
 class ChainedCompressor(Marks):

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Any, cast
 
 from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
-from rxloop.messages import Message
-from rxloop.protocols import Compressor, TokenCounter
-from rxloop.records import Budget
+from rxloop.pipeline.seams import Compressor, TokenCounter
+from rxloop.pipeline.values import Budget
+from rxloop.protocol.messages import Message
 from rxloop.stream.within import called
 
 _LOW = 0.6

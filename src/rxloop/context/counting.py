@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rxloop.context._cache import PerMessage, for_short_texts
-from rxloop.messages import FilePart, ImagePart, Message
-from rxloop.requests import ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.protocol.messages import FilePart, ImagePart, Message
 
 # What a message and a call take beside their texts, in most chat formats.
 _MESSAGE, _CALL, _TOOL = 4.0, 6.0, 8.0

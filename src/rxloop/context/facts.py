@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 import orjson
 
 from rxloop.context._cache import PerMessage, for_short_texts
-from rxloop.messages import Message
+from rxloop.protocol.messages import Message
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 # Scripts without spaces: a count or date (5月15日) is one word, and so is what stands between Latin letters and signs.

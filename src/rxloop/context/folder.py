@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rxloop.context.workspace import Kind
 from rxloop.errors import ConfigurationError
-from rxloop.records import WorkspacePart
+from rxloop.pipeline.values import WorkspacePart
 from rxloop.stream.threads import in_thread
 
 _HEAD = 8_000

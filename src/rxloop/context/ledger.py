@@ -11,7 +11,7 @@ from weakref import ref
 
 from rxloop.context.counting import text_tokens
 from rxloop.context.facts import facts_of
-from rxloop.messages import Message
+from rxloop.protocol.messages import Message
 
 # Recent mentions count more, old ones never count for nothing: what an agent comes back to may be far away.
 _OLD, _FADES = 0.8, 20.0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rxloop.context._layout import Layout
 from rxloop.context._marks import Marks
 from rxloop.errors import ConfigurationError
-from rxloop.messages import Message
-from rxloop.records import Budget
+from rxloop.pipeline.values import Budget
+from rxloop.protocol.messages import Message
 
 
 class SlidingWindowCompressor(Marks):

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from rxloop.messages import Message, Usage, Wire
-from rxloop.state import RunState
-from rxloop.thinking.drawing import one_line
+from rxloop.protocol.messages import Message, Usage, Wire
+from rxloop.state.run_state import RunState
+from rxloop.thoughts.drawing import one_line
 
 _LINE = 200
 """Characters of one thing in a note."""

@@ -7,8 +7,8 @@ from functools import partial
 
 from rxloop.context._layout import Layout, brief, marked
 from rxloop.context._marks import Marks
-from rxloop.messages import Message
-from rxloop.records import Budget
+from rxloop.pipeline.values import Budget
+from rxloop.protocol.messages import Message
 
 _SAME = "[left out: a later result says the same]"
 _GONE = "[left out: {n} characters]"

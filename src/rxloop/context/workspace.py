@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast
 
-from rxloop.protocols import Workspace
-from rxloop.records import Rendered, WorkspacePart
+from rxloop.pipeline.seams import Workspace
+from rxloop.pipeline.values import Rendered, WorkspacePart
 from rxloop.stream.within import called
 
 Kind = Literal["static", "live"]

@@ -11,8 +11,8 @@ from typing import Literal
 
 from rxloop.errors import EventLogError
 from rxloop.eventlog._rules import FINISHED
-from rxloop.events import Event, State
-from rxloop.records import Histories, Mark, RunRecord, Until
+from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
+from rxloop.protocol.events import Event, State
 
 log = logging.getLogger("rxloop")
 

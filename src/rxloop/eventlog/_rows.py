@@ -10,7 +10,7 @@ from rxloop.errors import ConflictError
 from rxloop.eventlog import _database
 from rxloop.eventlog._database import begin, roll_back
 from rxloop.eventlog._rules import conflict, not_there, state_after
-from rxloop.events import Event, TaskEvent, ends_attempt
+from rxloop.protocol.events import Event, TaskEvent, ends_attempt
 
 
 @contextmanager

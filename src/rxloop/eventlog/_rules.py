@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rxloop.errors import ConflictError, EventLogError, UnknownRun
-from rxloop.events import Event, State, StatusUpdateEvent
+from rxloop.protocol.events import Event, State, StatusUpdateEvent
 
 FINISHED: tuple[State, ...] = ("completed", "failed")
 """The states of runs that have ended for good."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from heapq import merge
 
 from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, conflict, not_there, state_after, unknown
-from rxloop.events import Event, State, TaskEvent, ends_attempt
-from rxloop.records import RunRecord, Until
+from rxloop.pipeline.values import RunRecord, Until
+from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
 
 _ALL_SUBS = 1 << 62
 

@@ -13,7 +13,7 @@ from rxloop.eventlog._database import Fsync, errors_of
 from rxloop.eventlog._file import OpenFile
 from rxloop.eventlog._rows import transaction
 from rxloop.eventlog._worker import Worker
-from rxloop.records import SessionChange, SessionRecord
+from rxloop.pipeline.values import SessionChange, SessionRecord
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection, float | None], T]

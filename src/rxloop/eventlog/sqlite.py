@@ -21,8 +21,8 @@ from rxloop.eventlog._reads import Corrupt, Page, Place, histories, page, record
 from rxloop.eventlog._rows import append, remove, transaction
 from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, unknown
 from rxloop.eventlog._worker import Answer, Worker
-from rxloop.events import Event, State
-from rxloop.records import Histories, Mark, RunRecord, Until
+from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
+from rxloop.protocol.events import Event, State
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from reactivex import Observable, abc
 
-from rxloop.closing import in_turn
 from rxloop.errors import BadRequest, ContentFiltered, ContextLengthExceeded, ProviderError
-from rxloop.events import Event, LLMFailedEvent, UsageEvent
-from rxloop.messages import ErrorInfo
-from rxloop.protocols import MakesModels, Provider
-from rxloop.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.pipeline.seams import MakesModels, Provider
+from rxloop.protocol.events import Event, LLMFailedEvent, UsageEvent
+from rxloop.protocol.messages import ErrorInfo
+from rxloop.stream.closing import in_turn
 
 
 def begins_answer(event: Event) -> bool:

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import orjson
 
-from rxloop.events import Event, ToolCallDeltaEvent
-from rxloop.messages import ToolCall
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.protocol.events import Event, ToolCallDeltaEvent
+from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.storable import readable
+from rxloop.protocol.unchecked import trusted
 from rxloop.providers._documents import check_document, values_in
 from rxloop.providers._sanitize import clean_name
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.requests import ToolDefinition
-from rxloop.storable import readable
-from rxloop.trusted import trusted
 
 _delta = trusted(ToolCallDeltaEvent)
 _NOTHING: dict[str, Any] = {}

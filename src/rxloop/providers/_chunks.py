@@ -10,15 +10,15 @@ from typing import Any, cast
 import orjson
 
 from rxloop.errors import ProviderProtocolError
-from rxloop.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
+from rxloop.protocol.storable import readable
+from rxloop.protocol.unchecked import trusted
 from rxloop.providers._calls import CallAssembler, dumped
 from rxloop.providers._documents import SMALL, check_document
 from rxloop.providers._errors import Endpoint, cut_short, from_error_object
 from rxloop.providers._text import HEAVIEST, AnswerText, TextRules
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.requests import ToolDefinition
-from rxloop.storable import readable
-from rxloop.trusted import trusted
 
 AS_IT_IS = TextRules()
 LENIENT = 2**18

@@ -14,12 +14,12 @@ from typing import Any, cast
 import orjson
 
 from rxloop.errors import BadRequest
-from rxloop.history import History
-from rxloop.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
+from rxloop.protocol.settings import ModelSettings
 from rxloop.providers._schemas import response_format
 from rxloop.providers.presets import Preset
-from rxloop.requests import ModelRequest, ToolDefinition
-from rxloop.settings import ModelSettings
+from rxloop.state.history import History
 
 _WireKey = tuple[str | bool | None, ...]
 _BRIDGE = b'{"role":"assistant","content":"Understood."}'

@@ -31,10 +31,10 @@ from rxloop.errors import (
     ServerError,
     UnknownModel,
 )
+from rxloop.protocol.storable import readable
 from rxloop.providers._documents import check_document
 from rxloop.providers._secrets import redacted, secrets_of, shown_address
 from rxloop.providers.bounds import DEFAULT_BOUNDS, OutOfBounds
-from rxloop.storable import readable
 
 
 @dataclass(frozen=True, slots=True)

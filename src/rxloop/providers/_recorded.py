@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rxloop.errors import ConfigurationError, ProviderError, RxloopError
-from rxloop.events import (
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -19,7 +19,7 @@ from rxloop.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.messages import ErrorInfo
+from rxloop.protocol.messages import ErrorInfo
 
 Step = tuple[str | None, str | None]
 """A branch, and a step on it; the main line, on which one request follows the other, has no step."""

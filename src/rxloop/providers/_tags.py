@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, get_args
 
 from rxloop.errors import ConfigurationError
-from rxloop.events import THOUGHT_TYPES, Verbosity
+from rxloop.protocol.events import THOUGHT_TYPES, Verbosity
 from rxloop.providers._fences import Fences
 
 THOUGHT_TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "reflection")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 
-from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent
+from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent
+from rxloop.protocol.storable import readable
 from rxloop.providers._sanitize import TailStripper
 from rxloop.providers._tags import TagSplitter, Thought, ThoughtText, thought_fields
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.storable import readable
 from rxloop.stream.deltas import text_delta
 
 WEIGHT = 8_000

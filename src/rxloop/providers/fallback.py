@@ -6,8 +6,9 @@ from reactivex import Observable, abc
 from reactivex.disposable import SerialDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.events import Event, UsageEvent
-from rxloop.protocols import Provider
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.events import Event, UsageEvent
 from rxloop.providers._answers import (
     another_may_help,
     ask,
@@ -19,7 +20,6 @@ from rxloop.providers._answers import (
     keep_to_schema,
 )
 from rxloop.providers.models import resolve_model
-from rxloop.requests import ModelRequest
 
 
 def fallback(*models: Provider | str) -> Fallback:

@@ -9,8 +9,9 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.events import Event, UsageEvent
-from rxloop.protocols import Provider
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.events import Event, UsageEvent
 from rxloop.providers._answers import (
     another_may_help,
     ask,
@@ -22,7 +23,6 @@ from rxloop.providers._answers import (
     keep_to_schema,
 )
 from rxloop.providers.models import resolve_model
-from rxloop.requests import ModelRequest
 from rxloop.stream.guard import leave_to_loop
 from rxloop.stream.scheduler import timers
 

@@ -12,11 +12,11 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable, SingleAssignmentDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.events import Event
-from rxloop.protocols import Provider
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.events import Event
 from rxloop.providers._answers import ask, close_made, keep_to_schema
 from rxloop.providers.models import resolve_model
-from rxloop.requests import ModelRequest
 from rxloop.stream.scheduler import timers
 from rxloop.stream.scope import Scope
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rxloop.errors import ConfigurationError
-from rxloop.protocols import Provider
+from rxloop.pipeline.seams import Provider
 from rxloop.providers._secrets import shown_address
 from rxloop.providers._vendors import PRESETS, find_preset
 from rxloop.providers.openai_chat import openai_chat

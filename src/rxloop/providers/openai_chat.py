@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError, RxloopError
-from rxloop.events import Event
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import Event
 from rxloop.providers import _errors
 from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._encode import RequestEncoder
@@ -25,7 +26,6 @@ from rxloop.providers._vendors import CUSTOM, find_preset
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.presets import Preset, checked_url
 from rxloop.providers.retry import Attempts, Retry
-from rxloop.requests import ModelRequest
 from rxloop.stream.bridges import from_task
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rxloop.messages import Usage
+from rxloop.protocol.messages import Usage
 
 MILLION = 1_000_000
 

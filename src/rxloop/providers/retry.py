@@ -13,7 +13,7 @@ from typing import Any
 from reactivex import Observable, abc
 
 from rxloop.errors import ProviderError, ProviderTimeout
-from rxloop.events import Event
+from rxloop.protocol.events import Event
 from rxloop.providers._answers import begins_answer, failed
 from rxloop.stream.connect import Connections, connect
 from rxloop.stream.scheduler import timers

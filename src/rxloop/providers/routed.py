@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from reactivex import Observable
 
-from rxloop.events import Event
-from rxloop.protocols import Provider
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.events import Event
 from rxloop.providers._answers import close_all, close_made, counting
 from rxloop.providers.models import resolve_model
-from rxloop.requests import ModelRequest
 
 
 def routed(choose: Callable[[ModelRequest], Provider | str], *, name: str = "routed") -> Routed:

@@ -19,7 +19,8 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import ConfigurationError, ProviderError
-from rxloop.events import (
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -28,10 +29,9 @@ from rxloop.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.messages import ToolCall, Usage
+from rxloop.protocol.messages import ToolCall, Usage
+from rxloop.protocol.storable import storable
 from rxloop.providers._recorded import RecordedAnswer, line_of, recorded_answers
-from rxloop.requests import ModelRequest
-from rxloop.storable import storable
 from rxloop.stream.bridges import Push, from_task
 from rxloop.stream.deltas import text_delta
 

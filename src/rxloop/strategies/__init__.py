@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rxloop.requests import Strategy
+from rxloop.pipeline.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._run import Reply, StrategyRun
 from rxloop.strategies.chain_of_thought import chain_of_thought

@@ -11,11 +11,11 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError, StrategyError
-from rxloop.events import ContentCompleteEvent
-from rxloop.operators._declared import declared
-from rxloop.operators.answering import answering
-from rxloop.operators.compose import describe
-from rxloop.requests import IterationEnd, Operator, RunContext, RunRequest, Signal, Strategy
+from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.compose import describe
+from rxloop.pipeline.requests import IterationEnd, Operator, RunContext, RunRequest, Signal, Strategy
+from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.strategies._run import StrategyRun
 from rxloop.strategies._sending import Sender
 from rxloop.stream.bridges import Push, emit, from_task

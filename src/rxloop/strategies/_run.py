@@ -10,9 +10,17 @@ from typing import Any, TypeVar
 
 import orjson
 
-from rxloop.batch import THINK_ALOUD
 from rxloop.errors import PipelineError, StageRefused
-from rxloop.events import (
+from rxloop.operators.loop.compose import describe
+from rxloop.pipeline.requests import (
+    IterationEnd,
+    ModelRequest,
+    RunContext,
+    ToolDefinition,
+    ToolRequest,
+    marked,
+)
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
     MessageAddedEvent,
@@ -21,18 +29,10 @@ from rxloop.events import (
     ThoughtType,
     ToolCompleteEvent,
 )
-from rxloop.messages import Message, ToolCall
-from rxloop.operators.compose import describe
-from rxloop.requests import (
-    IterationEnd,
-    ModelRequest,
-    RunContext,
-    ToolDefinition,
-    ToolRequest,
-    marked,
-)
-from rxloop.settings import ModelSettings
-from rxloop.state import RunState
+from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.settings import ModelSettings
+from rxloop.state.batch import THINK_ALOUD
+from rxloop.state.run_state import RunState
 from rxloop.strategies._sending import Sender
 from rxloop.stream.bridges import emit
 from rxloop.thinking.flow import StageManager, StrategyDefinition

@@ -11,13 +11,13 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import Paused
-from rxloop.events import Event
-from rxloop.limits import check_limits
-from rxloop.operators._faults import from_thread, no_signal
-from rxloop.operators.answering import answering
-from rxloop.operators.compose import compose
-from rxloop.operators.iterate import iterate
-from rxloop.requests import ModelRequest, Operator, Request, RunContext, RunRequest, Signal
+from rxloop.operators.loop._faults import from_thread, no_signal
+from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.compose import compose
+from rxloop.operators.loop.iterate import iterate
+from rxloop.pipeline.requests import ModelRequest, Operator, Request, RunContext, RunRequest, Signal
+from rxloop.protocol.events import Event
+from rxloop.state.limits import check_limits
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 

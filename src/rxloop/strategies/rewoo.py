@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from rxloop.errors import PlanRefused, StrategyError
-from rxloop.events import ToolCompleteEvent
-from rxloop.requests import Strategy, ToolDefinition
+from rxloop.pipeline.requests import Strategy, ToolDefinition
+from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least
 from rxloop.strategies._run import StrategyRun

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rxloop.requests import Strategy
+from rxloop.pipeline.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, word
 from rxloop.strategies._run import StrategyRun

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rxloop.errors import ProviderError
-from rxloop.requests import Strategy
-from rxloop.settings import ModelSettings
+from rxloop.pipeline.requests import Strategy
+from rxloop.protocol.settings import ModelSettings
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, final_answer
 from rxloop.strategies._run import Reply, StrategyRun

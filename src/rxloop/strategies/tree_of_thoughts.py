@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rxloop.errors import ConfigurationError
-from rxloop.requests import Strategy
+from rxloop.pipeline.requests import Strategy
 from rxloop.strategies._engine import strategy
 from rxloop.strategies._reading import at_least, labelled, listed, number, numbered
 from rxloop.strategies._run import Reply, StrategyRun

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from reactivex import abc
 
 from rxloop.errors import SlowReader
-from rxloop.events import Event, GapEvent
+from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
 from rxloop.stream.scope import Gate
 

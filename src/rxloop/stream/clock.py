@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 
-from rxloop.protocols import Clock
+from rxloop.pipeline.seams import Clock
 
 
 class SystemClock:

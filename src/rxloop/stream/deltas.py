@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from rxloop.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
-from rxloop.trusted import defaults, filled
+from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
+from rxloop.protocol.unchecked import defaults, filled
 
 
 def delta_text(event: object) -> str | None:

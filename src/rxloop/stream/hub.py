@@ -13,7 +13,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
 from rxloop.errors import RxloopError
-from rxloop.events import (
+from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
     GapEvent,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SerialDisposable
 
-from rxloop.events import Event, GapEvent
+from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.bridges import Push, from_task
 
 log = logging.getLogger("rxloop")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from rxloop.events import Event, GapEvent
+from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.buffer import Silence
 from rxloop.stream.stream import Reader
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from rxloop.errors import RxloopError
-from rxloop.requests import RunContext
-from rxloop.settings import Limits
+from rxloop.pipeline.requests import RunContext
+from rxloop.protocol.settings import Limits
 from rxloop.stream.scope import GRACE
 
 T = TypeVar("T")

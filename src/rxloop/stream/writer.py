@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError
-from rxloop.events import Event
-from rxloop.patience import ANSWERS_IN, is_cancelled, may_pass, patiently
-from rxloop.protocols import AppendsNow, EventLog
+from rxloop.pipeline.patience import ANSWERS_IN, is_cancelled, may_pass, patiently
+from rxloop.pipeline.seams import AppendsNow, EventLog
+from rxloop.protocol.events import Event
 from rxloop.stream.guard import as_error, leave_to_loop
 from rxloop.stream.scope import Gate
 

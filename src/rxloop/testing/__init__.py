@@ -1,11 +1,11 @@
 """Help for tests and examples: a scripted model, virtual time, marble lines, and an offline model behind a socket."""
 
+from rxloop.demo.conversation import Conversation, PastCall, Reply, Rule
+from rxloop.demo.offline import OfflineModel, demo_model, serve_in_thread
 from rxloop.providers.scripted import ScriptedCall, ScriptedModel, ScriptExhausted, call, frames, turn
 from rxloop.testing.clock import VirtualTime, virtual_time
-from rxloop.testing.conversation import Conversation, PastCall, Reply, Rule
 from rxloop.testing.loop import NothingLeft
 from rxloop.testing.marbles import assert_marbles, marbles
-from rxloop.testing.offline import OfflineModel, demo_model, serve_in_thread
 from rxloop.testing.recorded import recorded, recorded_events
 
 __all__ = [

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from reactivex import Observable
 
 from rxloop.errors import ConfigurationError
-from rxloop.events import CheckpointEvent, Event, StatusUpdateEvent, UsageEvent
+from rxloop.protocol.events import CheckpointEvent, Event, StatusUpdateEvent, UsageEvent
 from rxloop.testing.clock import current_time
 from rxloop.testing.loop import SECOND, NothingLeft
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from rxloop.errors import ConfigurationError
-from rxloop.events import Event
-from rxloop.operators.record import read_recording
+from rxloop.operators.views.record import read_recording
+from rxloop.protocol.events import Event
 from rxloop.providers.scripted import ScriptedModel
 
 

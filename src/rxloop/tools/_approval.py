@@ -8,7 +8,7 @@ from string import Formatter
 from typing import Any
 
 from rxloop.errors import ConfigurationError
-from rxloop.messages import ToolCall
+from rxloop.protocol.messages import ToolCall
 
 _LONGEST = 500
 

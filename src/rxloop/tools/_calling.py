@@ -10,9 +10,9 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from rxloop.errors import ToolError
-from rxloop.events import Event
-from rxloop.requests import RunContext
-from rxloop.storable import readable
+from rxloop.pipeline.requests import RunContext
+from rxloop.protocol.events import Event
+from rxloop.protocol.storable import readable
 from rxloop.tools._blocking import watched
 from rxloop.tools._result import encode_result
 from rxloop.tools._schema import plain_function

@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from rxloop.errors import ToolError
-from rxloop.storable import readable
+from rxloop.protocol.storable import readable
 from rxloop.tools._size import BYTES, VALUES, check_size, too_long
 
 MAX_RESULT = 100_000

@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from rxloop.errors import ToolError
-from rxloop.storable import DEPTH
+from rxloop.protocol.storable import DEPTH
 
 VALUES = 200_000
 """How many values a result may hold in all."""

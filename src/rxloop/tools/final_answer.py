@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rxloop.errors import ToolError
-from rxloop.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import RunContext, ToolDefinition
 
 FINAL_ANSWER = "final_answer"
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from rxloop.errors import ConfigurationError, RxloopError
-from rxloop.protocols import Tool
-from rxloop.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.seams import Tool
 from rxloop.tools import _docstring
 from rxloop.tools._calling import caller_of
 from rxloop.tools._result import MAX_RESULT

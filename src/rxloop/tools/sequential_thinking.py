@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rxloop.requests import ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
 from rxloop.thinking.sessions import ThinkingSessions, ThoughtInput, ThoughtResult
 from rxloop.thinking.sessions.teaching import DESCRIPTION, parameters
 from rxloop.tools._session_tool import Owner, SessionTool

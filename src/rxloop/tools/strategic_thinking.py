@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from rxloop.errors import ConfigurationError, InvalidThought
-from rxloop.requests import ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
 from rxloop.thinking.flow import LOOP_CAP, STAGE_TABLES, StrategyDefinition, table_of
 from rxloop.thinking.flow.staged import Flow, StagedInput, by_name
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from rxloop.errors import ConfigurationError, ToolError
-from rxloop.events import THOUGHT_TYPES, ThoughtStreamEvent, ThoughtType, Verbosity
-from rxloop.requests import RunContext, ToolDefinition
-from rxloop.thinking.drawing import one_line
+from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.protocol.events import THOUGHT_TYPES, ThoughtStreamEvent, ThoughtType, Verbosity
+from rxloop.thoughts.drawing import one_line
 from rxloop.tools._schema import json_schema, validate
 
 if TYPE_CHECKING:
-    from rxloop.state import RunState
+    from rxloop.state.run_state import RunState
 
 NAME = "think_aloud"
 _COMPARED = 100

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from rxloop.closing import in_turn
 from rxloop.errors import ConfigurationError
-from rxloop.protocols import Tool, ToolProvider
-from rxloop.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.seams import Tool, ToolProvider
+from rxloop.stream.closing import in_turn
 from rxloop.tools.function import FunctionTool, as_tool, check_name, is_tool
 
 AnyTool = Tool | Callable[..., Any] | ToolProvider

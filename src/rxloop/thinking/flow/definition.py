@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, get_args
 from pydantic import BeforeValidator, ConfigDict
 
 from rxloop.errors import ConfigurationError
-from rxloop.thinking.brief import brief
-from rxloop.thinking.drawing import mermaid_text
 from rxloop.thinking.flow import routes
+from rxloop.thoughts.brief import brief
+from rxloop.thoughts.drawing import mermaid_text
 
 Trait = Literal[
     "external_tools",

@@ -13,9 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from rxloop.errors import ConfigurationError
-from rxloop.thinking.brief import brief
 from rxloop.thinking.flow._nesting import MOST_CHARACTERS, TooMuch, check_json, check_yaml
 from rxloop.thinking.flow.definition import StrategyDefinition
+from rxloop.thoughts.brief import brief
 
 T = TypeVar("T")
 

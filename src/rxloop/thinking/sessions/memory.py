@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from rxloop.errors import SessionConflict
-from rxloop.records import SessionChange, SessionRecord
+from rxloop.pipeline.values import SessionChange, SessionRecord
 
 Key = tuple[str, str]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rxloop.errors import UnknownSession
-from rxloop.records import SessionChange, SessionRecord
+from rxloop.pipeline.values import SessionChange, SessionRecord
 from rxloop.thinking.sessions.session import Session
 from rxloop.thinking.sessions.thought import SequentialThought, ThoughtWarning
 

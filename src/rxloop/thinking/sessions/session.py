@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from rxloop.history import Ledger
+from rxloop.state.history import Ledger
 from rxloop.thinking.sessions.thought import SequentialThought
 
 Status = Literal["active", "complete"]

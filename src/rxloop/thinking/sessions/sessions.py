@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from rxloop.errors import ConfigurationError, SessionConflict, UnknownSession
-from rxloop.protocols import SessionStore
-from rxloop.records import SessionChange, SessionRecord
+from rxloop.pipeline.seams import SessionStore
+from rxloop.pipeline.values import SessionChange, SessionRecord
 from rxloop.stream.clock import CLOCK
 from rxloop.thinking.sessions import places
 from rxloop.thinking.sessions.memory import MemorySessionStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rxloop.records import SessionRecord
+from rxloop.pipeline.values import SessionRecord
 from rxloop.thinking.sessions.places import is_open
 
 Key = tuple[str, str]

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rxloop.errors import InvalidThought
-from rxloop.messages import Wire
-from rxloop.storable import readable
-from rxloop.thinking.brief import brief
+from rxloop.protocol.messages import Wire
+from rxloop.protocol.storable import readable
+from rxloop.thoughts.brief import brief
 
 # A number as JavaScript's Number() reads it: clients of the reference server may send any of these.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")

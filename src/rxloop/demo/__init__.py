@@ -1,0 +1,1 @@
+"""A model that needs no key, and the weather that it talks about."""

@@ -1,0 +1,1 @@
+"""Operators that work in the loop."""

@@ -1,0 +1,176 @@
+"""The inside of `thinking_phase`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from reactivex import Observable
+
+from rxloop.context.compressing import Compressed, LastCut
+from rxloop.context.summarising import ASK, Summary, ThinkingResult, question, reflect
+from rxloop.errors import RxloopError
+from rxloop.operators.loop._fitting import Fitting
+from rxloop.pipeline.requests import ModelRequest, RunContext, Signal
+from rxloop.pipeline.seams import Provider, TokenCounter
+from rxloop.protocol.events import ContentCompleteEvent, Event, ThinkingFailedEvent, UsageEvent
+from rxloop.protocol.messages import Message, Usage
+from rxloop.protocol.settings import ModelSettings
+from rxloop.stream.bridges import Push, emit, from_task
+
+_SHOWN = 24_000
+"""Characters of what leaves the view that the thinking model is shown."""
+_TITLE = "[Summary of the messages that are left out here:]\n"
+
+
+class Phase:
+    """What one thinking phase is made of; it holds nothing of a run."""
+
+    def __init__(
+        self, fitting: Fitting, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
+    ) -> None:
+        self._fitting = fitting
+        self._model = model
+        self._note = note
+        self._summary_tokens = summary_tokens
+        self._timeout = timeout
+
+    def answer(self, request: ModelRequest) -> Observable[Signal]:
+        """The request as it is to be sent."""
+        if self._fitting.skips(request):
+            return emit(request)
+        result = reflect(request.ctx.state)
+        if self._note and result.note():
+            request = request.replace(tail=(*request.tail, Message.user(result.note())))
+        counter = self._fitting.counter(request)
+        compression = self._fitting.compression(request, counter)
+        if compression.fits:
+            return emit(self._thought(request, compression.unchanged(), result, counter))
+
+        async def cut(push: Push[Any]) -> None:
+            made = await self._fitting.cut(request, compression)
+            fields: dict[str, Any] = {}
+            if made.cut and self._model is not None and not request.pressure:
+                made, fields, failure = await self._summarised(self._model, request, made, counter)
+                if failure is not None:
+                    push(failure)
+            for event in self._fitting.told(request, made, **fields):
+                push(event)
+            used = fields.get("thinking", Usage())
+            push(self._thought(request, made, replace(result, thinking_tokens=used), counter))
+
+        return from_task(cut, request.ctx, name="rxloop-thinking", shielded=True)
+
+    def _thought(
+        self, request: ModelRequest, found: Compressed, result: ThinkingResult, counter: TokenCounter
+    ) -> ModelRequest:
+        thinking = replace(result, summary=found.state.summary, compressed_history=found.messages)
+        return self._fitting.smaller(request.replace(thinking=thinking), found.messages, counter)
+
+    async def _summarised(
+        self, model: Provider | str, request: ModelRequest, made: Compressed, counter: TokenCounter
+    ) -> tuple[Compressed, dict[str, Any], Event | None]:
+        """The cut with a summary by the model, what it used; and what went wrong with it, if anything did."""
+        used = Usage()
+        name = model if isinstance(model, str) else type(model).__name__
+        try:
+            provider = request.ctx.host.provider(model)
+            name = provider.name
+            async with asyncio.timeout(self._timeout):
+                said, used = await self._ask(provider, request, made)
+            text = Summary.read(said).text(lambda each: counter.count([Message.user(each)]) <= self._summary_tokens)
+            made = _with_summary(made, text, request, counter)
+            return made, {"thinking_model": name, "thinking": used}, None
+        except TimeoutError:
+            reason = f"the thinking model {name} took more than {self._timeout:g} s"
+        except (RxloopError, ValueError) as error:
+            reason = str(error)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        failure = ThinkingFailedEvent(
+            reason=reason, tokens_before=made.tokens_before, step=request.step, branch=request.branch
+        )
+        return made, {"thinking_model": name, "thinking": used}, failure
+
+    async def _ask(self, model: Provider, request: ModelRequest, made: Compressed) -> tuple[str, Usage]:
+        """What the model says of the messages that leave the view, and the tokens that it used."""
+        history = request.messages
+        before = self._fitting.state(request) or LastCut()
+        gone = set(made.state.left_out) - set(before.left_out)
+        task = next((message.text for message in history if message.role == "user"), "")
+        asked = question(task, before.summary, [history[place] for place in sorted(gone)], _SHOWN)
+        thinking = ModelRequest(
+            system=(Message.system(ASK),),
+            messages=[Message.user(asked)],
+            settings=ModelSettings(max_tokens=2 * self._summary_tokens + 200),
+            step=f"{request.step}/thinking",
+            branch=request.branch,
+            ctx=request.ctx,
+        )
+        return await _answered(model, thinking, request.ctx)
+
+
+async def _answered(model: Provider, request: ModelRequest, ctx: RunContext[Any]) -> tuple[str, Usage]:
+    """One answer of a model, beside the stream of the run; cancelling it closes the connection."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    text, used = "", Usage()
+
+    def on_next(event: Event) -> None:
+        nonlocal text, used
+        if isinstance(event, ContentCompleteEvent):
+            text = event.content
+        elif isinstance(event, UsageEvent):
+            used = used + event.usage
+
+    def on_error(error: Exception) -> None:
+        if not done.done():
+            done.set_exception(error)
+
+    def on_completed() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    subscription = model.call(request).subscribe(on_next, on_error, on_completed)
+    try:
+        await done
+    finally:
+        subscription.dispose()
+    return text, used
+
+
+def _with_summary(made: Compressed, text: str, request: ModelRequest, counter: TokenCounter) -> Compressed:
+    """The cut with the model's summary before the facts.
+
+    Raises:
+        ValueError: The summary is empty, or takes no less than what it stands for.
+    """
+    if not text.strip():
+        raise ValueError("the summary is empty")
+    view = list(made.state.view)
+    at = _place_of_summary(view)
+    facts = made.state.summary
+    message = Message.user(f"{_TITLE}{text}\n\n{facts}".rstrip())
+    if at is not None:
+        view[at] = message
+    else:
+        view.insert(_behind_task(view, request.messages), message)
+    state = replace(made.state, view=tuple(view))
+    messages = state.messages(request.messages)
+    after = counter.count(messages)
+    if after >= made.tokens_before:
+        raise ValueError(
+            f"with the summary the messages take {after} tokens, no less than the {made.tokens_before} before"
+        )
+    return replace(made, state=state, messages=messages, tokens_after=after)
+
+
+def _place_of_summary(view: Sequence[int | Message]) -> int | None:
+    made = (at for at, item in enumerate(view) if isinstance(item, Message) and item.role not in ("tool", "assistant"))
+    return next(made, None)
+
+
+def _behind_task(view: Sequence[int | Message], history: Sequence[Message]) -> int:
+    users = (at for at, item in enumerate(view) if isinstance(item, int) and history[item].role == "user")
+    return next(users, -1) + 1

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from reactivex import Observable, abc
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.loop._declared import declared
+from rxloop.pipeline.requests import Operator, Request, Signal
+from rxloop.stream.connect import Connections, connect, dispose_after
+
+R = TypeVar("R", bound=Request)
+
+
+def answering(
+    request_type: type[R], answer: Callable[[R], Observable[Signal]], concurrency: int | None = None
+) -> Operator:
+    """Pass everything on, but put the answers to requests of one type in their place.
+
+    The engine of the loop: `call_model`, `run_tools`, `iterate` and `on` are made of it.
+
+    ::
+
+        in      --e--R1------e--R2----e--|
+        R1           --a--b--|
+        R2                      --c------d--|
+        out     --e----a--b--e----c---e--d--|
+
+    Args:
+        request_type: The requests to answer.
+        answer: Called with each of them; what it gives is subscribed once, and takes the request's place.
+        concurrency: How many answers may be under way at once; further requests wait, in order. None is no limit.
+
+    Returns:
+        An operator that completes when its source and all answers have. An error of an answer ends it and disposes the
+        other answers.
+    """
+    if concurrency is not None and concurrency < 1:
+        raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
+
+    def operator(source: Observable[Signal]) -> Observable[Signal]:
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            return _Answering(request_type, answer, concurrency, observer, scheduler).of(source)
+
+        return Observable(subscribe)
+
+    operator.__qualname__ = f"answering({request_type.__name__})"
+    return declared(operator, request_type)
+
+
+class _Answering(Generic[R]):
+    """One subscription of `answering`. A class, and no closures, because each run has several for each iteration."""
+
+    __slots__ = (
+        "_active",
+        "_advancing",
+        "_answer",
+        "_concurrency",
+        "_connections",
+        "_observer",
+        "_request_type",
+        "_scheduler",
+        "_source_ended",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        request_type: type[R],
+        answer: Callable[[R], Observable[Signal]],
+        concurrency: int | None,
+        observer: abc.ObserverBase[Signal],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
+        self._request_type = request_type
+        self._answer = answer
+        self._concurrency = concurrency
+        self._observer = observer
+        self._scheduler = scheduler
+        self._connections = Connections()
+        self._waiting: deque[R] | None = None
+        self._active = 0
+        self._source_ended = False
+        self._advancing = False
+
+    def of(self, source: Observable[Signal]) -> abc.DisposableBase:
+        """Begin; disposing the result ends the source and all answers."""
+        connect(source, self._on_next, self._on_error, self._on_completed, self._scheduler, self._connections)
+        return self._connections
+
+    def _on_next(self, signal: Signal) -> None:
+        if not isinstance(signal, self._request_type):
+            self._observer.on_next(signal)
+        elif self._concurrency is not None and self._active >= self._concurrency:
+            if self._waiting is None:
+                self._waiting = deque()
+            self._waiting.append(signal)
+        else:
+            self._start(signal)
+
+    def _start(self, request: R) -> None:
+        if self._connections.disposed:
+            # A source that delivers inside its `subscribe` learns of an error only then.
+            return
+        try:
+            inner = self._answer(request)
+        except Exception as error:
+            self._on_error(error)
+            return
+        self._active += 1
+        connect(inner, self._observer.on_next, self._on_error, self._ended, self._scheduler, self._connections)
+
+    def _ended(self) -> None:
+        self._active -= 1
+        self._advance()
+
+    def _advance(self) -> None:
+        # A loop and not a recursion, for answers that end inside `_start`.
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._waiting and (self._concurrency is None or self._active < self._concurrency):
+            self._start(self._waiting.popleft())
+        self._advancing = False
+        if self._source_ended and not self._active and not self._waiting and not self._connections.disposed:
+            self._observer.on_completed()
+
+    def _on_error(self, error: Exception) -> None:
+        self._waiting = None
+        dispose_after(error, self._connections)
+        self._observer.on_error(error)
+
+    def _on_completed(self) -> None:
+        self._source_ended = True
+        self._advance()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reactivex import Observable, abc
+
+from rxloop.operators.loop._declared import declared
+from rxloop.pipeline.requests import IterationEnd, Operator, Signal
+from rxloop.stream.connect import Connections, connect
+
+
+def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
+    """Answer the end of an iteration, once everything before it is done.
+
+    ::
+
+        in      --E--e---e---|
+        answer               --a--E|
+        out     -----e---e-----a--E|
+
+    E `IterationEnd`, which is held until the source has completed; what `answer` makes of it takes its place.
+
+    Args:
+        answer: Called with the `IterationEnd` when all model and tool calls of the iteration are over. It should let
+            the `IterationEnd` through behind its own signals, for the operators after it.
+    """
+
+    def operator(source: Observable[Signal]) -> Observable[Signal]:
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            return _AtEnd(answer, observer, scheduler).of(source)
+
+        return Observable(subscribe)
+
+    operator.__qualname__ = "at_end"
+    return declared(operator, IterationEnd)
+
+
+class _AtEnd:
+    """One subscription of `at_end`. A class, and no closures, because each run has one for each iteration."""
+
+    __slots__ = ("_answer", "_connections", "_held", "_observer", "_scheduler")
+
+    def __init__(
+        self,
+        answer: Callable[[IterationEnd], Observable[Signal]],
+        observer: abc.ObserverBase[Signal],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
+        self._answer = answer
+        self._observer = observer
+        self._scheduler = scheduler
+        self._connections = Connections()
+        self._held: IterationEnd | None = None
+
+    def of(self, source: Observable[Signal]) -> abc.DisposableBase:
+        """Begin; disposing the result ends the source and the answer."""
+        connect(source, self._on_next, self._observer.on_error, self._on_completed, self._scheduler, self._connections)
+        return self._connections
+
+    def _on_next(self, signal: Signal) -> None:
+        if isinstance(signal, IterationEnd):
+            self._held = signal
+        else:
+            self._observer.on_next(signal)
+
+    def _on_completed(self) -> None:
+        observer = self._observer
+        if self._held is None:
+            observer.on_completed()
+            return
+        try:
+            answered = self._answer(self._held)
+        except Exception as error:
+            observer.on_error(error)
+            return
+        on_next, on_error, on_completed = observer.on_next, observer.on_error, observer.on_completed
+        connect(answered, on_next, on_error, on_completed, self._scheduler, self._connections)

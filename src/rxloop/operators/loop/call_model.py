@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from reactivex import Observable, abc
+
+from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderError
+from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop.answering import answering
+from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest, marked
+from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
+from rxloop.protocol.messages import ErrorInfo, Message
+from rxloop.protocol.storable import readable, settle
+from rxloop.protocol.unchecked import trusted
+from rxloop.state.history import History
+from rxloop.stream.bridges import emit
+from rxloop.stream.connect import connect
+
+if TYPE_CHECKING:
+    from rxloop.operators.loop._leaving import Leaving
+
+CHARACTERS_PER_TOKEN = 4
+_UNSTAMPED: dict[str, Any] = {
+    "step": None,
+    "branch": None,
+    "task_id": "",
+    "context_id": "",
+    "attempt": 0,
+    "timestamp": 0,
+}
+_llm_call = trusted(LLMCallEvent)
+
+
+def call_model() -> Operator:
+    """Answer each `ModelRequest`: call the model, and ask for the tools that it wants.
+
+    ::
+
+        in       --M-------------------------|
+        model      --delta--delta--complete--|
+        out      --L-d------d------(C,T,T)---|
+
+    M `ModelRequest`, L `llm-call` just before the request leaves, d deltas and thoughts as they stream, C
+    `content-complete`, T one `ToolRequest` for each tool call of the message.
+
+    Each request that fails is an internal `llm-failed` event. Upon one that was too long for the model `iterate` sends
+    it once more under pressure; every other failure of the provider is the error of this operator, too. A step that an
+    earlier attempt of the run has an answer for is answered from the log.
+
+    What operators before it made of the messages is checked here, and nowhere else: each call has one result behind it,
+    in order; the newest message of the user, pinned messages and the system prompt are there. What is not so is put
+    right; `llm-call` says what it was, and a warning names the loop.
+    """
+    leaving: Leaving | None = None
+
+    def checked(request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
+        nonlocal leaving
+        request = _up_to_date(request)
+        ctx = request.ctx
+        if request.messages is ctx.state.messages and request.system is ctx.host.system:
+            return request, ()
+        if leaving is None:
+            # Not before an operator has changed something: most programs do not need it.
+            from rxloop.operators.loop._leaving import Leaving
+
+            leaving = Leaving()
+        return leaving.checked(request)
+
+    def answer(request: ModelRequest) -> Observable[Signal]:
+        recorded = request.ctx.host.recorded(request.step)
+        if isinstance(recorded, ContentCompleteEvent):
+            return emit(recorded, *_tool_requests(recorded, request))
+        return _call(*checked(request))
+
+    operator = answering(ModelRequest, answer)
+    operator.__qualname__ = "call_model"
+    return declared(operator, ModelRequest, ends=True)
+
+
+def _up_to_date(request: ModelRequest) -> ModelRequest:
+    """The request with what the history gained since it was made: a message that an operator put on the stream."""
+    history = request.ctx.state.messages
+    if request.history is None or len(history) == request.history:
+        return request
+    messages: Any = request.messages
+    if history.extends(messages):
+        return request.replace(messages=history, history=len(history))
+    if not isinstance(messages, Sequence):
+        return request
+    gained = history[request.history :]
+    return request.replace(messages=[*messages, *gained], history=len(history))
+
+
+def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        return _Call(request, problems, observer, scheduler)
+
+    return Observable(subscribe)
+
+
+class _Call(abc.DisposableBase):
+    """One call of the model. A class, and no closures, because each run has one for each iteration."""
+
+    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_request", "_step")
+
+    def __init__(
+        self,
+        request: ModelRequest,
+        problems: Sequence[str],
+        observer: abc.ObserverBase[Signal],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
+        self._request = request
+        self._host = request.ctx.host
+        self._observer = observer
+        self._step = request.step
+        self._branch = request.branch
+        self._ended = False
+        self._failures = 0
+        observer.on_next(_about(request, problems))
+        model = request.ctx.model
+        self._answer = connect(model.call(request), self._on_next, self._on_error, self._on_completed, scheduler)
+
+    def dispose(self) -> None:
+        try:
+            self._answer.dispose()
+        finally:
+            if not self._ended:
+                self._ended = True
+                self._host.abandon(self._request.ctx)
+
+    def _on_next(self, event: Event) -> None:
+        try:
+            fields = vars(event)
+            published = fields["attempt"]
+        except (TypeError, KeyError):
+            raise PipelineError(
+                f"the provider {self._request.ctx.model.name} sent {event!r}, of the type {type(event).__qualname__}: "
+                "it may send events"
+            ) from None
+        if published:
+            # Published before: the provider gives one object for several requests.
+            event = event.model_copy(update=_UNSTAMPED)
+            fields = vars(event)
+        if fields["step"] is None:
+            fields["step"] = self._step
+        if self._branch is not None:
+            fields["branch"] = self._branch
+        # Not `isinstance`, which takes ten calls for each token.
+        if type(event) is ToolCallDeltaEvent:
+            # Everything later on knows from the call that its tool is not for clients.
+            if not event.hidden and self._host.hides(event.name):
+                fields["hidden"] = True
+        elif type(event) is ContentCompleteEvent and event.tool_calls:
+            fields["tool_calls"] = [marked(call, self._host) for call in event.tool_calls]
+        if not event.durable:
+            self._observer.on_next(event)
+        elif not isinstance(event, ContentCompleteEvent):
+            if isinstance(event, LLMFailedEvent):
+                self._failures += 1
+                fields["tries"] = self._failures
+            self._observer.on_next(event)
+        else:
+            # Before anybody sees its calls: what the tools get is what the log has.
+            settle(event)
+            self._observer.on_next(event)
+            for tool_request in _tool_requests(event, self._request):
+                self._observer.on_next(tool_request)
+
+    def _on_error(self, error: Exception) -> None:
+        self._ended = True
+        try:
+            if not isinstance(error, PipelineError):
+                self._observer.on_next(self._failed(error))
+        finally:
+            if isinstance(error, ContextLengthExceeded):
+                self._observer.on_completed()
+            else:
+                self._observer.on_error(error)
+
+    def _failed(self, error: Exception) -> LLMFailedEvent:
+        """The news of the last request of the call; those that were tried again have been told."""
+        known = error if isinstance(error, ProviderError) else None
+        code = known.code if known else "error"
+        return LLMFailedEvent(
+            error=ErrorInfo(code=code, message=readable(str(error))),
+            retryable=isinstance(error, ContextLengthExceeded) or (known is not None and known.retryable),
+            status=known and known.status,
+            tries=self._failures + 1,
+            step=self._step,
+            branch=self._branch,
+        )
+
+    def _on_completed(self) -> None:
+        self._ended = True
+        self._observer.on_completed()
+
+
+def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list[ToolRequest]:
+    if message.finish_reason == "canceled":
+        return []
+    return [
+        ToolRequest(call, request.ctx.bind(call=call, index=index), request.tools)
+        for index, call in enumerate(message.tool_calls)
+    ]
+
+
+def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
+    layers = (*request.system, *request.tail)
+    repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
+    # A count of the user's own may be no integer.
+    make = _llm_call if request.estimate is None else LLMCallEvent
+    return make(
+        step=request.step,
+        branch=request.branch,
+        iteration=request.iteration,
+        model=request.ctx.model.name,
+        message_count=len(layers) + len(request.messages),
+        tool_count=len(request.tools),
+        estimated_input_tokens=_estimate(request, layers) if request.estimate is None else request.estimate,
+        **repairs,
+    )
+
+
+def _estimate(request: ModelRequest, layers: Sequence[Message]) -> int:
+    messages = request.messages if isinstance(request.messages, History) else History(request.messages)
+    size = messages.size + sum(len(message.text) for message in layers) + sum(tool.size for tool in request.tools)
+    return size // CHARACTERS_PER_TOKEN

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from types import FunctionType
+
+from reactivex import Observable
+
+from rxloop.errors import PipelineError, RxloopError
+from rxloop.operators.loop._declared import PARTS
+from rxloop.pipeline.requests import Operator, Signal
+from rxloop.stream.guard import as_error
+
+
+def compose(*operators: Operator) -> Operator:
+    """Make one operator of several, the first one nearest to the source.
+
+    ::
+
+        in   --A--------|
+        [a]
+        mid  --B--------|
+        [b]
+        out  --C--------|
+
+    Unlike `Observable.pipe`, which the type checker follows through seven operators only, it takes any number: in a
+    loop they are all of one type.
+
+    Args:
+        operators: Operators of the loop. None at all give the operator that passes everything on.
+    """
+
+    def operator(source: Observable[Signal]) -> Observable[Signal]:
+        for each in operators:
+            try:
+                source = each(source)
+            except RxloopError:
+                raise
+            except BaseException as error:
+                raise as_error(error, f"the operator {describe(each)}") from error
+            if not isinstance(source, Observable):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise PipelineError(
+                    f"the operator {describe(each)} gave {source!r}: it has to give an Observable, made of its source"
+                )
+        return source
+
+    operator.__qualname__ = ", ".join(map(describe, operators)) or "nothing"
+    operator.__dict__[PARTS] = operators
+    return operator
+
+
+def describe(operator: Operator) -> str:
+    """The name of an operator for a message: its own, or that of the function that made it."""
+    name: str = getattr(operator, "__qualname__", None) or type(operator).__qualname__
+    *makers, own = name.split(".<locals>.")
+    if own == "_wrap_curried":
+        # What reactivex makes its operators of: the function that knows their name is among what it holds.
+        held = [cell.cell_contents for cell in getattr(operator, "__closure__", None) or ()]
+        names = [each.__name__ for each in held if isinstance(each, FunctionType)]
+        return f"rx.{names[-1].strip('_')}" if names else own
+    if getattr(operator, "__module__", "").startswith("reactivex."):
+        return f"rx.{own}"
+    return makers[-1] if makers and own == "operator" else own

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+from reactivex import Observable
+
+from rxloop.operators.loop.answering import answering
+from rxloop.pipeline.requests import ModelRequest, Operator, Signal
+from rxloop.pipeline.seams import Compressor, TokenCounter
+from rxloop.stream.bridges import Push, emit, from_task
+
+
+def compress(
+    compressor: Compressor,
+    *,
+    counter: TokenCounter | None = None,
+    every: int | None = None,
+    timeout: float = 30.0,
+) -> Operator:
+    """Make each `ModelRequest` fit: nothing is done until the history overflows; then it is cut once.
+
+    ::
+
+        in   --M--|    --M------|    --M--|
+        out  --M--|    --(c,m)--|    --m--|
+
+    M `ModelRequest`, c `context-compressed`, m the same request with fewer messages. Between two cuts a request only
+    grows at its end, so that the provider's cache holds. The history in the log stays as it is: the event names what is
+    left out, and a run that is resumed sends the same. When the provider says that a request is too long, `iterate`
+    sends it again with more `pressure`, and it is cut further.
+
+    The result of the compressor is checked and repaired before it leaves; one that is no history, or larger than
+    before, or that takes too long, is thrown away and told as `thinking-failed`. After three failures the rest of the
+    run goes without.
+
+    Args:
+        compressor: Makes the cuts, such as `SlidingWindowCompressor(max_tokens=60_000)`.
+        counter: Counts tokens; by default an estimator that learns from what the providers report.
+        every: Cut after so many model calls too, though there is room: to the compressor's `low` part of what there is
+            by then. In between a request only grows at its end, as always.
+        timeout: Seconds that the compressor may take; then the request goes as it was.
+
+    Raises:
+        ConfigurationError: An argument is of a wrong kind.
+    """
+    # Imported when something is to be compressed: most programs need neither it nor what it is made of.
+    from rxloop.operators.loop._fitting import Fitting
+
+    fitting = Fitting(compressor, counter, every, timeout)
+
+    def answer(request: ModelRequest) -> Observable[Signal]:
+        if fitting.skips(request):
+            return emit(request)
+        known = fitting.counter(request)
+        compression = fitting.compression(request, known)
+        if compression.fits:
+            return emit(fitting.smaller(request, compression.unchanged().messages, known))
+
+        async def cut(push: Push[Any]) -> None:
+            made = await fitting.cut(request, compression)
+            for event in fitting.told(request, made):
+                push(event)
+            push(fitting.smaller(request, made.messages, known))
+
+        return from_task(cut, request.ctx, name="rxloop-compress")
+
+    operator = answering(ModelRequest, answer)
+    operator.__qualname__ = f"compress({compressor!r})"
+    return operator

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable, SerialDisposable
+
+from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocolError
+from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.compose import describe
+from rxloop.pipeline.requests import (
+    IterationEnd,
+    ModelRequest,
+    Operator,
+    Request,
+    RunContext,
+    RunRequest,
+    Signal,
+    ToolRequest,
+)
+from rxloop.protocol.events import LLMFailedEvent, MessageAddedEvent
+from rxloop.state.batch import Batch
+from rxloop.state.limits import check_limits
+from rxloop.state.run_state import RunState
+from rxloop.stream.bridges import emit, from_awaitable
+from rxloop.stream.connect import connect
+from rxloop.stream.guard import as_error, leave_to_loop
+
+MOST_PRESSURE = 3
+_ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolRequest: "op.run_tools()"}
+NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
+
+
+def iterate(pipeline: Operator, times: int | None = None) -> Operator:
+    """Answer the `RunRequest`: send one model request after another through a pipeline, until the model has answered.
+
+    The usual strategy. Each iteration subscribes the pipeline anew to a `ModelRequest` and an `IterationEnd`.
+
+    ::
+
+        in      --R--|
+        1st       (M,E)--e--e--|
+        2nd                    (M,E)--e--e--e--|
+        out     ---------e--e---------e--e--e--|
+
+    Between iterations it reads the state of the run, and nothing else, to see whether the model has answered, waits for
+    input, or has reached a limit. A request that was too long for the model is sent again under the same step, with
+    more `pressure`, for compressors to read.
+
+    Args:
+        pipeline: What carries out one iteration: `op.compose(op.call_model(), op.run_tools(), ...)`.
+        times: Stop after so many iterations, with an answer or without: for strategies that go step by step.
+    """
+    operator = answering(RunRequest, lambda request: _iterations(pipeline, request.ctx, times))
+    operator.__qualname__ = f"iterate({describe(pipeline)})"
+    return declared(operator, RunRequest, ends=True)
+
+
+def _iterations(pipeline: Operator, ctx: RunContext[Any], times: int | None) -> Observable[Signal]:
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        iterations = _Iterations(pipeline, ctx, times, observer, scheduler)
+        iterations.advance()
+        return Disposable(iterations.stop)
+
+    return Observable(subscribe)
+
+
+class _Iterations:
+    """One run over the iterations of a pipeline: a trampoline, so that any number of them keeps a flat stack."""
+
+    def __init__(
+        self,
+        pipeline: Operator,
+        ctx: RunContext[Any],
+        times: int | None,
+        observer: abc.ObserverBase[Signal],
+        scheduler: abc.SchedulerBase | None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._ctx = ctx
+        self._times = times
+        self._observer = observer
+        self._scheduler = scheduler
+        self._current = SerialDisposable()
+        self._pressure = 0
+        self._fed: str | None = None
+        self._due = False
+        self._running = False
+        self._stopped = False
+        self._thread = threading.get_ident()
+
+    def stop(self) -> None:
+        """End the iteration that is under way, and begin no other."""
+        self._stopped = True
+        self._current.dispose()
+
+    def advance(self) -> None:
+        """Begin the next iteration: now, or when the one that calls this has unwound."""
+        if threading.get_ident() != self._thread:
+            # The run, which knows its thread as well, tells what is wrong with that.
+            self._fail(PipelineError("an iteration ended in another thread"))
+            return
+        self._due = True
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._due and not self._stopped:
+                self._due = False
+                self._begin()
+        except BaseException as error:
+            if self._stopped:
+                # Told already: this one came when what was left had to go.
+                raise
+            self._fail(error if isinstance(error, Exception) else as_error(error))
+            leave_to_loop(error)
+        finally:
+            self._running = False
+
+    def _begin(self) -> None:
+        source = self._next()
+        if source is None:
+            self._stopped = True
+            self._observer.on_completed()
+            return
+        connection = connect(self._pipeline(source), self._pass, self._fail, self.advance, self._scheduler)
+        # A new disposable for each iteration, so that those that are over are not kept.
+        self._current.disposable = connection
+
+    def _pass(self, signal: Signal) -> None:
+        if not isinstance(signal, Request):
+            self._observer.on_next(signal)
+        elif isinstance(signal, ModelRequest | ToolRequest):
+            self._fail(
+                PipelineError(
+                    f"nothing answered a {type(signal).__name__} of step {signal.ctx.step}: "
+                    f"the pipeline is {describe(self._pipeline)}; put {_ANSWERS[type(signal)]} behind what sends it"
+                )
+            )
+
+    def _fail(self, error: Exception) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        self._observer.on_error(error)
+
+    def _next(self) -> Observable[Signal] | None:
+        """The source of the next iteration, or None when the run has an answer or waits for one."""
+        state = self._ctx.state
+        if self._fed is not None:
+            if state.pending:
+                return None
+            self._check(state)
+            if self._enough(state):
+                return None
+        if state.batch is not None:
+            return self._open_calls(state, state.batch)
+        if state.done:
+            if self._fed is None:
+                return self._end_only(state)
+            if not _called_nothing(state):
+                return None
+            state = self._ask_again(state)
+        retry = _too_long(state) is not None
+        iteration = state.iteration
+        if not retry and not (self._fed is None and state.open_step is not None):
+            limit = check_limits(state, self._ctx.limits, self._ctx.host.thought_limit)
+            if limit is not None:
+                raise limit
+            iteration += 1
+            self._pressure = 0
+        return self._model_request(iteration)
+
+    def _ask_again(self, state: RunState) -> RunState:
+        """Tell the model once that its tool calls did not arrive; a model that goes on so would go on for ever."""
+        if state.retries:
+            raise ProviderProtocolError("the model says that it calls tools, but its messages hold no usable call")
+        self._observer.on_next(MessageAddedEvent(content=NO_CALL, cause="retry", branch=self._ctx.branch))
+        return self._ctx.state
+
+    def _check(self, state: RunState) -> None:
+        """See that the iteration did what an iteration must do."""
+        failure = _too_long(state)
+        if failure is not None:
+            self._pressure += 1
+            if self._pressure > MOST_PRESSURE:
+                raise ContextLengthExceeded(failure.error.message)
+            return
+        if state.last is None or state.last.step != self._fed:
+            raise PipelineError(
+                f"iteration {self._fed} ended without a content-complete: the pipeline is {describe(self._pipeline)}"
+            )
+        if state.batch is not None:
+            names = ", ".join(state.batch.calls[index].name for index in state.batch.open)
+            raise PipelineError(
+                f"iteration {self._fed} left tool calls unanswered ({names}): "
+                f"the pipeline is {describe(self._pipeline)}"
+            )
+
+    def _enough(self, state: RunState) -> bool:
+        """Whether the iteration that has just ended was the last that was asked for."""
+        if self._times is None or _too_long(state) is not None or _called_nothing(state):
+            return False
+        self._times -= 1
+        return self._times <= 0
+
+    def _model_request(self, iteration: int) -> Observable[Signal]:
+        step = str(iteration) if self._ctx.branch is None else f"{self._ctx.branch}/{iteration}"
+        self._fed = step
+        ctx = self._ctx.bind(step=step)
+        end = IterationEnd(iteration, ctx)
+        request = ctx.host.request(ctx, iteration, self._pressure)
+        if isinstance(request, ModelRequest):
+            return emit(request, end)
+        pending = request
+        return _then(from_awaitable(lambda: pending, ctx, name="rxloop-request"), end)
+
+    def _end_only(self, state: RunState) -> Observable[Signal]:
+        """After a resume: the answer is in the log, but what stands at the end of the pipeline has not seen it."""
+        self._fed = state.last.step if state.last is not None else None
+        return emit(IterationEnd(state.iteration, self._ctx.bind(step=self._fed)))
+
+    def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
+        self._fed = batch.step
+        ctx = self._ctx.bind(step=batch.step)
+        requests = [
+            ToolRequest(batch.calls[index], ctx.bind(call=batch.calls[index], index=index)) for index in batch.open
+        ]
+        return emit(*requests, IterationEnd(state.iteration, ctx))
+
+
+def _called_nothing(state: RunState) -> bool:
+    return state.last is not None and state.last.finish_reason == "tool_calls" and not state.last.tool_calls
+
+
+def _too_long(state: RunState) -> LLMFailedEvent | None:
+    """The failure of an open model call that the model had no room for; other failures are the provider's business."""
+    failure = state.failure
+    if failure is None or state.open_step is None or failure.error.code != ContextLengthExceeded.code:
+        return None
+    return failure
+
+
+def _then(source: Observable[ModelRequest], end: IterationEnd) -> Observable[Signal]:
+    """The request when it is ready, and behind it the end of the iteration."""
+
+    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        def on_completed() -> None:
+            observer.on_next(end)
+            observer.on_completed()
+
+        return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
+
+    return Observable(subscribe)

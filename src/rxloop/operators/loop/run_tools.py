@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from reactivex import Observable
+
+from rxloop.errors import InvalidEvent, ToolError
+from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop.answering import answering
+from rxloop.pipeline.requests import Operator, RunContext, Signal, ToolRequest, marked
+from rxloop.pipeline.seams import Tool
+from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
+from rxloop.protocol.frozen import thawed
+from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.storable import readable, storable
+from rxloop.protocol.unchecked import trusted
+from rxloop.state.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
+from rxloop.stream.bridges import Push, emit, from_task
+from rxloop.tools import encode_result
+from rxloop.tools._result import MAX_RESULT, shortened
+from rxloop.tools.toolset import decided_elsewhere
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.asked import Asked
+
+log = logging.getLogger("rxloop")
+
+_NO_DEPS = " (the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...))"
+_start = trusted(ToolStartEvent)
+_complete = trusted(ToolCompleteEvent)
+
+
+def run_tools(concurrency: int = 5) -> Operator:
+    """Answer each `ToolRequest`: call the tool.
+
+    ::
+
+        in   --T1-T2------------------------------|
+        out  --s1-s2--progress2--x2---thought1-x1-|
+
+    T `ToolRequest`, s `tool-start`, x `tool-complete`; between them whatever the tool emits itself. Whatever fails
+    becomes a failed result, which the model reads: an unknown tool, arguments that do not fit, a timeout, an exception.
+    What is refused has no `tool-start`. A call that is asked for twice is carried out once.
+
+    With a log, a tool that is not idempotent is called once its `tool-start` is durable.
+
+    Args:
+        concurrency: How many tools may run at once in one iteration; the calls behind them wait.
+    """
+    operator = answering(ToolRequest, _answer, concurrency)
+    operator.__qualname__ = "run_tools"
+    return declared(operator, ToolRequest, ends=True)
+
+
+def _answer(request: ToolRequest) -> Observable[Signal]:
+    host = request.ctx.host
+    recorded = host.recorded_result(request.slot)
+    if recorded is not None:
+        return emit(recorded)
+    if not host.take(request.slot):
+        # An operator has doubled the request, which must not double what the tool does.
+        return emit()
+    tool = host.tool(request)
+    if isinstance(tool, str):
+        return emit(request.refuse(tool))
+    definition = tool.definition
+    if request.ctx.answer != definition.answer or (definition.hidden and not request.call.hidden):
+        call = marked(request.call, host)
+        request = replace(request, call=call, ctx=request.ctx.bind(call=call, answer=definition.answer))
+    if request.call.error is not None:
+        return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
+    if not tool.idempotent and host.interrupted(request.slot):
+        return emit(request.refuse(INTERRUPTED))
+
+    async def work(push: Push[Signal]) -> None:
+        await _carry_out(tool, request, push)
+
+    def abandon() -> None:
+        host.abandon(request.ctx)
+
+    return from_task(work, request.ctx, name=f"rxloop-tool-{_shown(request.ctx)}", abandoned=abandon)
+
+
+async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
+    ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[])
+    call = request.call
+    if decided_elsewhere(tool):
+        reason = await ctx.host.disabled(request, tool)
+        if reason is not None:
+            push(request.refuse(reason))
+            return
+    if tool.approve and not await _approved(tool.approve, ctx, call):
+        push(request.refuse(f"The call of {call.name} was not approved."))
+        return
+    push(
+        _start(
+            call=call,
+            index=ctx.index,
+            hidden=call.hidden,
+            step=ctx.step,
+            branch=ctx.branch,
+            idempotency_key=ctx.idempotency_key,
+        )
+    )
+    if ctx.log is not None and not tool.idempotent:
+        await ctx.host.durable()
+    start = ctx.clock.monotonic()
+    fields = await _result(tool, ctx)
+    duration = ctx.clock.monotonic() - start
+    push(
+        _complete(
+            call=call,
+            index=ctx.index,
+            hidden=call.hidden,
+            answer=ctx.answer,
+            step=ctx.step,
+            branch=ctx.branch,
+            duration=duration,
+            **fields,
+        )
+    )
+
+
+async def _approved(approve: bool | str, ctx: RunContext[Any], call: ToolCall) -> bool:
+    # Not before it is needed: importing rxloop is quicker without.
+    from rxloop.tools._approval import approval_question
+
+    return await ctx.ask(approval_question(approve, call))
+
+
+async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
+    """The outcome of a call as the fields of its event."""
+    call = ctx.call
+    assert call is not None
+    deadline = None if tool.timeout is None else asyncio.timeout(tool.timeout)
+    try:
+        if deadline is None:
+            value = await tool.call(thawed(call.arguments), ctx)
+        else:
+            async with deadline:
+                value = await tool.call(thawed(call.arguments), ctx)
+        result, content = encode_result(value)
+        result = storable(result, "the result")
+        forgotten = [asked for asked in ctx.questions or () if asked.forgotten]
+        if forgotten:
+            return _unasked(ctx, call.name, forgotten)
+    except (ToolError, InvalidEvent) as error:
+        return _failure(str(error))
+    except TimeoutError as error:
+        if deadline is not None and deadline.expired():
+            text = f"{call.name} timed out after {tool.timeout} s."
+            return _failure(text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}")
+        return _failure(_describe(error))
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return _failure(f"{call.name} waited for something that was cancelled.")
+    except SystemExit as error:
+        return _failure(f"{call.name} tried to exit the process with status {error.code}.")
+    except Exception as error:
+        # Only the log is told: to the model it would mean nothing.
+        hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
+        log.warning("the tool %s failed%s", _shown(ctx), hint, exc_info=error)
+        return _failure(_describe(error))
+    if not ctx.answer:
+        content = shortened(content, getattr(tool, "max_result", MAX_RESULT))
+    return {"success": True, "result": result, "content": content}
+
+
+def _shown(ctx: RunContext[Any]) -> str:
+    """A tool as it may be named to anybody: of a hidden one the place of its call."""
+    return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
+
+
+def _unasked(ctx: RunContext[Any], name: str, forgotten: list[Asked[Any]]) -> dict[str, Any]:
+    """The failure of a tool that went on without the answers to its questions."""
+    for asked in forgotten:
+        asked.told = True
+    text = (
+        f"{name} asked {forgotten[0].prompt!r} and did not wait for the answer (`ctx.ask` without `await`), so that "
+        "nobody was asked. What it did, it did without an answer."
+    )
+    log.error("the tool %s did not wait for the answer to its question: write `await ctx.ask(...)`", _shown(ctx))
+    return _failure(text)
+
+
+def _failure(text: str) -> dict[str, Any]:
+    text = shortened(readable(text), MAX_RESULT)
+    return {"success": False, "error": text, "content": text}
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

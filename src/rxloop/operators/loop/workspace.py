@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from reactivex import Observable
+
+from rxloop.operators.loop.answering import answering
+from rxloop.pipeline.requests import ModelRequest, Operator, Signal
+from rxloop.pipeline.seams import Workspace
+from rxloop.pipeline.values import Rendered, WorkspacePart
+from rxloop.protocol.messages import Message
+from rxloop.stream.bridges import emit, from_awaitable
+from rxloop.stream.within import within
+
+
+def workspace(shown: Workspace) -> Operator:
+    """Show the model a workspace in each request; it never enters the history.
+
+    ::
+
+        in   --M--|     --M--|
+        out  --M1-|     --M2-|
+
+    M1 is the request with the workspace as it is then, and M2 with what it is by the time of the next one. Static parts
+    stand behind the system prompt, where a provider keeps them in its cache; live ones stand at the end, behind the
+    newest tool results, so that a change of theirs costs no more than themselves.
+
+    Put it before `compress` and `thinking_phase`, which count what it takes.
+
+    Args:
+        shown: What there is to see; rendered anew before each model call.
+    """
+
+    def answer(request: ModelRequest) -> Observable[Signal]:
+        # Imported when there is a workspace: most programs need none.
+        from rxloop.context.workspace import as_parts, is_quick
+
+        if is_quick(shown):
+            return emit(_with(request, as_parts(cast("Rendered", shown.render()))))
+        return from_awaitable(lambda: _waited(request, shown), request.ctx, name="rxloop-workspace")
+
+    operator = answering(ModelRequest, answer)
+    operator.__qualname__ = f"workspace({type(shown).__name__})"
+    return operator
+
+
+async def _waited(request: ModelRequest, shown: Workspace) -> ModelRequest:
+    from rxloop.context.workspace import parts_of
+
+    return _with(request, await within(request.ctx, parts_of(shown), f"the workspace {type(shown).__name__}"))
+
+
+def _with(request: ModelRequest, found: Sequence[WorkspacePart]) -> ModelRequest:
+    from rxloop.context.workspace import text_of_parts
+
+    static, live = text_of_parts(found, "static"), text_of_parts(found, "live")
+    system = (*request.system, Message.system(static)) if static else request.system
+    tail = (*request.tail, Message.user(f"[Workspace, as it is now]\n{live}")) if live else request.tail
+    return request.replace(system=system, tail=tail)

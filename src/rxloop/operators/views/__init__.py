@@ -1,0 +1,1 @@
+"""Views: operators for those who read a run."""

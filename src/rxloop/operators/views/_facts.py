@@ -1,0 +1,254 @@
+"""What events say, without the ids, numbers and times that differ from run to run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rxloop.protocol.events import (
+    CheckpointEvent,
+    ContentCompleteEvent,
+    ContextCompressedEvent,
+    CustomEvent,
+    Event,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    LLMCallEvent,
+    LLMFailedEvent,
+    MessageAddedEvent,
+    StageEvent,
+    StatusUpdateEvent,
+    TaskEvent,
+    ThoughtStreamEvent,
+    ToolCompleteEvent,
+    ToolStartEvent,
+    UsageEvent,
+    ends_attempt,
+)
+from rxloop.protocol.messages import Message, ToolCall
+
+_Line = tuple[int, str | None]
+"""A run, by its place among those in a stream, and a branch of it."""
+
+
+def comparable(events: Sequence[Event]) -> list[Event]:
+    """The events that count, with those of each batch of calls in call order."""
+    void = _void(events)
+    kept = [
+        event
+        for event in events
+        if (counts(event) and event.seq not in void) or (event is events[-1] and ends_attempt(event))
+    ]
+    out: list[Event] = []
+    batches: dict[tuple[str, str | None], _Batch] = {}
+    for event in kept:
+        line = (event.task_id, event.branch)
+        batch = batches.get(line)
+        if batch is not None:
+            if batch.takes(event):
+                continue
+            out += batch.emptied()
+        out.append(event)
+        if isinstance(event, ContentCompleteEvent):
+            batches[line] = _Batch(event)
+    for batch in batches.values():
+        out += batch.emptied()
+    return out
+
+
+class _Batch:
+    """What belongs to the calls of a message, sorted by call."""
+
+    def __init__(self, message: ContentCompleteEvent) -> None:
+        self._message = message
+        self._events: list[tuple[int, Event]] = []
+
+    def takes(self, event: Event) -> bool:
+        """Take an event, if it belongs to one of the calls."""
+        place = _place(event, self._message)
+        if place is not None:
+            self._events.append((place, event))
+        return place is not None
+
+    def emptied(self) -> list[Event]:
+        """The events so far, in call order."""
+        events, self._events = self._events, []
+        return [event for _, event in sorted(events, key=lambda pair: pair[0])]
+
+
+def parted(
+    a: Sequence[Event],
+    b: Sequence[Event],
+    before_a: Sequence[Message] = (),
+    before_b: Sequence[Message] = (),
+) -> tuple[list[Event], list[Event]]:
+    """What is left of two runs from their first difference on; it begins with the two events that differ.
+
+    Nested runs, and lines of a strategy, go on side by side: how they mix is chance, and so each is compared by itself.
+
+    Args:
+        a: The comparable events of a run.
+        b: Those of the other one.
+        before_a: The conversation before the first run.
+        before_b: That before the other one.
+    """
+    theirs: dict[_Line, deque[Event]] = {}
+    for line, event in _by_line(b):
+        theirs.setdefault(line, deque()).append(event)
+    same: set[int] = set()
+    first: Event | None = None
+    rest: Sequence[Event] = ()
+    for place, (line, event) in enumerate(_by_line(a)):
+        queue = theirs.get(line)
+        first = queue.popleft() if queue else None
+        if first is None or fact(event, before_a) != fact(first, before_b):
+            rest = a[place:]
+            break
+        same.add(id(first))
+        first = None
+    left = [event for event in b if id(event) not in same and event is not first]
+    return [*rest], left if first is None else [first, *left]
+
+
+def _by_line(events: Iterable[Event]) -> Iterable[tuple[_Line, Event]]:
+    runs: dict[str, int] = {}
+    for event in events:
+        yield (runs.setdefault(event.task_id, len(runs)), event.branch), event
+
+
+def counts(event: Event) -> bool:
+    """Whether an event tells what happened, and is not bookkeeping."""
+    if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent):
+        return False
+    return not isinstance(event, StatusUpdateEvent) or not (event.state == "working" or ends_attempt(event))
+
+
+def _void(events: Iterable[Event]) -> set[int]:
+    """The beginnings that do not count, where one attempt began something and a later one began it again."""
+    calls: dict[tuple[str, str | None], int] = {}
+    starts: set[tuple[str, str | None, int]] = set()
+    void: set[int] = set()
+    for event in events:
+        if isinstance(event, LLMCallEvent):
+            # The last one, which is the one that was answered: it may be another model's.
+            earlier = calls.get((event.task_id, event.step))
+            if earlier is not None:
+                void.add(earlier)
+            calls[event.task_id, event.step] = event.seq
+        elif isinstance(event, ToolStartEvent):
+            # The first one: questions of the tool, and their answers, come after it.
+            slot = (event.task_id, event.step, event.index)
+            if slot in starts:
+                void.add(event.seq)
+            starts.add(slot)
+    return void
+
+
+def _place(event: Event, message: ContentCompleteEvent) -> int | None:
+    """The place of the call that an event belongs to; None for what belongs to no call of the message."""
+    if isinstance(event, ToolStartEvent | ToolCompleteEvent):
+        return event.index if event.step == message.step else None
+    call_id = event.tool_call_id if isinstance(event, ThoughtStreamEvent) else None
+    return next((place for place, call in enumerate(message.tool_calls) if call.id == call_id), None)
+
+
+_CALL: Any = {"id", "raw", "hidden"}
+_NO_FACTS = {
+    *(Event.model_fields.keys() - {"kind", "step", "branch"}),
+    *("agent_name", "fork_of", "fork_seq", "resumed", "after_seq", "usage", "pending", "subtask_id"),
+    *("estimated_input_tokens", "provider_state", "raw_finish_reason", "thought_id", "related_to", "tool_call_id"),
+    *(
+        "idempotency_key",
+        "duration",
+        "seconds",
+        "thinking",
+        "message_id",
+        "hidden",
+        "hidden_calls",
+        "left_out",
+        "public_form",
+    ),
+}
+_EXCLUDE: dict[str, Any] = {
+    **dict.fromkeys(_NO_FACTS, True),
+    "call": _CALL,
+    "tool_calls": {"__all__": _CALL},
+    "input": {"call": _CALL},
+}
+
+
+def fact(event: Event, before: Sequence[Message]) -> dict[str, Any]:
+    """What an event says, without ids, numbers and times."""
+    if isinstance(event, TaskEvent):
+        # A fork has the history of its conversation in its own task. The model is told by each call of it.
+        messages = [*before, *event.messages]
+        return {"kind": event.kind, "messages": [_message(message) for message in messages]}
+    own: dict[str, Any] = {}
+    if isinstance(event, ThoughtStreamEvent):
+        # Counted over the whole run, in the order in which they happened to come.
+        own = {"index": True}
+    elif isinstance(event, InputReceivedEvent):
+        # Whoever answers at a resume does not say where it was asked.
+        own = {"step": True}
+    return event.model_dump(mode="json", by_alias=False, exclude={**_EXCLUDE, **own})
+
+
+def _message(message: Message) -> dict[str, Any]:
+    ids = dict.fromkeys(("provider_state", "tool_call_id", "message_id"), True)
+    exclude: Any = {**ids, "tool_calls": {"__all__": _CALL}}
+    return message.model_dump(mode="json", by_alias=False, exclude=exclude)
+
+
+def line(event: Event) -> str:
+    """An event in one line, for people: its number, its kind and what it says."""
+    step = f" {event.step}" if event.step else ""
+    return f"{event.seq:>4} {event.kind}{step}{_told(event)}"
+
+
+def _told(event: Event) -> str:
+    text = _text(event)
+    return f": {_short(text)}" if text else ""
+
+
+def _text(event: Event) -> str:
+    match event:
+        case TaskEvent():
+            return event.messages[-1].text if event.messages else ""
+        case StatusUpdateEvent():
+            reason = f" ({event.reason})" if event.reason else ""
+            return f"{event.state}{reason}{', ' + event.content if event.content else ''}"
+        case LLMCallEvent():
+            return f"{event.model}, {event.message_count} messages"
+        case ContentCompleteEvent():
+            calls = ", ".join(_call(call) for call in event.tool_calls)
+            return " -> ".join(part for part in (event.content, calls) if part) or event.finish_reason
+        case ToolStartEvent():
+            return _call(event.call)
+        case ToolCompleteEvent():
+            return f"{event.name} {'=' if event.success else 'failed:'} {event.content}"
+        case MessageAddedEvent():
+            return f"{event.role}: {Message(role=event.role, content=event.content).text}"
+        case ThoughtStreamEvent():
+            return f"{event.thought_type}: {event.content}"
+        case InputRequiredEvent():
+            return event.input.prompt
+        case InputReceivedEvent():
+            return repr(event.value)
+        case StageEvent():
+            return f"{event.strategy} to {event.to_stage}"
+        case ContextCompressedEvent():
+            return f"{event.tokens_before} to {event.tokens_after} tokens"
+        case CustomEvent():
+            return event.name
+        case _:
+            return ""
+
+
+def _call(call: ToolCall) -> str:
+    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else text[:77].rstrip() + "..."

@@ -1,0 +1,113 @@
+"""The view of what follows a cursor."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from reactivex import Observable, abc
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.views._types import View
+from rxloop.protocol.events import Event, GapEvent
+from rxloop.stream.deltas import behind
+
+_CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d{1,18})\.(?P<seq>\d{1,18})\.(?P<sub>\d{1,18})")
+
+
+class Cursor(NamedTuple):
+    """The parts of `event.cursor`."""
+
+    task_id: str
+    attempt: int
+    seq: int
+    sub: int
+
+
+def read_cursor(text: str, *, strict: bool = True) -> Cursor:
+    """Read a cursor.
+
+    Args:
+        text: `task_id/attempt.seq.sub`.
+        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run.
+
+    Raises:
+        ConfigurationError: It is not a cursor.
+    """
+    match = _CURSOR.fullmatch(text)
+    if match is not None:
+        return Cursor(match["task"], int(match["attempt"]), int(match["seq"]), int(match["sub"]))
+    if strict:
+        raise ConfigurationError(f"{text!r} is not a cursor: it has the form task_id/attempt.seq.sub")
+    return Cursor("", 0, 0, 0)
+
+
+def is_behind(cursor: Cursor, end: Event) -> bool:
+    """Whether a cursor lies before the last event of a run, or is none of that run: its reader gets something yet."""
+    return cursor.task_id != end.root_task_id or cursor[1:] < (end.attempt, end.seq, end.sub)
+
+
+def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
+    """Leave out what a reader already has.
+
+    ::
+
+        source                 --a(1.1)--b(1.2)--c(1.3)--|
+        after("run/1.1.2")     ------------------c(1.3)--|
+
+    Where events after the cursor are missing, because it belongs to another run, or to an earlier attempt, or because
+    they are not retained any more, a `gap` event comes first.
+
+    Args:
+        cursor: `event.cursor` of the last event that the reader has: `task_id/attempt.seq.sub`.
+        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run.
+
+    Raises:
+        ConfigurationError: It is not a cursor.
+    """
+    task_id, attempt, seq, sub = read_cursor(cursor, strict=strict)
+    place = (seq, sub)
+
+    def view(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            first = True
+            foreign = newer = False
+
+            def on_next(event: Event) -> None:
+                nonlocal first, foreign, newer
+                if isinstance(event, GapEvent):
+                    # A gap that ends before the cursor is none for this reader.
+                    if event.root_task_id != task_id or event.attempt != attempt or event.seq > place[0]:
+                        observer.on_next(event)
+                    return
+                if first:
+                    foreign = task_id != event.root_task_id
+                if first and foreign:
+                    observer.on_next(gap(event, "unknown-cursor"))
+                elif first and event.attempt > attempt and place < (event.seq - 1, 0):
+                    observer.on_next(gap(event, "trimmed"))
+                elif not foreign and not newer and event.attempt > attempt and place > (event.seq - 1, 0):
+                    observer.on_next(gap(event, "lost-attempt"))
+                first = False
+                newer = newer or event.attempt > attempt
+                if foreign or event.attempt > attempt:
+                    observer.on_next(event)
+                elif (rest := behind(event, seq, sub)) is not None:
+                    observer.on_next(rest)
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    def gap(event: Event, reason: Literal["unknown-cursor", "lost-attempt", "trimmed"]) -> GapEvent:
+        return GapEvent(
+            reason=reason,
+            after=cursor,
+            context_id=event.context_id,
+            task_id=event.root_task_id,
+            attempt=event.attempt,
+        )
+
+    return view

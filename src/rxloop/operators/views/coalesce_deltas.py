@@ -1,0 +1,111 @@
+"""The view that merges deltas, for readers that do not want one event for each token."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, SerialDisposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.views._types import View
+from rxloop.protocol.events import Event
+from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
+from rxloop.stream.scheduler import timers
+
+
+def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
+    """Merge neighbouring deltas of one kind, step and branch, and of one tool call.
+
+    Nothing is lost and the order is kept: any other event comes after the deltas before it, and is passed on at once.
+    A merged delta has the joined text, and the numbers (`seq`, `sub`, `index`) and the time of the newest.
+
+    ::
+
+        source                  --a-b-c-X-----d-e--|
+        coalesce_deltas()       --------(abc,X)----(de|)
+        coalesce_deltas(8)      --a-----(bc,X)d----(e|)
+
+    Args:
+        window: Pass on at most one delta in so many seconds: the first at once, then what has gathered when the time is
+            over. Only another event, or the end, brings out what has gathered before. None gathers until then.
+
+    Returns:
+        A view of all events, with fewer deltas.
+
+    Raises:
+        ConfigurationError: The window is not positive; raised at once.
+    """
+    if window is not None and window <= 0:
+        raise ConfigurationError(f"coalesce_deltas needs a window above 0, not {window}")
+    span = timedelta(seconds=window) if window is not None else None
+
+    def operator(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            gathered = _Gathered()
+            waiting = span is None
+            timer = SerialDisposable()
+
+            def flush() -> bool:
+                event = gathered.take()
+                if event is not None:
+                    observer.on_next(event)
+                return event is not None
+
+            def release(_scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
+                nonlocal waiting
+                waiting = flush()
+                if waiting and span is not None:
+                    timer.disposable = timers(scheduler).schedule_relative(span, release)
+
+            def on_next(event: Event) -> None:
+                if not gathered.fits(event):
+                    flush()
+                text = delta_text(event)
+                if text is None:
+                    observer.on_next(event)
+                    return
+                gathered.add(event, text)
+                if not waiting:
+                    release()
+
+            def on_error(error: Exception) -> None:
+                flush()
+                observer.on_error(error)
+
+            def on_completed() -> None:
+                flush()
+                observer.on_completed()
+
+            subscription = source.subscribe(on_next, on_error, on_completed, scheduler=scheduler)
+            return CompositeDisposable(subscription, timer)
+
+        return Observable(subscribe)
+
+    return operator
+
+
+class _Gathered:
+    """Deltas that follow each other and belong together."""
+
+    def __init__(self) -> None:
+        self._newest: Event | None = None
+        self._texts: list[str] = []
+
+    def fits(self, event: Event) -> bool:
+        """Whether an event continues what is gathered."""
+        return self._newest is not None and same_run_of_deltas(self._newest, event)
+
+    def add(self, event: Event, text: str) -> None:
+        """Take in a delta that fits."""
+        self._newest = event
+        self._texts.append(text)
+
+    def take(self) -> Event | None:
+        """What is gathered, as one event; nothing is kept."""
+        newest, texts = self._newest, self._texts
+        self._newest, self._texts = None, []
+        return newest if newest is None or len(texts) == 1 else merged(newest, texts)

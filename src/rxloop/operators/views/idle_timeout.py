@@ -1,0 +1,67 @@
+"""The view that fails when nothing comes any more."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, SerialDisposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.views._types import View
+from rxloop.stream.scheduler import stopwatch, timers
+
+T = TypeVar("T")
+
+
+def idle_timeout(seconds: float) -> View[T, T]:
+    """Fail with a `TimeoutError` after that many seconds of silence.
+
+    The time starts with the subscription and again with each event. The run itself goes on: what fails is this view of
+    it. Time comes from the scheduler of the subscription, which for a view of a run is the run's.
+
+    ::
+
+        source               --a--b---------c--|
+        idle_timeout(5)      --a--b----#
+
+    Args:
+        seconds: The longest silence, in seconds.
+
+    Returns:
+        A view of everything, in order.
+
+    Raises:
+        ConfigurationError: The time is not positive; raised at once.
+    """
+    if seconds <= 0:
+        raise ConfigurationError(f"idle_timeout needs a time above 0, not {seconds}")
+
+    def operator(source: Observable[T]) -> Observable[T]:
+        def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+            clock = timers(scheduler)
+            seconds_now = stopwatch(clock)
+            last = seconds_now()
+            timer = SerialDisposable()
+
+            # A timer for each event would cost more than the event. One looks when the last came, and waits on.
+            def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
+                rest = last + seconds - seconds_now()
+                # Timers may be a little early.
+                if rest > 1e-6:
+                    timer.disposable = clock.schedule_relative(rest, check)
+                else:
+                    observer.on_error(TimeoutError(f"no event came for {seconds:g} s"))
+
+            def on_next(value: T) -> None:
+                nonlocal last
+                last = seconds_now()
+                observer.on_next(value)
+
+            timer.disposable = clock.schedule_relative(seconds, check)
+            subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+            return CompositeDisposable(subscription, timer)
+
+        return Observable(subscribe)
+
+    return operator

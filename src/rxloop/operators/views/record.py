@@ -1,0 +1,128 @@
+"""The view that writes down what passes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, Disposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.views._types import View
+from rxloop.protocol.events import Event
+
+Recording = str | os.PathLike[str] | Iterable[Event]
+"""Recorded events, or the JSONL file that holds them."""
+
+
+def record(target: list[Event] | str | os.PathLike[str]) -> View[Event, Event]:
+    """Pass all events, and keep them: in a list, or in a file with the JSON of one event on each line.
+
+    The times are those of the events. A file is begun anew by each subscription, written line by line, and closed with
+    it, so that what a broken run has left is there as well. It holds the run with all that is not for clients: keep it
+    as you would a log. `recorded_events` of `rxloop.testing` reads it; so do `op.compare` and `recorded`.
+
+    ::
+
+        source          --t--w--l--c--F|
+        record(list)    --t--w--l--c--F|      and the list has t, w, l, c, F
+
+    Example:
+        >>> await agent.run("Weather?").pipe(op.record("run.jsonl"))
+
+    Args:
+        target: The list to append to, or the path of the file.
+
+    Returns:
+        A view of all events, in order. A file that cannot be written is a `ConfigurationError` of its stream, and
+        leaves the run alone.
+    """
+
+    def operator(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            if isinstance(target, list):
+                append = target.append
+
+                def keep(event: Event) -> None:
+                    append(event)
+                    observer.on_next(event)
+
+                return source.subscribe(keep, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+            path = Path(target)
+            file = _begun(path)
+
+            def close() -> None:
+                # With a full disk the rest of the buffer cannot be written, and the file is closed all the same.
+                with suppress(OSError):
+                    file.close()
+
+            def write(event: Event) -> None:
+                if file.closed:
+                    return  # what had been is told to its end, though the disk is full
+                try:
+                    file.write(event.to_json() + b"\n")
+                    if event.durable:
+                        # With the transient events before it: a crash leaves whole lines, and no durable event out.
+                        file.flush()
+                except OSError as error:
+                    on_error(_unwritable(path, error))
+                else:
+                    observer.on_next(event)
+
+            def on_error(error: Exception) -> None:
+                close()
+                observer.on_error(error)
+
+            def on_completed() -> None:
+                close()
+                observer.on_completed()
+
+            subscription = source.subscribe(write, on_error, on_completed, scheduler=scheduler)
+            return CompositeDisposable(subscription, Disposable(close))
+
+        return Observable(subscribe)
+
+    return operator
+
+
+def _begun(path: Path) -> IO[bytes]:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"record cannot write to {str(path)!r}: {error.strerror}")
+
+
+def read_recording(recording: Recording) -> list[Event]:
+    """The events of a recording.
+
+    Raises:
+        ConfigurationError: The file is not there, or a line of it is not an event.
+    """
+    if not isinstance(recording, str | os.PathLike):
+        return list(recording)
+    path = Path(recording)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigurationError(
+            f"there is no recording {str(path)!r} ({error.strerror}): make one with op.record({str(path)!r})"
+        ) from error
+    events: list[Event] = []
+    for number, data in enumerate(lines, 1):
+        if data.strip():
+            try:
+                events.append(Event.from_json(data))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{path}, line {number}: {error}") from error
+    return events

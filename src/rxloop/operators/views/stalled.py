@@ -1,0 +1,137 @@
+"""The view that tells what a silent run waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, SerialDisposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.views._open import Open, begins_attempt
+from rxloop.operators.views._types import View
+from rxloop.protocol.events import Event, GapEvent, ends_attempt
+from rxloop.protocol.messages import ToolCall
+from rxloop.stream.scheduler import stopwatch, timers
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Nothing has come for a while, and the run goes on."""
+
+    seconds: float
+    """How long nothing has come, in seconds: a multiple of what was asked for."""
+    models: tuple[str, ...] = ()
+    """The models whose answers are awaited, by the names that they have on the stream."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tool calls that were started and have not ended; not one that itself waits for a nested run."""
+    questions: tuple[str, ...] = ()
+    """The prompts of the questions that wait for an answer; in the place of a hidden tool's, what clients read."""
+
+    @property
+    def awaits(self) -> Literal["input", "tool", "model", "run"]:
+        """What keeps the run waiting: a person or client, else a tool, else a model, else the run's own work."""
+        if self.questions:
+            return "input"
+        return "tool" if self.calls else "model" if self.models else "run"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tools or models that are awaited, or the prompts of the questions."""
+        named = {"input": self.questions, "tool": tuple(call.name for call in self.calls), "model": self.models}
+        return named.get(self.awaits, ())
+
+    def __str__(self) -> str:
+        # A run is cancelled with it, and clients read why.
+        names = (
+            ["(hidden)" if call.hidden else call.name for call in self.calls] if self.awaits == "tool" else self.names
+        )
+        waits = " ".join(part for part in (self.awaits, ", ".join(names)) if part)
+        return f"nothing came for {self.seconds:g} s; awaited: {waits}"
+
+
+def stalled(seconds: float) -> View[Event, Stall]:
+    """Emit a `Stall` after that many seconds of silence while the run goes on, and again for each further such time.
+
+    Unlike `idle_timeout` this is not an error: the view goes on, says what the run awaits and for how long, and starts
+    over with the next event. Time comes from the scheduler of the subscription, which for a view of a run is the run's.
+    What is over tells its stalls by the times of its events: a late subscriber, or a replay that is not slower than the
+    run, hears of the same ones. Between the end of one attempt and the next nothing stalls.
+
+    ::
+
+        source         --l--d----------d--c--F|      l llm-call, d delta
+        stalled(4)     ---------M4--M8--------|      M4 a model is awaited, for 4 s so far
+
+    Example:
+        >>> run.pipe(op.stalled(30), rx.filter(lambda stall: stall.awaits == "model")).subscribe(switch)
+
+    Args:
+        seconds: The silence that is a stall, in seconds.
+
+    Returns:
+        A view of stalls.
+
+    Raises:
+        ConfigurationError: The time is not positive; raised at once.
+    """
+    if not seconds > 0:
+        raise ConfigurationError(f"stalled needs a time above 0, not {seconds}")
+
+    def operator(source: Observable[Event]) -> Observable[Stall]:
+        def subscribe(
+            observer: abc.ObserverBase[Stall], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            clock = timers(scheduler)
+            open_ = Open()
+            seconds_now = stopwatch(clock)
+            began = seconds_now()
+            told = 0
+            before = 0
+            ended = False
+            timer = SerialDisposable()
+
+            def tell(count: int) -> None:
+                nonlocal told
+                while told < count:
+                    told += 1
+                    models, calls = tuple(open_.models.values()), tuple(open_.awaited_calls())
+                    observer.on_next(Stall(told * seconds, models, calls, tuple(open_.questions)))
+
+            # A timer for each event would cost more than the event. One looks when the last came, and waits on.
+            def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
+                # Timers may be a little early, and three tenths are less than three times a tenth.
+                tell(int((seconds_now() - began) / seconds + 1e-6))
+                arm(began + (told + 1) * seconds - seconds_now())
+
+            def arm(rest: float) -> None:
+                if not ended:
+                    timer.disposable = clock.schedule_relative(max(rest, 0.0), check)
+
+            def on_next(event: Event) -> None:
+                nonlocal began, told, before, ended
+                if type(event) is GapEvent:
+                    return  # made for a reader, at no time of the run
+                resumed = event.durable and begins_attempt(event)
+                if resumed:
+                    before = 0
+                if before and not ended:
+                    tell(int((event.timestamp - before) / 1000 / seconds + 1e-6))
+                # Never back: an attempt may go on on a machine whose clock is behind.
+                began, told, before = seconds_now(), 0, max(before, event.timestamp)
+                if event.durable:
+                    open_.take(event)
+                    over, ended = ended, ends_attempt(event)
+                    if ended:
+                        timer.disposable = None
+                    elif over:
+                        arm(seconds)
+
+            arm(seconds)
+            subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+            return CompositeDisposable(subscription, timer)
+
+        return Observable(subscribe)
+
+    return operator

@@ -1,0 +1,266 @@
+"""The view of how a run is doing, in figures."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, SerialDisposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.views._open import Open, Step, begins_attempt, step_of
+from rxloop.operators.views._types import View
+from rxloop.operators.views.cost import Spending, price_table
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    GapEvent,
+    LLMCallEvent,
+    ThoughtDeltaEvent,
+    ToolCallDeltaEvent,
+    ToolStartEvent,
+    UsageEvent,
+    ends_attempt,
+)
+from rxloop.protocol.messages import Usage
+from rxloop.stream.scheduler import stopwatch, timers
+
+if TYPE_CHECKING:
+    from rxloop.providers.prices import Price
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The figures of a run at one moment, nested runs and branches included."""
+
+    seconds: float
+    """Since the first event, without the time between attempts."""
+    tokens_per_second: float
+    """Of the window that ends now, or of the whole run while that is shorter. A delta counts as one token, as in
+    `token_rate`. An answer that came with no deltas, because the model does not stream or the log has not kept them,
+    counts by its usage in the window in which it was complete: with the speed of the whole answer, where that took
+    longer than a window."""
+    time_to_first_token: float | None
+    """Seconds from the request to the first delta of its answer, of the newest answer that streamed; None while there
+    is none, as in a log, which keeps no deltas."""
+    tool_seconds: float
+    """The time in which at least one tool was at work, in seconds, so far; one that waits for a person is not."""
+    model_calls: int
+    """Requests to models so far."""
+    tool_calls: int
+    """Tool calls that were started so far; one that was refused is none."""
+    usage: Usage
+    """The tokens so far, as the providers counted them."""
+    dollars: float | None
+    """The cost so far, in US dollars; None while no model with a price has told its tokens."""
+
+    def __str__(self) -> str:
+        rate, first = self.tokens_per_second, self.time_to_first_token
+        parts = [
+            f"{self.seconds:.1f} s",
+            f"{rate:.0f} tokens/s" if rate >= 10 else f"{rate:.1f} tokens/s",
+            f"first token after {first:.2f} s" if first is not None else "",
+            _counted(self.model_calls, "model call"),
+            f"{_counted(self.tool_calls, 'tool call')} in {self.tool_seconds:.1f} s" if self.tool_calls else "",
+            f"{self.usage.total_tokens:,} tokens",
+            f"${self.dollars:.4f}" if self.dollars is not None else "",
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> View[Event, Stats]:
+    """Emit the figures of the run: once a window while it goes on, and with the final event of each attempt.
+
+    Time is that of the events, so that a late subscriber, and a replay that is not slower than the run, get the figures
+    of the run as it was; while nothing comes, a timer goes on telling. Of recorded events, windows in which nothing
+    came are left out: they would be told all at once. The deltas of a message are dropped when it is complete, so late
+    subscribers have the rates from the usage alone.
+
+    ::
+
+        source       --t--l--d--d--d--c--s---------x---F|
+        stats(3)     -----S--S--S--S--S--S--S--S--S--S-S|      S the figures of what came before that moment
+
+    Example:
+        >>> run.pipe(op.stats()).subscribe(print)
+
+    Args:
+        window: The seconds between two values, and those that a rate looks back.
+        prices: What models cost, as for `op.cost`.
+
+    Returns:
+        A view of figures, the last of which are those of the whole run.
+
+    Raises:
+        ConfigurationError: The window is not positive; raised at once.
+    """
+    if not window > 0:
+        raise ConfigurationError(f"stats needs a window above 0, not {window}")
+    table = price_table(prices)
+
+    def operator(source: Observable[Event]) -> Observable[Stats]:
+        def subscribe(
+            observer: abc.ObserverBase[Stats], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            clock = timers(scheduler)
+            seconds_now = stopwatch(clock)
+            figures = _Figures(window, table)
+            came = seconds_now()
+            due = 0.0
+            going = False
+            timer = SerialDisposable()
+
+            def time_now() -> float:
+                return figures.newest + seconds_now() - came
+
+            def time_of(event: Event) -> float:
+                # Never back: an attempt may go on on a machine whose clock is behind.
+                return max(event.timestamp / 1000, figures.newest) if event.timestamp else time_now()
+
+            def tell_due(now: float) -> None:
+                nonlocal due
+                at = due
+                due += ((now - due) // window + 1) * window
+                observer.on_next(figures.at(at))
+
+            def tick(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
+                now = time_now()
+                # Timers may be a little early.
+                if now >= due - 1e-6:
+                    tell_due(max(now, due))
+                arm(max(due - now, 0.0))
+
+            def arm(seconds: float) -> None:
+                timer.disposable = clock.schedule_relative(seconds, tick)
+
+            def on_next(event: Event) -> None:
+                nonlocal came, due, going
+                if type(event) is GapEvent:
+                    return  # made for a reader, at no time of the run
+                now = time_of(event)
+                if not going or (event.durable and begins_attempt(event)):
+                    going = True
+                    figures.go_on(now)
+                    due = now + window
+                    arm(window)
+                elif now >= due:
+                    tell_due(now)
+                came = seconds_now()
+                figures.take(event, now)
+                if event.durable and ends_attempt(event):
+                    going = False
+                    timer.disposable = None
+                    observer.on_next(figures.at(now))
+
+            subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+            return CompositeDisposable(subscription, timer)
+
+        return Observable(subscribe)
+
+    return operator
+
+
+class _Figures:
+    """What is counted, by the time of the events in seconds."""
+
+    def __init__(self, window: float, prices: Mapping[str, Price]) -> None:
+        self.newest = 0.0
+        """The time of the newest event."""
+        self._window = window
+        self._begin: float | None = None
+        self._deltas = deque[float]()
+        self._answers = deque[tuple[float, float, int]]()
+        """When each answer without deltas came, how long that took, and its tokens."""
+        self._asked: dict[Step, float] = {}
+        """When the requests left of whose answers nothing has streamed."""
+        self._first_token: float | None = None
+        self._open = Open()
+        self._since = 0.0
+        """Since when a tool is at work, if one is."""
+        self._tool_seconds = 0.0
+        self._model_calls = self._tool_calls = 0
+        self._usage = Usage()
+        self._spending = Spending(prices)
+        self._dollars: float | None = None
+
+    def go_on(self, now: float) -> None:
+        """A run or attempt begins at that time: leave out what has passed since the last one."""
+        if self._begin is None:
+            self._begin = now
+        else:
+            self._begin += now - self.newest
+            self._since += now - self.newest
+        self.newest = now
+        self._asked.clear()
+        self._deltas.clear()
+        self._answers.clear()
+
+    def at(self, now: float) -> Stats:
+        """The figures at a time after the newest event."""
+        return Stats(
+            seconds=round(self._age(now), 6),
+            tokens_per_second=self._rate(now),
+            time_to_first_token=self._first_token,
+            tool_seconds=round(self._tool_seconds + (now - self._since if self._open.works else 0.0), 6),
+            model_calls=self._model_calls,
+            tool_calls=self._tool_calls,
+            usage=self._usage,
+            dollars=self._dollars,
+        )
+
+    def _rate(self, now: float) -> float:
+        """The tokens per second of the window that ends now."""
+        begin = now - self._window
+        while self._deltas and self._deltas[0] < begin:
+            self._deltas.popleft()
+        while self._answers and self._answers[0][0] < begin:
+            self._answers.popleft()
+        # What is younger than a window is not slow because of that.
+        span = min(self._window, self._age(now)) or self._window
+        return len(self._deltas) / span + sum(tokens / max(seconds, span) for _, seconds, tokens in self._answers)
+
+    def _age(self, now: float) -> float:
+        return now - (self._begin if self._begin is not None else now)
+
+    def take(self, event: Event, now: float) -> None:
+        """Fold one more event, which came at that time."""
+        if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
+            self._deltas.append(now)
+            if self._asked and (asked := self._asked.pop(step_of(event), None)) is not None:
+                self._first_token = round(now - asked, 6)
+        elif event.durable:
+            self._take_durable(event, now)
+        self.newest = now
+
+    def _take_durable(self, event: Event, now: float) -> None:
+        match event:
+            case LLMCallEvent():
+                self._model_calls += 1
+                self._asked[step_of(event)] = now
+            case UsageEvent():
+                self._usage = self._usage + event.usage
+                asked = self._asked.get(step_of(event))
+                if asked is not None and event.output_tokens:
+                    self._answers.append((now, now - asked, event.output_tokens))
+            case ContentCompleteEvent():
+                self._asked.pop(step_of(event), None)
+            case ToolStartEvent():
+                self._tool_calls += 1
+            case _:
+                pass
+        if self._spending.take(event):
+            self._dollars = self._spending.dollars
+        worked = self._open.works
+        self._open.take(event)
+        if worked and not self._open.works:
+            self._tool_seconds += now - self._since
+        elif not worked:
+            self._since = now
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

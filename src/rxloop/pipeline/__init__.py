@@ -1,0 +1,1 @@
+"""What travels in the loop, and the seams it meets."""

@@ -1,0 +1,281 @@
+"""The seams: small protocols behind which parts can be exchanged. Each has a built-in that needs no server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from reactivex import Observable
+
+from rxloop.pipeline.requests import ModelRequest, RunContext, ToolDefinition
+from rxloop.protocol.events import Event
+from rxloop.protocol.messages import Message
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.values import Budget, Histories, Mark, Rendered, RunRecord, SessionChange, SessionRecord, Until
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """Answers model requests.
+
+    `call` gives a cold Observable: nothing is sent before it is subscribed, each subscription is one request, and
+    disposing it closes the connection. It emits deltas, then at most one `UsageEvent`, then exactly one
+    `ContentCompleteEvent`, and completes; a failure is an `on_error` with a `ProviderError`.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the model is called on the stream, such as `zai:glm-4.7`."""
+        ...
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        """The answer to one request."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close what the provider opened itself; may be called more than once."""
+        ...
+
+
+@runtime_checkable
+class MakesModels(Protocol):
+    """What a provider may have beside `aclose`, if it makes others of model strings."""
+
+    async def aclose_made(self) -> None:
+        """Close what it opened for model strings, and nothing that it was given; an agent calls it at its end."""
+        ...
+
+
+class Tool(Protocol):
+    """Something that the model can call."""
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """Name, description and schema, as they are offered to the model."""
+        ...
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds until a call is cut off; None is no limit."""
+        ...
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether a call that was interrupted may be made again."""
+        ...
+
+    @property
+    def approve(self) -> bool | str:
+        """Whether a person must agree to each call; a text is the question, with parameters in braces."""
+        ...
+
+    def enabled(self, ctx: RunContext[Any]) -> bool:
+        """Whether the tool is offered in this run now."""
+        ...
+
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        """Carry out one call.
+
+        Whatever it raises becomes a failed result that the model reads: the text of a `ToolError` as it is, the type
+        and message of any other exception.
+        """
+        ...
+
+
+@runtime_checkable
+class ToolProvider(Protocol):
+    """A family of tools that may differ from run to run."""
+
+    async def tools(self, ctx: RunContext[Any]) -> Sequence[Tool]:
+        """The tools of the family for this run; asked before each model request."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close what the family opened itself; may be called more than once."""
+        ...
+
+
+class EventLog(Protocol):
+    """Keeps the durable events of runs."""
+
+    @property
+    def keeps_deltas(self) -> bool:
+        """Whether transient events are to be appended too; such a log gives them back on demand."""
+        ...
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+        """Append a batch to a run; when it returns, the batch is durable.
+
+        The log keeps with each run the owner of its last batch. A writer that did not hear whether a batch was written
+        appends it again: what of it is there already, byte for byte and from the same owner, is not written twice. To
+        everybody else, a writer with no owner above all, it is a conflict, though the bytes be equal.
+
+        Args:
+            task_id: The run.
+            events: Events in order: durable ones, and transient ones if the log keeps them.
+            expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
+            owner: Who appends: a random token that no other writer has.
+
+        Raises:
+            ConflictError: The log holds another last `seq`: somebody else writes this run.
+            EventLogError: The batch could not be written.
+        """
+        ...
+
+    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
+        """The durable events of a run behind `after_seq`, in order, and with `deltas` the transient ones.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+        """
+        ...
+
+    def follow(
+        self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
+    ) -> AsyncIterator[Event]:
+        """The durable events behind `after_seq`, then those that come, until the final one of an attempt.
+
+        Args:
+            task_id: The run.
+            after_seq: The last `seq` that is not wanted.
+            deltas: Give the transient events too, where the log keeps them; those of `after_seq` come again.
+            until: `"end"` goes on over pauses and attempts until the run is completed or failed.
+
+        Raises:
+            UnknownRun: The log holds no such run; raised by the first step of the iteration.
+        """
+        ...
+
+    async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
+        """The runs of a conversation, or of all, in the order in which the log got them, never by a clock."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close files and connections; may be called more than once."""
+        ...
+
+
+@runtime_checkable
+class AppendsNow(Protocol):
+    """What an event log may have beside `append`, to spare a run a turn of the event loop."""
+
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
+        """Append a batch if that takes no waiting, as `append` does and with its errors; False if it was not done."""
+        ...
+
+
+@runtime_checkable
+class ReadsConversations(Protocol):
+    """What an event log may have beside `read`: a conversation in one round trip, and only what is new of it."""
+
+    async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
+        """The durable events of the runs of a conversation that come before a run, in one go.
+
+        Args:
+            context_id: The conversation.
+            before: The run; where the log does not hold it, all runs of the conversation come before it.
+            after: Where an earlier answer ended. Only what comes behind it is given, if what lies before it is as it
+                was: no run was deleted there and none went on.
+        """
+        ...
+
+
+@runtime_checkable
+class HasIdentity(Protocol):
+    """What an event log may have beside its methods, if several objects may keep the same runs."""
+
+    @property
+    def identity(self) -> Hashable:
+        """Two log objects of one process with equal identities are one log: its conversations have one turn each."""
+        ...
+
+
+class SessionStore(Protocol):
+    """Keeps thinking sessions: of each owner, by id, a record and entries that are only ever appended."""
+
+    async def load(self, owner: str, session_id: str) -> SessionRecord | None:
+        """The record of a session; None if there is none."""
+        ...
+
+    async def entries(self, owner: str, session_id: str, *, first: int = 0) -> Sequence[bytes]:
+        """The entries of a session from that one on, counted from 0."""
+        ...
+
+    async def of_call(self, owner: str, call_id: str) -> str | None:
+        """The session that a tool call has changed already."""
+        ...
+
+    async def commit(self, changes: Sequence[SessionChange]) -> None:
+        """Make these changes, all of them or none. A session that is cleared or expired loses its entries.
+
+        Raises:
+            SessionConflict: A session has another version than the one before its change: somebody else was first.
+        """
+        ...
+
+    async def records(self, owner: str | None = None) -> Sequence[SessionRecord]:
+        """All sessions, or those of an owner, the least recently used first."""
+        ...
+
+    async def find(self, session_id: str) -> Sequence[SessionRecord]:
+        """The records of that id, whoever they belong to."""
+        ...
+
+    async def delete(self, sessions: Sequence[tuple[str, str]]) -> None:
+        """Remove sessions, each named by its owner and its id; those that are gone already are passed over."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close files and connections; may be called more than once."""
+        ...
+
+
+class TokenCounter(Protocol):
+    """Counts the tokens of messages, and of the tools that are offered with them."""
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
+        """The number of tokens, exact or estimated; what a list of messages takes is the sum of what each takes."""
+        ...
+
+
+class Compressor(Protocol):
+    """Makes a history smaller when it does not fit any more.
+
+    It is asked only then. What it returns is checked and repaired, and later messages go behind it until it overflows
+    again; so a compressor keeps no state of a run and may serve many side by side.
+    """
+
+    @property
+    def max_tokens(self) -> int:
+        """What a whole request may take."""
+        ...
+
+    def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
+        """The messages to send instead, in order; those that stay are the same objects.
+
+        Args:
+            messages: The whole history, oldest first, with nothing left out by earlier cuts.
+            budget: What to keep to.
+        """
+        ...
+
+
+class Workspace(Protocol):
+    """What a model has before its eyes in each request; it never enters the history."""
+
+    def render(self) -> Rendered | Awaitable[Rendered]:
+        """What there is to see now: a text, or parts. Called anew before each model call; a plain one in a thread."""
+        ...
+
+
+class Clock(Protocol):
+    """Where a run takes its time from."""
+
+    def now(self) -> int:
+        """Milliseconds since 1970, for timestamps."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only grow, for durations."""
+        ...

@@ -1,0 +1,129 @@
+"""The values that pass through the seams: what logs and stores know, what compressors keep to, what workspaces show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rxloop.protocol.events import Event, State
+from rxloop.protocol.messages import Message
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.seams import TokenCounter
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a log knows of a run without reading its events."""
+
+    task_id: str
+    context_id: str
+    agent_name: str
+    state: State
+    attempt: int
+    seq: int
+    created: int
+    """Milliseconds since 1970."""
+    updated: int
+    """Milliseconds since 1970."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over. One that failed by what may pass is, too, until somebody resumes it."""
+        return self.state in ("completed", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a conversation: behind which runs, and how they stood."""
+
+    runs: int
+    """How many."""
+    events: int
+    """How many durable events they had."""
+    last: str
+    """The id of the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """What a conversation has behind a mark, or has at all."""
+
+    events: Sequence[Event]
+    """The durable events of run after run."""
+    mark: Mark
+    """Behind the last of these runs."""
+    whole: bool
+    """The events begin with the first run: no mark was given, or a run before it is not as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """What a store knows of a thinking session without reading its entries."""
+
+    owner: str
+    session_id: str
+    version: int
+    """Counts the changes, from 1."""
+    length: int
+    """How many entries there are."""
+    created: int
+    """Milliseconds since 1970."""
+    used: int
+    """Milliseconds since 1970."""
+    state: Literal["active", "complete", "cleared", "expired"] = "active"
+    """`cleared` and `expired` are what is left of a session: no entries, and the name of the one that follows it."""
+    successor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChange:
+    """One change of a session, for a store to make."""
+
+    record: SessionRecord
+    """The session after the change; its version is one more than that before, which is 0 for a new one."""
+    entries: tuple[bytes, ...] = ()
+    """The entries that come to it, as JSON."""
+    call_id: str | None = None
+    """The tool call that the change was made for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a compressor is to keep to."""
+
+    tokens: int
+    """What the messages may take: the request's limit less what goes with them (system prompt, tools, workspace)."""
+    target: int
+    """What they are to be cut to, so that it is a while until the next cut."""
+    counter: TokenCounter
+    pinned: frozenset[int] = frozenset()
+    """The places of messages that must stay, beside the first user message."""
+    sent: Sequence[Message] = ()
+    """What goes out if nothing is cut: the history as the last cut left it, and what came since."""
+    dropped: Sequence[Message] = ()
+    """What another compressor before this one left out: a summary is to cover it too."""
+    messages: int | None = None
+    """How many messages there are to be after the cut, for a window that counts them."""
+
+    def count(self, *messages: Message) -> int:
+        """The tokens of these messages."""
+        return self.counter.count(messages)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspacePart:
+    """A piece of a workspace."""
+
+    text: str
+    title: str = ""
+    """A line above it, such as the name of a file."""
+    kind: Literal["static", "live"] = "live"
+    """`static` parts stand behind the system prompt, where the provider's cache keeps them; `live` ones at the end."""
+
+
+Until = Literal["attempt", "end"]
+"""Where a follower stops: at the end of the run's attempt, or when the run is over for good."""
+
+Rendered = str | Sequence[WorkspacePart]

@@ -1,0 +1,302 @@
+"""The envelope of the event protocol, and how events become JSON and are read again.
+
+Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in Python and ISO 8601 UTC in JSON.
+"""
+
+# The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
+# pyright: reportIncompatibleVariableOverride=false
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import (
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
+
+from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.protocol.messages import Wire
+from rxloop.protocol.visibility import ENVELOPE, ROOT, form_of, public_form
+
+PROTOCOL_VERSION = 1
+
+Visibility = Literal["public", "internal"]
+
+
+_FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
+"""The milliseconds that a time may be: from the year 1 to 9999."""
+
+
+def check_time(value: int) -> int:
+    """A time in milliseconds, if it can be written.
+
+    Raises:
+        InvalidEvent: It is before the year 1, or after 9999.
+    """
+    if value.__class__ is not int or not _FIRST <= value <= _LAST:
+        raise InvalidEvent(f"{value!r} is no time in milliseconds from the year 1 to 9999")
+    return value
+
+
+def _read_time(value: Any, handler: ValidatorFunctionWrapHandler) -> int:
+    if isinstance(value, str):
+        try:
+            return check_time(round(datetime.fromisoformat(value).timestamp() * 1000))
+        except OverflowError as error:
+            raise ValueError(f"{value!r} is out of range") from error
+    return check_time(handler(value))
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _write_time(value: int) -> str:
+    seconds, millis = divmod(value, 1000)
+    return f"{_second(seconds)}.{millis:03}Z"
+
+
+# Events come many a second, and writing a date costs as much as the rest of an event.
+@lru_cache(maxsize=64)
+def _second(seconds: int) -> str:
+    # `%Y` does not write a year before 1000 with four digits.
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:19]
+
+
+Timestamp = Annotated[
+    int,
+    WrapValidator(_read_time, json_schema_input_type=str),
+    PlainSerializer(_write_time, return_type=str, when_used="json"),
+]
+
+
+_LINE_ENDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+_PLAIN: "set[type[Event]]" = set()
+"""The classes whose events have nothing to hide but metadata: one look, at each delta."""
+
+
+def check_id(value: str, what: str) -> str:
+    """The value, if it can stand on a line: an id or a kind with a line end would forge frames and lines of a log.
+
+    Raises:
+        ConfigurationError: It has a line end or another control character in it, or half a character.
+    """
+    if value.isprintable() or _LINE_ENDS.search(value) is None:
+        return value
+    raise ConfigurationError(f"{what} is {value!r}: it must have no line ends or other control characters")
+
+
+def absent(value: Any) -> bool:
+    """Whether an optional field is left out of the JSON."""
+    return not value
+
+
+class Event(Wire):
+    """The envelope of every event.
+
+    Ids, numbers and the time may be left out by whoever makes an event: the run stamps them when it is published,
+    and keeps those that are there.
+    """
+
+    # Where a reader's encoded frame is kept, so that an event is serialised once however many read it.
+    # And the form of it that clients get, so that there is one for all of them.
+    __slots__ = ("_public", "_wire")
+
+    visibility: ClassVar[Visibility] = "public"
+    """Whether events of this kind are for clients."""
+    public_fields: ClassVar[tuple[str, ...]] = ()
+    """Of an event class of your own: the fields that are for clients. What is named nowhere does not leave."""
+    durable: ClassVar[bool] = True
+    """Whether events of this kind are numbered by `seq` and kept in the log."""
+
+    version: int = PROTOCOL_VERSION
+    kind: str
+    context_id: str = ""
+    """The conversation."""
+    task_id: str = ""
+    """The run."""
+    seq: int = 0
+    """The number of a durable event in its run, from 1; of a transient one, that of the last durable event."""
+    sub: int = 0
+    """The number of a transient event behind `seq`, from 1; 0 for a durable one."""
+    attempt: int = 0
+    """Counts the resumptions of a run, from 1."""
+    timestamp: Timestamp = 0
+    """When the event was published, in milliseconds since 1970 (ISO 8601 UTC in JSON)."""
+    parent_task_id: str | None = Field(default=None, exclude_if=absent)
+    """The run that a nested agent's run belongs to."""
+    agent_path: tuple[str, ...] = Field(default=(), exclude_if=absent)
+    """The names of the nested agents, outermost first."""
+    step: str | None = Field(default=None, exclude_if=absent)
+    """The model call that the event belongs to."""
+    branch: str | None = Field(default=None, exclude_if=absent)
+    """A line of a strategy beside the main one; None on the main line."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=absent)
+    """For the house, but for what stands under the key `public`."""
+
+    @property
+    def public(self) -> bool:
+        """Whether clients get this event, in the form that `for_clients` gives."""
+        return self.visibility == "public"
+
+    def for_clients(self) -> "Event | None":
+        """The event as clients may see it: itself where there is nothing to hide, and None where it is not for them."""
+        cls = type(self)
+        if cls in _PLAIN and not self.metadata:
+            return self
+        if not self.public:
+            return None
+        if form_of(cls).plain and cls.public is Event.public:
+            _PLAIN.add(cls)
+        try:
+            return _public_of(self)
+        except AttributeError:
+            pass
+        shown = public_form(self)
+        # One that is not published yet has still to get its numbers.
+        if shown is not self and self.attempt:
+            object.__setattr__(self, "_public", shown)
+        return shown
+
+    @property
+    def root_task_id(self) -> str:
+        """The run on whose stream the event is: its own, or the outermost of those that it is nested in."""
+        if self.parent_task_id is None:
+            return self.task_id
+        return self.metadata.get(ROOT, self.parent_task_id)
+
+    @property
+    def cursor(self) -> str:
+        """The event's place for readers that come back: `task_id/attempt.seq.sub`, with the id of the root run."""
+        return f"{self.root_task_id}/{self.attempt}.{self.seq}.{self.sub}"
+
+    def to_json(self, *, public: bool = False) -> bytes:
+        """The event as JSON in camelCase.
+
+        Args:
+            public: As clients may see it; of an event that is not for them the envelope alone.
+        """
+        if not public:
+            return self.__pydantic_serializer__.to_json(self)
+        shown, left_out = self.for_clients(), form_of(type(self)).left_out
+        if shown is None:
+            shown, left_out = self, frozenset(type(self).model_fields) - ENVELOPE.keys() | {"metadata"}
+        return self.__pydantic_serializer__.to_json(shown, exclude=left_out)  # pyright: ignore[reportArgumentType]
+
+    @staticmethod
+    def from_json(data: bytes | str, *, strict: bool = False) -> "Event":
+        """Read one event.
+
+        Args:
+            data: The JSON of one event, as `to_json` writes it.
+            strict: Refuse a kind or a field that this version of the protocol does not know. Otherwise an unknown
+                kind becomes an `UnknownEvent`, and unknown fields are left out.
+
+        Raises:
+            ConfigurationError: The JSON is not an event; the message names the kind and the field.
+        """
+        # The JSON of `to_json` tells its kind at once, and is then parsed only once.
+        known = _KIND.match(data) if isinstance(data, bytes) else None
+        try:
+            kind: Any = known[1].decode() if known is not None else orjson.loads(data)["kind"]
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"not an event: it must be a JSON object with a kind ({error})") from error
+        cls = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
+        if cls is None and strict:
+            raise ConfigurationError(f"unknown kind {kind!r}; the kinds are {', '.join(EVENT_TYPES)}")
+        try:
+            if cls is None:
+                event = UnknownEvent.model_validate_json(data)
+            else:
+                event = cls.model_validate_json(data, extra="forbid" if strict else "ignore")
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            # No field is named where the JSON itself is broken.
+            said = f"{where}: {first['msg']}" if where else first["msg"]
+            raise ConfigurationError(f"not an event of kind {kind!r}: {said}") from error
+        event.check_ids()
+        return event
+
+    def check_ids(self) -> None:
+        """Refuse ids that break a line.
+
+        Raises:
+            ConfigurationError: One of them has a line end or another control character in it.
+        """
+        # One look at all of them, at each event that is read.
+        own = self.__dict__
+        root = own["metadata"].get(ROOT)
+        ids = f"{own['context_id']}{own['task_id']}{own['parent_task_id']}{own['step']}{own['branch']}{root}"
+        if ids.isprintable():
+            return
+        for name in ("context_id", "task_id", "parent_task_id", "step", "branch"):
+            check_id(getattr(self, name) or "", f"the {name} of an event of kind {self.kind!r}")
+        if isinstance(root, str):
+            check_id(root, f"metadata[{ROOT!r}] of an event of kind {self.kind!r}")
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Make the class known by its kind, unless it is a variant of one that is known."""
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if isinstance(kind, str):
+            known = EVENT_TYPES.setdefault(check_id(kind, f"the kind of {cls.__qualname__}"), cls)
+            # A cell of a notebook that is run again, or a module that is loaded anew, makes the class anew.
+            if (known.__module__, known.__qualname__) == (cls.__module__, cls.__qualname__):
+                EVENT_TYPES[kind] = cls
+
+    def __repr__(self) -> str:
+        # As clients may see it: what is shown in logs, traces and test reports is seen by many.
+        own = ", ".join(f"{name}={_short(value)}" for name, value in self.__repr_args__())
+        where = f" step={self.step}" if self.step else ""
+        branch = f" branch={self.branch}" if self.branch else ""
+        return f"<{self.kind} {self.attempt}.{self.seq}.{self.sub}{where}{branch}{' ' if own else ''}{own}>"
+
+    __str__ = __repr__
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        shown = self.for_clients()
+        return [
+            (name, getattr(shown, name))
+            for name, field in type(self).model_fields.items()
+            if name not in ENVELOPE
+            and shown is not None
+            and getattr(shown, name) != field.get_default(call_default_factory=True)
+        ]
+
+
+# The slot itself: where it is empty, pydantic would look for the name in other places first.
+_public_of: Callable[[Event], Event] = vars(Event)["_public"].__get__
+
+_KIND = re.compile(rb'\{"version":\d+,"kind":"([a-z-]+)",')
+
+
+def _short(value: Any) -> str:
+    text = repr(value).replace("\n", "\\n")
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+EVENT_TYPES: dict[str, type[Event]] = {}
+"""The class of each kind."""
+
+
+class UnknownEvent(Event):
+    """An event of a kind that this version does not know, read leniently; its fields are in `model_extra`."""
+
+    model_config = {"extra": "allow"}
+    kind: str
+
+    @field_validator("kind")
+    @classmethod
+    def _is_one_line(cls, value: str) -> str:
+        return check_id(value, "the kind")

@@ -1,0 +1,334 @@
+"""Chat messages, their parts, tool calls and token usage: what a conversation is made of."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema
+
+from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.protocol.storable import readable, storable
+from rxloop.protocol.unchecked import trusted
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Wire(BaseModel):
+    """A frozen model: snake_case in Python, camelCase in JSON."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=cache(to_camel),
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        ser_json_bytes="base64",
+        val_json_bytes="base64",
+        # Built when a model is first used: all of them at once would be a good part of importing rxloop.
+        defer_build=True,
+    )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema, with the docstrings of the fields as their descriptions.
+
+        Read from the source when there is a schema to make. With pydantic's `use_attribute_docstrings` they would be
+        read at every start, which takes a quarter of the time of importing rxloop.
+        """
+        made = handler(schema)
+        properties: dict[str, Any] = handler.resolve_ref_schema(made).get("properties", {})
+        for base in reversed(cls.__mro__):
+            for name, text in _field_docstrings(base).items():
+                if name in cls.model_fields:
+                    properties[cls.model_fields[name].serialization_alias or name]["description"] = text
+        return made
+
+
+@cache
+def _field_docstrings(cls: type) -> dict[str, str]:
+    """What stands in the source below each annotated name of a class."""
+    if not issubclass(cls, Wire):
+        return {}
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, SyntaxError):
+        return {}
+    body = cast("ast.ClassDef", tree.body[0]).body
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+class TextPart(Wire):
+    """A piece of text inside a message of several parts."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class _Media(Wire):
+    url: str | None = None
+    """Where the bytes are, if they are not in `data`."""
+    data: bytes | None = None
+    """The bytes themselves; base64 in JSON."""
+    media_type: str | None = None
+    """The MIME type, needed with `data`."""
+
+    @classmethod
+    def from_path(cls, path: str | PathLike[str], *, media_type: str | None = None) -> Self:
+        """Read a file, now.
+
+        Args:
+            path: The file.
+            media_type: Its MIME type; None tells it from the file's name.
+
+        Raises:
+            ValueError: The name does not tell the type.
+        """
+        # Not before it is needed, as it is in few programs.
+        from mimetypes import guess_type
+
+        file = Path(path)
+        media_type = media_type or guess_type(file.name)[0]
+        if media_type is None:
+            raise ValueError(f"the name {file.name!r} does not tell a media type: pass media_type=")
+        return cls(data=file.read_bytes(), media_type=media_type, **cls._named(file.name))
+
+    @classmethod
+    def _named(cls, name: str) -> dict[str, str]:
+        return {}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.url is None) == (self.data is None):
+            raise ValueError("give either url or data")
+        if self.data is not None and not self.media_type:
+            raise ValueError("data needs a media_type, such as 'image/png'")
+        return self
+
+
+class ImagePart(_Media):
+    """An image inside a message, by URL or by its bytes."""
+
+    type: Literal["image"] = "image"
+
+
+class FilePart(_Media):
+    """A file inside a message, by URL or by its bytes."""
+
+    type: Literal["file"] = "file"
+    filename: str | None = None
+
+    @classmethod
+    def _named(cls, name: str) -> dict[str, str]:
+        return {"filename": name}
+
+
+Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
+Content = str | list[Part]
+
+
+class ToolCall(Wire):
+    """A call that the model asked for.
+
+    `arguments` is always a dict. Where the model wrote something else, it is empty, `error` says what was wrong
+    and `raw` keeps what was written, so that the call can be answered with a useful error.
+    """
+
+    # Says that all of it is storable and frozen, which is looked at once, and not for each event of the call.
+    __slots__ = ("_settled",)
+
+    id: str
+    """The vendor's id; not unique over a run (some vendors count from "0" in each message)."""
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+    raw: str | None = None
+    """The arguments as the model wrote them, to be sent back byte for byte."""
+    error: str | None = None
+    """Why the arguments could not be read, or None."""
+    hidden: bool = Field(default=False, exclude_if=lambda value: not value)
+    """The tool is not for clients, and so is all of this call; said by the run, and never sent to a vendor."""
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return [("hidden", True)] if self.hidden else super().__repr_args__()
+
+    @classmethod
+    def parse(cls, id: str, name: str, raw: str | None) -> "ToolCall":
+        """Read the arguments that a model wrote: nothing is `{}`, a JSON object encoded twice is decoded twice."""
+        if raw is None or not raw.strip() or raw.strip() == "null":
+            return cls(id=id, name=name)
+        try:
+            value: Any = orjson.loads(raw)
+            if isinstance(value, str):
+                value = orjson.loads(value) if value.strip() else {}
+        except orjson.JSONDecodeError as error:
+            return cls(id=id, name=name, raw=raw, error=f"the arguments are not valid JSON: {error}")
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            found = type(value).__name__
+            return cls(id=id, name=name, raw=raw, error=f"the arguments must be a JSON object, not {found}")
+        try:
+            arguments = storable(value, "the arguments")
+        except InvalidEvent as error:
+            return cls(id=id, name=name, raw=raw, error=str(error))
+        return _call(id=id, name=name, arguments=arguments, raw=raw)
+
+
+_call = trusted(ToolCall)
+
+
+class Message(Wire):
+    """One message of a conversation, as it is stored and sent."""
+
+    # The encoded form that the last provider sent, so that a message is encoded once; no part of its value.
+    __slots__ = ("_wire",)
+
+    role: Role
+    content: Content = ""
+    reasoning: str | None = None
+    """The provider's reasoning text beside an assistant message."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """In a tool message: the id of the call that it answers."""
+    provider_state: dict[str, Any] | None = None
+    """Opaque data that the provider wants back with this message, such as signed reasoning."""
+    pinned: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Never left out of a request, however long the history gets."""
+    message_id: str | None = Field(default=None, exclude_if=lambda value: not value)
+    """Names the message for programs: its author's, or made by the run; never sent to a vendor."""
+
+    def __eq__(self, other: object) -> bool:
+        # A name for the message, and no part of what it says.
+        if not isinstance(other, Message):
+            return NotImplemented
+        return {**vars(self), "message_id": None} == {**vars(other), "message_id": None}
+
+    def __hash__(self) -> int:
+        return hash((self.role, self.text, self.tool_call_id))
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a tool message needs the tool_call_id of the call that it answers")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError(f"a {self.role} message has no tool_call_id")
+        if self.role != "assistant" and self.tool_calls:
+            raise ValueError(f"a {self.role} message has no tool_calls")
+        return self
+
+    @classmethod
+    def system(cls, content: str | Sequence[Part]) -> "Message":
+        """A message that instructs the model."""
+        return cls(role="system", content=_content(content))
+
+    @classmethod
+    def user(cls, content: str | Sequence[Part], *, pinned: bool = False, message_id: str | None = None) -> "Message":
+        """A message of the person who asks.
+
+        Args:
+            content: A text, or parts of several kinds.
+            pinned: It stays in every request.
+            message_id: Names the message for programs; the run makes one where there is none.
+        """
+        return cls(role="user", content=_content(content), pinned=pinned, message_id=message_id)
+
+    @classmethod
+    def assistant(cls, content: str = "", *, tool_calls: Sequence[ToolCall] = ()) -> "Message":
+        """A message of the model."""
+        return cls(role="assistant", content=content, tool_calls=tuple(tool_calls))
+
+    @classmethod
+    def tool(cls, tool_call_id: str, content: str) -> "Message":
+        """The answer to a tool call."""
+        return cls(role="tool", tool_call_id=tool_call_id, content=content)
+
+    @property
+    def text(self) -> str:
+        """The text of the message, parts joined, other parts left out."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+def _content(content: str | Sequence[Part]) -> Content:
+    return content if isinstance(content, str) else list(content)
+
+
+def as_messages(prompt: str | Message | Sequence[Message | str]) -> tuple[Message, ...]:
+    """Make messages of whatever `agent.run` takes: a text is a user message.
+
+    Raises:
+        ConfigurationError: It is something else, or a message of the user is empty.
+    """
+    given: Any = prompt
+    if isinstance(given, str | Message):
+        return (_message(given, "the prompt"),)
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
+        raise ConfigurationError(f"the prompt is {given!r}: give a text, a message, or a list of them")
+    items = cast("Sequence[Any]", given)
+    return tuple(_message(item, f"prompt[{place}]") for place, item in enumerate(items))
+
+
+def _message(item: Any, place: str) -> Message:
+    if isinstance(item, str):
+        item = Message.user(item)
+    if not isinstance(item, Message):
+        raise ConfigurationError(f"{place} is {item!r}: give a text, or a message such as Message.user(...)")
+    if item.role == "user" and not item.content:
+        raise ConfigurationError(f"{place} is an empty user message: give it a text")
+    if isinstance(item.content, str) and readable(item.content) is not item.content:
+        return item.model_copy(update={"content": readable(item.content)})
+    return item
+
+
+class Usage(Wire):
+    """Tokens of one or several model calls, as the provider counted them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    """The part of `input_tokens` that came from the provider's cache."""
+    reasoning_tokens: int = 0
+    """The part of `output_tokens` that was reasoning."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output together."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return _usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+_usage = trusted(Usage)
+
+
+class ErrorInfo(Wire):
+    """What went wrong, for programs (`code`) and for people (`message`)."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    """Whether the same may succeed in a moment: a run that failed so can be resumed."""

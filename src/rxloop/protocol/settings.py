@@ -1,0 +1,79 @@
+"""What can be set for a model call and for a run, as plain values."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rxloop.errors import ConfigurationError
+from rxloop.protocol.messages import Wire
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
+Phase = Literal["analyze", "research", "design"]
+PHASES: dict[Phase, int] = {"analyze": 1, "research": 15, "design": 20}
+"""Iterations of each phase of work."""
+ToolChoice = Literal["auto", "none", "required"] | str
+
+
+class ModelSettings(Wire):
+    """Settings of a model call; None leaves a setting to the provider."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    tool_choice: ToolChoice | None = None
+    """`auto`, `none`, `required`, or the name of the one tool to call."""
+    parallel_tool_calls: bool | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Fields that go into the request's JSON as they are."""
+    headers: dict[str, str] = Field(default_factory=dict[str, str])
+    """Headers that go with the request."""
+
+    def over(self, other: "ModelSettings | None") -> "ModelSettings":
+        """These settings where they are set, and those of `other` elsewhere; dicts are merged."""
+        if other is None:
+            return self
+        mine = {name: getattr(self, name) for name in self.model_fields_set if getattr(self, name) is not None}
+        merged = {name: {**getattr(other, name), **mine.get(name, {})} for name in ("extra_body", "headers")}
+        return other.model_copy(update={**mine, **merged})
+
+
+class Limits(Wire):
+    """Where a run ends even without an answer; None is no limit."""
+
+    iterations: int | None = Field(default=20, ge=1)
+    """Model calls of the main line; of all its lines, if one of `rxloop.strategies` makes the run."""
+    tool_failures: int | None = Field(default=3, ge=1)
+    """Consecutive iterations in which every tool failed."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Input and output tokens of all model calls, as the provider counts them."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Time from the start of an attempt."""
+    preparation: float | None = Field(default=60.0, gt=0)
+    """Seconds that each part of what comes before a model call may take: the instructions, a family of tools that is
+    asked for them, the functions of `enabled=`, an async workspace. A compressor has a `timeout` of its own."""
+    conclude: bool = False
+    """Send the last iteration with `tool_choice: none`, so that the run ends with an answer."""
+
+    @classmethod
+    def phase(cls, name: Phase, **limits: Any) -> "Limits":
+        """The limits of a phase of work, which always comes to an answer.
+
+        Args:
+            name: `analyze` is one step, `research` 15, and `design` 20; the last step has to be the answer.
+            **limits: Other limits beside it.
+
+        Raises:
+            ConfigurationError: There is no such phase.
+        """
+        if name not in PHASES:
+            raise ConfigurationError(f"there is no phase {name!r}: the phases are {', '.join(PHASES)}")
+        return cls.model_validate({"iterations": PHASES[name], "conclude": True, **limits})
+
+    def over(self, other: "Limits | None") -> "Limits":
+        """These limits where they are set, be it to None, and those of `other` elsewhere."""
+        if other is None:
+            return self
+        return other.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})

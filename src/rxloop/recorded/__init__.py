@@ -1,0 +1,1 @@
+"""Runs once more, out of their logs."""

@@ -1,0 +1,181 @@
+"""What is different in two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from rxloop.operators.views._facts import comparable, line, parted
+from rxloop.operators.views.cost import Spending, price_table
+from rxloop.pipeline.seams import EventLog
+from rxloop.protocol.events import (
+    Event,
+    LLMCallEvent,
+    State,
+    StatusUpdateEvent,
+    ToolStartEvent,
+    UsageEvent,
+)
+from rxloop.protocol.messages import Usage
+from rxloop.state.conversation import conversation, reading
+
+if TYPE_CHECKING:
+    from rxloop.providers.prices import Price
+
+SHOWN = 8
+"""Lines of each run that the text of a diff shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What some events of a run cost, nested agents included."""
+
+    model_calls: int
+    tool_calls: int
+    """Calls that were carried out; one that was refused costs nothing."""
+    usage: Usage
+    seconds: float
+    """Wall time; what lies between two attempts does not count."""
+    dollars: float | None
+    """None where no model has a price."""
+
+    def __str__(self) -> str:
+        money = f", ${self.dollars:.4f}" if self.dollars is not None else ""
+        return (
+            f"{_many(self.model_calls, 'model call')}, {_many(self.tool_calls, 'tool call')}, "
+            f"{self.usage.input_tokens} tokens in, {self.usage.output_tokens} out, {self.seconds:.1f} s{money}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunSide:
+    """One of the two runs."""
+
+    task_id: str
+    state: State
+    """What it came to."""
+    events: tuple[Event, ...] = field(repr=False)
+    """From the first difference on; the calls of one message in call order, whatever the order they ended in."""
+    cost: RunCost
+    """Of the whole run; for a fork, with what it has taken over."""
+    cost_since: RunCost
+    """From the first difference on."""
+
+    def lines(self) -> list[str]:
+        """What happened from the first difference on, a line for each event."""
+        return [line(event) for event in self.events]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDiff:
+    """Where two runs first differ, how each goes on from there, and what each cost."""
+
+    shared: int
+    """The events, of those that are compared, that are the same at the beginning."""
+    a: RunSide
+    b: RunSide
+
+    @property
+    def first(self) -> tuple[Event | None, Event | None] | None:
+        """The first two events that differ, None for a run that has ended there; None if the runs are the same."""
+        pair = (next(iter(self.a.events), None), next(iter(self.b.events), None))
+        return None if pair == (None, None) else pair
+
+    def __str__(self) -> str:
+        if self.first is None:
+            return f"{self.a.task_id} and {self.b.task_id} are the same, event for event\n{self._costs()}"
+        parts = [f"The first {_many(self.shared, 'event')} are the same." if self.shared else "Nothing is the same."]
+        for side in (self.a, self.b):
+            lines = side.lines()
+            shown = [f"  {each}" for each in lines[:SHOWN]] or ["  has ended here"]
+            more = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+            parts += ["", f"{side.task_id} ({side.state})", *shown, *more]
+        return "\n".join([*parts, "", self._costs()])
+
+    def _costs(self) -> str:
+        parts: list[str] = []
+        for side in (self.a, self.b):
+            parts.append(f"{side.task_id}: {side.cost}")
+            if self.first is not None and self.shared:
+                parts.append(f"  from the difference on: {side.cost_since}")
+        return "\n".join(parts)
+
+
+async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | None = None) -> RunDiff:
+    """Compare two runs.
+
+    What is compared is what happened: messages, calls, results, thoughts, the end. Ids, numbers, times, tokens, and the
+    bookkeeping of attempts do not count, and neither does the order in which the calls of one message ended, nor how
+    lines of a strategy that went on side by side are mixed.
+
+    Args:
+        log: Holds both.
+        a: One run.
+        b: The other one.
+        prices: What models cost, as for `op.cost`.
+
+    Raises:
+        UnknownRun: The log does not hold one of them.
+    """
+    runs = [await reading(log.read, task_id) for task_id in (a, b)]
+    before = [await conversation(log, events[0].context_id, before=events[0].task_id) for events in runs]
+    lines = [comparable(events) for events in runs]
+    left = parted(lines[0], lines[1], before[0].messages, before[1].messages)
+    sides = [_side(*side, prices) for side in zip(runs, lines, left, strict=True)]
+    return RunDiff(len(lines[0]) - len(left[0]), *sides)
+
+
+def _side(
+    events: Sequence[Event], compared: Sequence[Event], rest: Sequence[Event], prices: Mapping[str, Price] | None
+) -> RunSide:
+    state: State = "submitted"
+    for event in events:
+        if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None:
+            state = event.state
+    first = min((event.seq for event in rest), default=events[-1].seq + 1)
+    # What is not compared, such as the tokens of an answer, goes with what it stands before.
+    begin = 1 + max((event.seq for event in compared if event.seq < first), default=0)
+    until = [event for event in events if event.seq < begin]
+    since = [event for event in events if event.seq >= begin]
+    return RunSide(
+        task_id=events[0].task_id,
+        state=state,
+        events=tuple(rest),
+        cost=_cost(events, _dollars(events, prices)),
+        cost_since=_cost(since, _difference(_dollars(events, prices), _dollars(until, prices))),
+    )
+
+
+def _cost(events: Sequence[Event], dollars: float | None) -> RunCost:
+    usage = Usage()
+    for event in events:
+        if isinstance(event, UsageEvent):
+            usage = usage + event.usage
+    millis = sum(
+        max(after.timestamp - before.timestamp, 0)
+        for before, after in pairwise(events)
+        if before.attempt == after.attempt
+    )
+    return RunCost(
+        model_calls=sum(isinstance(event, LLMCallEvent) for event in events),
+        tool_calls=sum(isinstance(event, ToolStartEvent) for event in events),
+        usage=usage,
+        seconds=millis / 1000,
+        dollars=dollars,
+    )
+
+
+def _dollars(events: Sequence[Event], prices: Mapping[str, Price] | None) -> float | None:
+    spending = Spending(price_table(prices))
+    priced = [event for event in events if spending.take(event)]
+    return spending.dollars if priced else None
+
+
+def _difference(whole: float | None, shared: float | None) -> float | None:
+    return None if whole is None else whole - (shared or 0.0)
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,362 @@
+"""What is wrong with the arguments of an agent or of a run, told before anything starts."""
+
+# What is checked here may be anything, whatever the annotations of its callers say.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any, cast
+from weakref import WeakSet
+
+from rxloop import operators
+from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.operators.loop._declared import answers, misplaced, misplaced_around
+from rxloop.operators.loop.compose import describe
+from rxloop.pipeline.requests import Operator
+from rxloop.pipeline.seams import AppendsNow, EventLog, Provider, ReadsConversations
+from rxloop.protocol.messages import Message, Wire
+from rxloop.protocol.settings import Limits, ModelSettings
+from rxloop.protocol.storable import storable
+from rxloop.tools import Thoughts, nearest
+
+_IN_THE_LOOP = frozenset(
+    (
+        *("answering", "at_end", "call_model", "checkpoint", "compose", "compress", "idle_timeout", "iterate", "on"),
+        *("run_tools", "standard", "thinking_phase", "typed_output", "workspace"),
+    )
+)
+"""The operators of `op` that are not views."""
+log = logging.getLogger("rxloop")
+
+_MODEL = "give a provider, or a model string such as 'zai:glm-4.7'"
+_LOOP = "give a list of operators, such as [op.call_model(), op.run_tools()]"
+
+
+def check_agent(
+    *,
+    model: Any,
+    name: Any,
+    instructions: Any,
+    tools: Any,
+    output_retries: Any,
+    loop: Any,
+    strategy: Any,
+    limits: Any,
+    thoughts: Any,
+    log: Any,
+    settings: Any,
+) -> None:
+    """Refuse arguments of an agent that are of a wrong kind.
+
+    Raises:
+        ConfigurationError: One is; it says which, what was given, and what to write.
+    """
+    check_model(model)
+    check_tools(tools)
+    check_options(settings=settings, limits=limits, strategy=strategy)
+    if not isinstance(name, str):
+        raise _wrong("name", name, "give a text")
+    if not (isinstance(instructions, str) or callable(instructions)):
+        advice = "give a text or a function of the run's context, or leave it out"
+        raise _wrong("instructions", instructions, advice)
+    if not isinstance(output_retries, int) or output_retries < 0:
+        raise _wrong("output_retries", output_retries, "give a number of times: 0 or more")
+    if loop is not None:
+        _check_loop(loop)
+    if not isinstance(thoughts, bool | Thoughts):
+        raise _wrong("thoughts", thoughts, "give True, False, or Thoughts()")
+    if log is not None:
+        check_log(log)
+
+
+def check_options(
+    *,
+    context_id: Any = None,
+    when_busy: Any = None,
+    model: Any = None,
+    settings: Any = None,
+    limits: Any = None,
+    strategy: Any = None,
+    on_input: Any = None,
+    metadata: Any = None,
+) -> None:
+    """Refuse what is said of one run and is of a wrong kind; None stands for what is not said.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    if context_id is not None and not isinstance(context_id, str):
+        raise _wrong("context_id", context_id, "give a text")
+    if when_busy not in (None, "refuse", "wait"):
+        raise _wrong("when_busy", when_busy, "give 'refuse' or 'wait'")
+    if model is not None:
+        check_model(model)
+    _check_values("settings", settings, ModelSettings, "temperature=0")
+    _check_values("limits", limits, Limits, "iterations=3")
+    if strategy is not None and not callable(strategy) and not isinstance(strategy, str):
+        advice = "give a strategy, such as react() of rxloop.strategies, or the name of one"
+        raise _wrong("strategy", strategy, advice)
+    if on_input is not None and not callable(on_input):
+        raise _wrong("on_input", on_input, "give a function that takes the question and gives the answer")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise _wrong("metadata", metadata, "give a dict")
+    if metadata is not None:
+        _check_storable("metadata", metadata)
+
+
+def check_fork(at: Any, results: Any, tools: Any) -> None:
+    """Refuse arguments of a fork that are of a wrong kind.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    if not isinstance(at, int) or isinstance(at, bool) or at < 0:
+        raise _wrong("at", at, "give the seq of the last event to take over: 1 or more")
+    if results is not None and not (isinstance(results, Mapping) and all(isinstance(key, str) for key in results)):
+        raise _wrong("results", results, 'give a dict from ids of calls to results, such as {"call_1": "declined"}')
+    if tools is not None:
+        check_tools(tools)
+
+
+def _check_storable(name: str, value: Any) -> None:
+    try:
+        storable(value, name)
+    except InvalidEvent as error:
+        raise ConfigurationError(f"{error}; what only your own code needs belongs into deps=") from error
+
+
+def check_names(method: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse an argument that a method does not have.
+
+    Raises:
+        TypeError: There is one; it says which was probably meant.
+    """
+    for name in given:
+        if name not in known:
+            near = nearest(name, known)
+            advice = f"did you mean {near!r}?" if near is not None else f"it takes {', '.join(known)}"
+            raise TypeError(f"Agent.{method}() got an unknown argument {name!r}; {advice}")
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is neither a provider nor a string.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    if isinstance(model, type):
+        raise _wrong("model", model, f"it is a class; {_MODEL}")
+    if not isinstance(model, str | Provider):
+        raise _wrong("model", model, _MODEL)
+
+
+def check_tools(tools: Any) -> None:
+    """Refuse what is no list of tools; the tools themselves are checked where they are put together.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
+        name = getattr(tools, "__name__", "tool") if callable(tools) else "tool"
+        raise _wrong("tools", tools, f"give a list, such as tools=[{name}]")
+
+
+def check_deps(method: str, kind: object, deps: object) -> None:
+    """Refuse a run without the dependencies that its tools were written for, and warn of other ones.
+
+    Args:
+        method: What was called to make the run.
+        kind: The `deps_type` of the agent; only a class can be checked.
+        deps: What the run was given.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+    if not isinstance(kind, type) or kind is Any:
+        return
+    try:
+        fits = isinstance(deps, kind)
+    except TypeError:
+        # A protocol or a dict with named keys, of which nothing can be told but that it is missing.
+        fits = deps is not None
+    if fits:
+        return
+    if deps is None:
+        raise ConfigurationError(
+            f"the tools of this agent need deps, and none were given: agent.{method}(..., deps={kind.__name__}(...))"
+        )
+    log.warning("deps is a %s, but the deps_type of the agent is %s", type(deps).__name__, kind.__name__)
+
+
+def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Refuse a prompt in which a tool call and its answer do not stand together; vendors do, less clearly.
+
+    Returns:
+        The messages, with the answers to the calls of a message in the order of these calls.
+
+    Raises:
+        ConfigurationError: A call has no answer right behind its message, or an answer has no call before it.
+    """
+    ordered = list(messages)
+    due: dict[int, tuple[str, str]] = {}
+    asked = 0
+    for place, message in enumerate(messages):
+        if message.role == "tool":
+            answered = next((key for key, (call_id, _) in due.items() if call_id == message.tool_call_id), None)
+            if answered is None:
+                raise ConfigurationError(
+                    f"prompt[{place}] answers the tool call {message.tool_call_id!r}, but no message of the assistant "
+                    "right before it has an open call of that id: put it there, or leave the answer out"
+                )
+            del due[answered]
+            ordered[asked + 1 + answered] = message
+            continue
+        _check_answered(due, asked)
+        asked = place
+        due = {key: (call.id, call.name) for key, call in enumerate(message.tool_calls)}
+    _check_answered(due, asked)
+    return tuple(ordered)
+
+
+def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:
+    for call_id, name in due.values():
+        raise ConfigurationError(
+            f"prompt[{place}] calls the tool {name!r} ({call_id!r}), and nothing behind it answers the call: "
+            f"put Message.tool({call_id!r}, ...) right behind it, or leave the call out"
+        )
+
+
+def check_operator(strategy: Callable[..., Any], operator: Any) -> None:
+    """Refuse what a strategy has made of the pipeline if it is no operator.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not callable(operator):
+        raise ConfigurationError(
+            f"the strategy {describe(strategy)} gave {operator!r}: it has to give an operator, as op.iterate does"
+        )
+    for each in misplaced_around([cast("Operator", operator)]):
+        kind = answers(each)
+        assert kind is not None
+        raise ConfigurationError(
+            f"the operator {describe(each)} answers each {kind.__name__}, and stands around the loop, where none ever "
+            "comes: put it into the loop"
+        )
+
+
+def _check_loop(loop: Any) -> None:
+    if isinstance(loop, str | bytes | Mapping) or not isinstance(loop, Sequence):
+        raise _wrong("loop", loop, _LOOP)
+    items = cast("Sequence[Any]", loop)
+    for place, each in enumerate(items):
+        argument = f"loop[{place}]"
+        if isinstance(each, list | tuple):
+            raise _wrong(argument, each, "it is a list of operators: put a * before it, as in [*op.standard()]")
+        if not callable(each):
+            raise _wrong(argument, each, "it is no operator; give one, such as op.call_model()")
+        if _makes_an_operator(each):
+            raise _wrong(argument, each, f"it makes an operator: call it, as in {each.__name__}()")
+        if not _takes_one(each):
+            raise _wrong(argument, each, "an operator takes one argument, its source: call what makes it")
+        view = _view(each)
+        if view is not None:
+            raise _wrong(argument, each, f"it is a view, for those who read: write run.pipe({view}(...))")
+    for each, advice in misplaced(items):
+        kind = answers(each)
+        assert kind is not None
+        raise ConfigurationError(
+            f"the operator {describe(each)} answers each {kind.__name__}, and none ever comes where it stands in the "
+            f"loop {describe(operators.compose(*items))}: {advice}"
+        )
+
+
+def _makes_an_operator(each: Callable[..., Any]) -> bool:
+    name = getattr(each, "__name__", None)
+    return name in operators.__all__ and each is getattr(operators, name)
+
+
+def _view(operator: Any) -> str | None:
+    """What it is called in `op` if it is one of the views of rxloop, which can do nothing with requests."""
+    name = describe(operator)
+    if name not in operators.__all__ or name in _IN_THE_LOOP:
+        return None
+    return f"op.{name}" if getattr(operator, "__module__", "").startswith("rxloop.operators.") else None
+
+
+def _takes_one(operator: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(operator).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        # Built in: it does not tell what it takes.
+        return True
+    return True
+
+
+def check_log(log: Any) -> None:
+    """Refuse what is no event log, also one that was written for an older form of the protocol.
+
+    Raises:
+        ConfigurationError: As for `check_agent`.
+    """
+    advice = "give an event log, such as MemoryEventLog()"
+    if isinstance(log, type):
+        raise _wrong("log", log, f"it is a class; {advice}")
+    if isinstance(log, str | PathLike):
+        raise _wrong("log", log, f"write log=SqliteEventLog({fspath(cast('str | PathLike[str]', log))!r})")
+    if type(log) in _LOGS:
+        return
+    missing = [name for name in _LOG if not callable(getattr(log, name, None))]
+    missing += [] if hasattr(log, "keeps_deltas") else ["keeps_deltas"]
+    if missing:
+        raise _wrong("log", log, f"it has no {', '.join(missing)}; {advice}")
+    for name in _LOG:
+        _check_takes(log, name, EventLog)
+    if isinstance(log, AppendsNow):
+        _check_takes(log, "append_now", AppendsNow)
+    if isinstance(log, ReadsConversations):
+        _check_takes(log, "histories", ReadsConversations)
+    _LOGS.add(type(log))
+
+
+_LOG = ("append", "read", "follow", "runs", "aclose")
+"""The methods of an event log, beside `keeps_deltas`."""
+_LOGS = WeakSet[type]()
+"""The classes of logs that were looked at and found good."""
+
+
+def _check_takes(log: Any, name: str, protocol: type) -> None:
+    """See that a method of a log can be called as that of the protocol is."""
+    try:
+        signature = inspect.signature(getattr(log, name))
+    except (TypeError, ValueError):
+        # Built in: it does not tell what it takes.
+        return
+    wanted = inspect.signature(getattr(protocol, name))
+    _, *given = (each.replace(annotation=each.empty) for each in wanted.parameters.values())
+    named = {each.name: each for each in given if each.kind is each.KEYWORD_ONLY}
+    try:
+        signature.bind(*(each for each in given if each.name not in named), **named)
+    except TypeError as error:
+        lacking = ", ".join(str(each) for each in named.values() if each.name not in signature.parameters)
+        advice = f"add {lacking}" if lacking else f"write {name}({', '.join(map(str, given))})"
+        raise _wrong("log", log, f"nobody can call its {name}() as that of an event log ({error}): {advice}") from None
+
+
+def _check_values(argument: str, value: Any, kind: type[Wire], example: str) -> None:
+    if value is None or isinstance(value, kind):
+        return
+    given = example
+    if isinstance(value, dict):
+        given = ", ".join(f"{name}={each!r}" for name, each in cast("dict[str, Any]", value).items())
+    raise _wrong(argument, value, f"write {argument}={kind.__name__}({given})")
+
+
+def _wrong(argument: str, value: object, advice: str) -> ConfigurationError:
+    return ConfigurationError(f"{argument}={value!r} cannot be used: {advice}")

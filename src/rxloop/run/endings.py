@@ -1,0 +1,84 @@
+"""How an attempt ended, in the words of its final event."""
+
+from __future__ import annotations
+
+from rxloop.errors import (
+    ConflictError,
+    EventLogError,
+    InvalidOutput,
+    PipelineError,
+    ProviderError,
+    RxloopError,
+    StrategyError,
+)
+from rxloop.protocol.events import State, StatusUpdateEvent
+from rxloop.protocol.messages import ErrorInfo
+from rxloop.run.attempt import Core
+from rxloop.run.spec import Canceled, End
+from rxloop.state.limits import LimitHit
+from rxloop.state.run_state import RunState
+from rxloop.stream.guard import raiser
+
+
+def final_event(core: Core, end: End) -> StatusUpdateEvent:
+    """The last event of an attempt that ended so."""
+    outcome, reason, error = _outcome(core.state(), end)
+    return _final(core, outcome, reason, error)
+
+
+def unrecorded_end(core: Core, error: EventLogError) -> StatusUpdateEvent:
+    """What the readers of an attempt are told whose end is not in the log: the attempt is over, and the run is not.
+
+    Its state is what the log says of the run, `working`, so that nobody takes it for an end that others will find.
+    """
+    if isinstance(error, ConflictError):
+        how = f"another process goes on with the run {core.task_id}: follow(log, task_id) shows what it comes to"
+    else:
+        how = f"how the run {core.task_id} ended could not be recorded: agent.resume(task_id) goes on with it"
+    info = ErrorInfo(code=error_code(error), message=f"{error}; {how}", retryable=error.retryable)
+    return _final(core, "working", "error", info)
+
+
+def _final(core: Core, outcome: State, reason: str | None, error: ErrorInfo | None) -> StatusUpdateEvent:
+    state = core.state()
+    return StatusUpdateEvent(
+        state=outcome,
+        final=True,
+        reason=reason,
+        error=error,
+        content=state.content or None,
+        finish_reason=state.last.finish_reason if state.last is not None else None,
+        usage=state.usage,
+        pending=list(state.pending.values()),
+    )
+
+
+def _outcome(state: RunState, end: End) -> tuple[State, str | None, ErrorInfo | None]:
+    if isinstance(end, Canceled):
+        return "canceled", "canceled", ErrorInfo(code="canceled", message=end.reason)
+    if isinstance(end, LimitHit):
+        return "failed", end.reason, ErrorInfo(code=end.reason, message=str(end))
+    if end is not None:
+        retryable = isinstance(end, ProviderError | EventLogError) and end.retryable
+        message = str(end) or type(end).__name__
+        if not isinstance(end, RxloopError) and end.__traceback__ is not None:
+            message = f"{message} (raised by {raiser(end)})"
+        return "failed", "error", ErrorInfo(code=error_code(end), message=message, retryable=retryable)
+    if state.pending:
+        return "input-required", "input", None
+    if not state.done:
+        return "failed", "error", ErrorInfo(code="pipeline", message="the loop ended without an answer")
+    return "completed", None, None
+
+
+def error_code(error: Exception) -> str:
+    """The stable name of what ended a run."""
+    if isinstance(error, ProviderError | StrategyError):
+        return error.code
+    if isinstance(error, ConflictError):
+        return "conflict"
+    if isinstance(error, EventLogError):
+        return "log"
+    if isinstance(error, PipelineError):
+        return "pipeline"
+    return "output" if isinstance(error, InvalidOutput) else "error"

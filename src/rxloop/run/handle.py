@@ -1,0 +1,343 @@
+"""The hot face of a run: what `agent.run()` gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from copy import copy
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
+
+from reactivex import Observable, abc
+from typing_extensions import TypeVar, Unpack
+
+from rxloop.errors import AttemptError, ConfigurationError, LimitReached, RunCancelled, RunError, RxloopError
+from rxloop.operators.views.after import after as after_cursor
+from rxloop.operators.views.after import is_behind, read_cursor
+from rxloop.operators.views.text import text
+from rxloop.protocol.events import Event, StatusUpdateEvent
+from rxloop.run.attempt import Core
+from rxloop.run.ownership import Share
+from rxloop.run.result import Result
+from rxloop.state.limits import LimitHit
+from rxloop.stream.buffer import Overflow
+from rxloop.stream.stream import A, B, C, D, E, F, G, Stream, V
+
+O = TypeVar("O", default=str)  # noqa: E741
+
+
+class StreamOptions(TypedDict, total=False):
+    """How a stream treats a reader that is slow, and where it starts; see `Run.stream`."""
+
+    overflow: Overflow
+    buffer: int
+    after: str | None
+
+
+def _anew(error: BaseException) -> BaseException:
+    """A copy, for one more who awaits: an exception that is raised again and again keeps a longer and longer trace."""
+    try:
+        fresh = copy(error).with_traceback(error.__traceback__)
+    except Exception:
+        return error
+    fresh.__cause__ = error.__cause__
+    return fresh
+
+
+class Run(Generic[O]):
+    """A run of an agent: a stream of events, an awaitable result, and a handle to cancel it.
+
+    The first use starts it, exactly once. Awaiting it is like awaiting a task: cancelling the awaiter cancels the run.
+    Leaving `async with` cancels what is unfinished. Reading never does; letting go of the last holder does.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.share = Share(core)
+        """What the handle and its streams hold together."""
+        self._source: Observable[Event] = core.hub.events
+
+    @property
+    def task_id(self) -> str:
+        """The id of the run."""
+        return self._core.task_id
+
+    @property
+    def context_id(self) -> str:
+        """The id of the conversation."""
+        return self._core.context_id
+
+    @property
+    def started(self) -> bool:
+        """Whether anybody has used the run yet."""
+        return self.share.driver is not None
+
+    @property
+    def events(self) -> Stream[Event]:
+        """Every event of the run, from the first one, for each subscriber and each iterator."""
+        return Stream(self._retained(), self.share)
+
+    @overload
+    def pipe(self, /) -> Stream[Event]: ...
+    @overload
+    def pipe(self, a: V[Event, A], /) -> Stream[A]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], /) -> Stream[B]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], /) -> Stream[C]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], /) -> Stream[D]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /) -> Stream[E]: ...
+    @overload
+    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], /) -> Stream[F]: ...
+    @overload
+    def pipe(
+        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
+    ) -> Stream[G]: ...
+    @overload
+    def pipe(self, *views: Callable[[Any], Any]) -> Any: ...
+    def pipe(self, *views: Callable[[Any], Any]) -> Any:
+        """A stream through views, or any reactivex operators: `run.pipe(op.thoughts())`."""
+        return self.events.pipe(*views)
+
+    @overload
+    def stream(self, /, **options: Unpack[StreamOptions]) -> Stream[Event]: ...
+    @overload
+    def stream(self, a: V[Event, A], /, **options: Unpack[StreamOptions]) -> Stream[A]: ...
+    @overload
+    def stream(self, a: V[Event, A], b: V[A, B], /, **options: Unpack[StreamOptions]) -> Stream[B]: ...
+    @overload
+    def stream(self, a: V[Event, A], b: V[A, B], c: V[B, C], /, **options: Unpack[StreamOptions]) -> Stream[C]: ...
+    @overload
+    def stream(
+        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], /, **options: Unpack[StreamOptions]
+    ) -> Stream[D]: ...
+    @overload
+    def stream(
+        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /, **options: Unpack[StreamOptions]
+    ) -> Stream[E]: ...
+    @overload
+    def stream(self, *views: Callable[[Any], Any], **options: Unpack[StreamOptions]) -> Any: ...
+    def stream(
+        self,
+        *views: Callable[[Any], Any],
+        overflow: Overflow = "coalesce",
+        buffer: int = 1024,
+        after: str | None = None,
+    ) -> Any:
+        """A stream with a policy for a reader that is slow.
+
+        Args:
+            views: As for `pipe`.
+            overflow: What to do with an item when `buffer` items wait to be read. `coalesce` merges adjacent deltas,
+                `block` holds the model's socket back, `drop_oldest` drops transient events and reports it by a `gap`
+                event, `error` raises `SlowReader` from the iteration. Durable events are never merged or dropped.
+            buffer: The number of items.
+            after: The cursor of the last event that the reader has; only what follows it is delivered.
+        """
+        if overflow not in ("coalesce", "block", "drop_oldest", "error"):
+            raise ConfigurationError(f"overflow must be coalesce, block, drop_oldest or error, not {overflow!r}")
+        if buffer < 1:
+            raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
+        source = self._retained() if after is None else after_cursor(after)(self._whole())
+        return Stream(source, self.share, overflow=overflow, buffer=buffer).pipe(*views)
+
+    def text(self) -> Stream[str]:
+        """The text of the answer, as it streams.
+
+        Raises:
+            LimitReached: Behind the last piece, if a limit ended the run.
+            RunError: Behind the last piece, if the run failed. A cancelled one just ends.
+        """
+        return self.pipe(text(), self._or_failure)
+
+    def _or_failure(self, source: Observable[str]) -> Observable[str]:
+        """The same values, and behind them the error of a run that failed: a view would end as if all were well."""
+        core = self._core
+
+        def subscribe(
+            observer: abc.ObserverBase[str], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            def on_completed() -> None:
+                try:
+                    if core.final is not None:
+                        outcome(core)
+                except RunCancelled:
+                    pass
+                except AttemptError as error:
+                    core.told = True
+                    observer.on_error(error)
+                    return
+                observer.on_completed()
+
+            return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    def sse(self, after: str | None = None, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
+        """The public events as server-sent events.
+
+        Args:
+            after: The `Last-Event-ID` of a client that comes back.
+            heartbeat: Seconds of silence after which a comment line is sent; None sends none.
+
+        Raises:
+            ConfigurationError: The heartbeat is not more than 0.
+        """
+        if heartbeat is not None and not heartbeat > 0:
+            raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.operators.views.public import public
+        from rxloop.stream.sse import frames
+
+        # The id comes from a client: one that is no cursor is as good as one that is unknown.
+        source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
+        return frames(aiter(Stream(source, self.share).pipe(public())), heartbeat)
+
+    async def has_more(self, after: str | None) -> bool:
+        """Whether a client that comes back gets anything.
+
+        Answer 204 where it does not: an `EventSource` comes back after every end, and 204 tells it to stay away.
+
+        Args:
+            after: Its `Last-Event-ID`.
+        """
+        final = self._core.final
+        return final is None or not after or is_behind(read_cursor(after, strict=False), final)
+
+    def _retained(self) -> Observable[Event]:
+        """The events of this attempt: out of the log what is not in memory any more."""
+        core = self._core
+        if not core.hub.trimmed:
+            return self._source
+        return self._whole(core.attempt if core.spec.fork is None else 1)
+
+    def _whole(self, attempt: int = 1) -> Observable[Event]:
+        """The events of the run from an attempt on, those of earlier ones out of the log."""
+        core = self._core
+        log = core.log
+        if log is None:
+            return self._source
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.stream.past import with_past
+
+        async def read(before: int) -> Sequence[Event]:
+            await core.durable()
+            return [event for event in await log.read(core.task_id) if event.attempt >= attempt and event.seq < before]
+
+        return with_past(self._source, read)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return aiter(self.events)
+
+    def __await__(self) -> Generator[Any, None, Result[O]]:
+        return self.result().__await__()
+
+    async def result(self) -> Result[O]:
+        """The result of the run; a coroutine, for `asyncio.run` and `TaskGroup.create_task`.
+
+        Raises:
+            LimitReached: A limit ended it.
+            RunError: The provider, the pipeline, the tool machinery or the log failed.
+            RunCancelled: It was cancelled.
+            RxloopError: It was refused before it began, by an unknown id, a busy conversation, or wrong inputs.
+        """
+        driver = self.share.start()
+        if self._core.scope.owns(asyncio.current_task()):
+            raise RxloopError(f"a tool of the run {self.task_id} awaits the run itself: neither could ever end")
+        try:
+            await asyncio.wait([driver])
+        except asyncio.CancelledError:
+            await self.share.aclose("the task that awaited the run was cancelled")
+            raise
+        self._core.told = True
+        refusal = driver.exception()
+        if refusal is not None:
+            raise _anew(refusal)
+        return outcome(self._core)
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""
+        self.share.cancel(reason)
+
+    async def aclose(self) -> None:
+        """Cancel what is unfinished, and wait until nothing is left of it. Never raises what the run raised."""
+        self._core.told = True
+        await self.share.aclose("closed")
+
+    async def __aenter__(self) -> Self:
+        self.share.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.share.aclose("its `async with` was left")
+
+    def __repr__(self) -> str:
+        core = self._core
+        if not self.started:
+            # `asyncio.create_task(run)` shows this, and wants a coroutine.
+            return f"<Run {self.task_id} of {core.agent_name!r}, not started: await it, or create_task(run.result())>"
+        final = core.final
+        state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if core.refusal else "under way"
+        return f"<Run {self.task_id} of {core.agent_name!r}, {state}>"
+
+    if not TYPE_CHECKING:
+        # A type checker tells these mistakes by itself, as long as it does not see that they are provided for.
+
+        def __getattr__(self, name: str) -> Any:
+            if name in Result.__dataclass_fields__ or name == "output":
+                raise AttributeError(f"a run has no {name!r}, its result has: await it first, `(await run).{name}`")
+            raise AttributeError(f"'Run' object has no attribute {name!r}")
+
+        def __iter__(self) -> Any:
+            raise TypeError("a run is read with `async for event in run`; in an Rx pipeline it is `run.events`")
+
+        def __enter__(self) -> Any:
+            raise TypeError("a run is held with `async with agent.run(...) as run`")
+
+        def __exit__(self, *exception: object) -> None:
+            """For `with`, which looks for it before it calls `__enter__`."""
+
+
+def outcome(core: Core) -> Result[Any]:
+    """The result of an attempt that is over.
+
+    Raises:
+        AttemptError: It has no answer, and waits for none.
+    """
+    final = core.final
+    if not isinstance(final, StatusUpdateEvent):
+        raise RxloopError(f"the run {core.task_id} has no final event")
+    state = core.state()
+    completed = final.state == "completed"
+    parsed, misfit = core.parsed(final.content or "") if completed else (None, None)
+    result: Result[Any] = Result(
+        task_id=core.task_id,
+        context_id=core.context_id,
+        state=final.state,
+        reason=final.reason,
+        messages=list(state.messages),
+        usage=state.usage,
+        thoughts=core.graph,
+        content=final.content or "",
+        finish_reason=final.finish_reason,
+        pending=final.pending,
+        error=final.error,
+        compression=state.compression,
+        parsed=parsed,
+        misfit=misfit,
+    )
+    if completed or final.state in ("input-required", "auth-required"):
+        return result
+    info = final.error
+    message = info.message if info is not None else final.state
+    code = info.code if info is not None else final.state
+    if final.state == "canceled":
+        raise RunCancelled(message, code=code, result=result)
+    if final.reason != "error":
+        raise LimitReached(message, code=code, result=result)
+    cause = core.end if isinstance(core.end, Exception) and not isinstance(core.end, LimitHit) else None
+    raise RunError(message, code=code, result=result) from cause

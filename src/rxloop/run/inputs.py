@@ -1,0 +1,67 @@
+"""The answers that a run is resumed with: which of them are new, and whether they fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rxloop.errors import InvalidEvent, InvalidInput
+from rxloop.protocol.storable import storable
+from rxloop.run.json_schema import misfit
+from rxloop.state.run_state import RunState
+
+
+def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers that the run does not have yet; one that it has, and is equal, is passed over.
+
+    Raises:
+        InvalidInput: The run does not wait for an answer, has another one, or the answer does not fit the question.
+    """
+    new: dict[str, Any] = {}
+    for input_id, value in inputs.items():
+        if input_id in state.answers:
+            if _written(value) != _written(state.answers[input_id]):
+                raise InvalidInput(
+                    f"{input_id!r} of the run {task_id} has its answer already: {state.answers[input_id]!r}, "
+                    f"which {value!r} cannot replace"
+                )
+            continue
+        _check(task_id, state, input_id, value)
+        try:
+            new[input_id] = storable(value, f"the answer to {input_id!r}")
+        except InvalidEvent as error:
+            raise InvalidInput(str(error)) from error
+    return new
+
+
+def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
+    question = state.pending.get(input_id)
+    if question is None or state.finished:
+        waiting = (", ".join(state.pending) if not state.finished else "") or "nothing"
+        raise InvalidInput(
+            f"the run {task_id} is {state.state} and does not wait for {input_id!r}; it waits for {waiting}"
+        )
+    if question.options is not None and value not in question.options:
+        raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
+    wrong = misfit(value, question.answer_schema)
+    if wrong is not None:
+        raise InvalidInput(f"{value!r} does not answer {question.prompt!r} ({input_id}): {wrong}")
+
+
+def _written(value: Any) -> str:
+    """A value as JSON, in which `true` is not 1, and keys have no order."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def check_waiting(task_id: str, state: RunState) -> None:
+    """See that a run does not wait for answers of which none is given.
+
+    One that was killed between its question and its pause does not wait yet: it may go on up to the question.
+
+    Raises:
+        InvalidInput: It waits.
+    """
+    if state.pending and state.state in ("input-required", "auth-required"):
+        waiting = ", ".join(state.pending)
+        raise InvalidInput(f"the run {task_id} waits for {waiting}: give inputs={{...}} or on_input=")

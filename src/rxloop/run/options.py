@@ -1,0 +1,48 @@
+"""What can be said of one run, beside its prompt and its dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+from rxloop.pipeline.requests import Strategy
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.settings import Limits, ModelSettings
+from rxloop.run.asking import OnInput
+from rxloop.tools import AnyTool
+
+WhenBusy = Literal["refuse", "wait"]
+
+
+class Options(TypedDict, total=False):
+    """What can be said of one run and of a fork."""
+
+    model: Provider | str | None
+    settings: ModelSettings | None
+    """Over those of the agent."""
+    limits: Limits | None
+    """Over those of the agent: a limit that is not set here stays as it is there."""
+    strategy: Strategy | str | None
+    """What makes a run of the loop: a strategy, or the name of one of `rxloop.strategies`."""
+    on_input: OnInput | None
+    """Answers the questions of `ctx.ask` while the run waits: a function on the event loop that gives the value, or an
+    awaitable of it. What blocks, such as `input()`, belongs in `asyncio.to_thread`."""
+    metadata: dict[str, Any] | None
+
+
+class _Conversation(TypedDict, total=False):
+    context_id: str | None
+    """The conversation to go on with; its history comes from the agent's log."""
+    when_busy: WhenBusy
+    """What to do while another run of the conversation is under way: `refuse`, or `wait` for it to end, in order."""
+
+
+class RunOptions(_Conversation, Options):
+    """What can be said of one run."""
+
+
+class ForkOptions(Options, total=False):
+    """What can be said of a fork: all that can be said of a run but its conversation, which is a new one."""
+
+    tools: Sequence[AnyTool] | None
+    """In the place of those of the agent."""

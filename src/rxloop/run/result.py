@@ -1,0 +1,83 @@
+"""What a run has come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from rxloop.errors import InvalidOutput, NotFinished
+from rxloop.protocol.events import PendingInput, State
+from rxloop.protocol.messages import ErrorInfo, Message, Usage
+from rxloop.protocol.visibility import public_error
+from rxloop.state.compression import CompressionTotals
+from rxloop.thoughts.graph import ThoughtGraph
+
+O = TypeVar("O", default=str)  # noqa: E741
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[O]):
+    """The end of an attempt: the answer, or how far it came.
+
+    Attributes:
+        state: `completed`, `failed`, `canceled`, `input-required` or `auth-required`; `working` if the attempt ended
+            and its log could not be told, so that the run has not.
+        reason: What ended an attempt that has no answer, such as `max_iterations`.
+        content: The text of the answer, partial where there is none.
+        messages: The history, well-formed: `agent.run([*result.messages, "And Bergen?"])` goes on by hand.
+        usage: The tokens of all model calls.
+        thoughts: The thoughts, tool calls and their relations.
+        pending: The questions that wait for an answer.
+        finish_reason: `stop`, `length`, `content_filter`, as the provider said.
+        error: What went wrong.
+    """
+
+    task_id: str
+    context_id: str
+    state: State
+    messages: list[Message] = field(repr=False)
+    usage: Usage
+    thoughts: ThoughtGraph = field(repr=False)
+    content: str = ""
+    reason: str | None = None
+    finish_reason: str | None = None
+    pending: list[PendingInput] = field(default_factory=list[PendingInput])
+    error: ErrorInfo | None = None
+    compression: CompressionTotals = field(default_factory=CompressionTotals, repr=False)
+    """What the compressions of the context came to."""
+    parsed: Any = field(default=None, repr=False)
+    misfit: str | None = field(default=None, repr=False)
+    """Why the answer of a run that is over does not fit an `output_type` that the run did not have."""
+
+    def __repr__(self) -> str:
+        # As clients may see it, like the repr of an event.
+        error = None if self.error is None else public_error(self.error, self.reason)
+        shown = {
+            "task_id": self.task_id,
+            "context_id": self.context_id,
+            "state": self.state,
+            "usage": self.usage,
+            "content": self.content,
+            "reason": self.reason,
+            "finish_reason": self.finish_reason,
+            "pending": self.pending,
+            "error": error,
+        }
+        return f"Result({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    @property
+    def output(self) -> O:
+        """The answer, as the agent's `output_type`.
+
+        Raises:
+            NotFinished: There is none.
+            InvalidOutput: The run was completed by an agent of another `output_type`, and its answer does not fit.
+        """
+        if self.state != "completed":
+            waits = f"; it waits for {', '.join(p.input_id for p in self.pending)}" if self.pending else ""
+            raise NotFinished(f"the run {self.task_id} has no output: its state is {self.state}{waits}")
+        if self.misfit is not None:
+            raise InvalidOutput(self.misfit)
+        return self.parsed

@@ -1,0 +1,68 @@
+"""What a run is made of, and how an attempt of it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rxloop.pipeline.requests import Operator, RunContext
+from rxloop.pipeline.seams import EventLog, Provider
+from rxloop.protocol.messages import Message
+from rxloop.protocol.settings import Limits, ModelSettings
+from rxloop.run.asking import OnInput
+from rxloop.run.options import WhenBusy
+from rxloop.tools import Toolset
+
+if TYPE_CHECKING:
+    from rxloop.run.fork import Fork
+
+Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
+
+
+class RunSpec(NamedTuple):
+    """Everything that a run is made of, fixed before it starts."""
+
+    task_id: str
+    context_id: str
+    agent_name: str
+    model: Provider
+    loop: Operator
+    """Answers the `RunRequest`."""
+    strategy: str | None
+    """What the strategy is called that made the loop; None for the usual one."""
+    tools: Toolset
+    instructions: Instructions
+    limits: Limits
+    settings: ModelSettings
+    thought_limit: int
+    metadata: dict[str, Any]
+    provider: Callable[[Provider | str], Provider]
+    """Gives the provider that a model string stands for."""
+    deps: Any = None
+    log: EventLog | None = None
+    keep_context: bool = False
+    """Whether the history of the conversation comes from the log."""
+    messages: tuple[Message, ...] = ()
+    on_input: OnInput | None = None
+    parse: Callable[[str], Any] = str
+    output_prompt: str | None = None
+    response_schema: dict[str, Any] | None = None
+    when_busy: WhenBusy = "refuse"
+    resume: bool = False
+    inputs: Mapping[str, Any] | None = None
+    cancel: str | None = None
+    """The reason for which the attempt is there to cancel the run, and to do nothing else."""
+    fork: Fork | None = None
+
+
+class Canceled(NamedTuple):
+    """A run was cancelled."""
+
+    reason: str
+
+
+CLOSING = Canceled("the event loop is closing")
+"""Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
+
+End = Exception | Canceled | None
+"""How an attempt came to its end: by an error or a limit, by a cancel, or by having nothing more to do."""

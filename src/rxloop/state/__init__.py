@@ -1,0 +1,1 @@
+"""Everything that is a fold of events."""

@@ -1,0 +1,90 @@
+"""The tool calls of one message, and what the model reads of those that come to no result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rxloop.protocol.events import PendingInput, ToolCompleteEvent
+from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.unchecked import trusted
+from rxloop.state.history import Ledger
+
+_message = trusted(Message)
+
+THINK_ALOUD = "think_aloud"
+CANCELED_CALL = "The call was cancelled before it had a result."
+NEVER_BEGAN = "The call was cancelled before it began: nothing was done."
+UNKNOWN_EFFECT = "effect unknown: it was started, and it is not known whether it had its effect"
+FIND_OUT = "Find out what happened before you repeat it."
+INTERRUPTED = f"This call was interrupted, {UNKNOWN_EFFECT}. It was not made again. {FIND_OUT}"
+Slot = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tool calls of one assistant message that are not all answered yet."""
+
+    step: str
+    message: Message
+    answers: Ledger[int, ToolCompleteEvent] = field(default_factory=Ledger[int, ToolCompleteEvent])
+    begun: int = 0
+    """The calls that were started, a bit for each place, but for those that an attempt has left at a question."""
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """All calls, in the order of the message."""
+        return self.message.tool_calls
+
+    @property
+    def open(self) -> list[int]:
+        """The places of the calls that have no answer."""
+        return [index for index in range(len(self.calls)) if index not in self.answers]
+
+    def awaits(self, index: int) -> bool:
+        """Whether the call at a place has no answer."""
+        return 0 <= index < len(self.message.tool_calls) and index not in self.answers
+
+    @property
+    def thought_only(self) -> bool:
+        """Whether every call is `think_aloud`."""
+        return all(call.name == THINK_ALOUD for call in self.calls)
+
+    def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
+        """The assistant message and one result for each call, in call order."""
+        asking = self.asking(pending)
+        results = [
+            _message(
+                role="tool",
+                tool_call_id=call.id,
+                content=self._answer(index, asking),
+                message_id=f"{self.message.message_id}:{index}",
+            )
+            for index, call in enumerate(self.calls)
+        ]
+        return [self.message, *results]
+
+    def _answer(self, index: int, asking: int) -> str:
+        return self.answers[index].content if index in self.answers else self.unanswered(index, asking)
+
+    def unanswered(self, index: int, asking: int, *, idempotent: bool = False) -> str:
+        """What the model reads of a call that comes to no result.
+
+        Args:
+            index: The place of the call.
+            asking: The calls that wait for an answer, a bit for each place.
+            idempotent: Whether the call may be made again in any case.
+        """
+        if asking >> index & 1:
+            return CANCELED_CALL
+        if not self.begun >> index & 1:
+            return NEVER_BEGAN
+        return CANCELED_CALL if idempotent else INTERRUPTED
+
+    def asking(self, pending: Iterable[PendingInput]) -> int:
+        """Those of the calls that wait for an answer, a bit for each place."""
+        places = 0
+        for each in pending:
+            if each.call is not None and each.step == self.step:
+                places |= 1 << each.index
+        return places

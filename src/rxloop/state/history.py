@@ -1,0 +1,154 @@
+"""Append-only collections whose older versions stay valid: what makes a fold pure and an append cheap.
+
+Versions share one store, and each knows how much of it is its own. Appending to the newest version extends the store;
+appending to an older one copies it first. So a fold that goes forward costs what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar, overload
+
+from rxloop.protocol.messages import Message
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class History(Sequence[Message]):
+    """The messages of a conversation, as one version of them."""
+
+    __slots__ = ("_items", "_joined", "_length", "newest_user", "pinned", "size")
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._items = list(messages)
+        self._length = len(self._items)
+        self._joined: tuple[object, int, bytes] | None = None
+        self.size = sum(map(_size, self._items))
+        """Characters of all messages, for estimates."""
+        self.newest_user: int | None = None
+        """The place of the newest message of the user."""
+        self.pinned: tuple[int, ...] = ()
+        """The places of the messages that stay in every request."""
+        self._note(self._items, 0)
+
+    def append(self, *messages: Message) -> History:
+        """The history with these messages behind it; this one stays as it is."""
+        if not messages:
+            return self
+        longer = History.__new__(History)
+        items = self._items if len(self._items) == self._length else self._items[: self._length]
+        items.extend(messages)
+        longer._items = items
+        longer._length = len(items)
+        longer._joined = self._joined
+        longer.size = self.size + sum(map(_size, messages))
+        longer.newest_user, longer.pinned = self.newest_user, self.pinned
+        longer._note(messages, self._length)
+        return longer
+
+    def extends(self, other: object) -> bool:
+        """Whether this is `other`, or a later version of it: told without a look at the messages."""
+        return isinstance(other, History) and other._items is self._items and other._length <= self._length
+
+    def _note(self, messages: Sequence[Message], first: int) -> None:
+        """Note which of the messages that begin at `first` no request goes without."""
+        for place, message in enumerate(messages, first):
+            if message.role == "user":
+                self.newest_user = place
+            if message.pinned:
+                self.pinned = (*self.pinned, place)
+
+    def joined(self, key: object, encode: Callable[[Message], bytes]) -> bytes:
+        """The messages encoded, with commas between them; what a shorter version was joined of is not encoded again.
+
+        Args:
+            key: Names the encoding: the bytes of another one are of no use.
+            encode: Encodes one message.
+        """
+        kept, length, data = self._joined or (key, 0, b"")
+        if kept != key:
+            length, data = 0, b""
+        if length < self._length:
+            data = b",".join([*([data] if length else ()), *map(encode, self._items[length : self._length])])
+            self._joined = (key, self._length, data)
+        return data
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            # Not a slice of a copy: each look at the newest messages would cost all of them.
+            return [self._items[place] for place in range(self._length)[index]]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"message {index} of {self._length}")
+        return self._items[index if index >= 0 else self._length + index]
+
+    def __iter__(self) -> Iterator[Message]:
+        for index in range(self._length):
+            yield self._items[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return f"<History of {self._length} messages>"
+
+
+def _size(message: Message) -> int:
+    size = len(message.text) + 8
+    for call in message.tool_calls:
+        size += len(call.name) + len(call.raw or "")
+    return size
+
+
+class Ledger(Mapping[K, V], Generic[K, V]):
+    """A mapping that only grows, as one version of it; a key keeps the value that it had first."""
+
+    __slots__ = ("_length", "_store")
+
+    def __init__(self) -> None:
+        self._store: dict[K, tuple[int, V]] = {}
+        self._length = 0
+
+    def add(self, key: K, value: V) -> Ledger[K, V]:
+        """The ledger with this entry; this one stays as it is."""
+        if key in self:
+            return self
+        longer = object.__new__(type(self))
+        store = self._store
+        if len(store) != self._length:
+            store = {key: entry for key, entry in store.items() if entry[0] < self._length}
+        store[key] = (self._length, value)
+        longer._store = store
+        longer._length = self._length + 1
+        return longer
+
+    def __getitem__(self, key: K) -> V:
+        position, value = self._store[key]
+        if position >= self._length:
+            raise KeyError(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        entry = self._store.get(key)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return entry is not None and entry[0] < self._length
+
+    def __iter__(self) -> Iterator[K]:
+        for key, (position, _) in self._store.items():
+            if position >= self._length:
+                return
+            yield key
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {self._length}>"

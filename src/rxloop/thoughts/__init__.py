@@ -1,0 +1,1 @@
+"""The graph of thoughts, and its drawings."""

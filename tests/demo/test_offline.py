@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from rxloop.demo.offline import serve_in_thread
+from rxloop.errors import RxloopError
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.pipeline.seams import Provider
+from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCallDeltaEvent, UsageEvent
+from rxloop.protocol.messages import Message
+from rxloop.testing import Conversation, OfflineModel, Reply, demo_model
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+@pytest.fixture
+async def offline() -> AsyncIterator[OfflineModel]:
+    async with OfflineModel() as model:
+        yield model
+
+
+@pytest.fixture
+async def client(offline: OfflineModel) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=offline.base_url) as client:
+        yield client
+
+
+def body(question: str, *, stream: bool = False, tools: list[Any] | None = None) -> dict[str, Any]:
+    asked = {"model": "any", "messages": [{"role": "user", "content": question}], "stream": stream}
+    return asked | ({"tools": tools} if tools else {})
+
+
+async def chunks(client: httpx.AsyncClient, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chunks of a stream, which must end with [DONE]."""
+    async with client.stream("POST", "/chat/completions", json=asked) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "text/event-stream"
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+async def until(condition: Any) -> None:
+    """Wait for what a server in the same loop is about to do."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_a_stream_comes_word_by_word_with_the_usage_last(client: httpx.AsyncClient) -> None:
+    *parts, last = await chunks(client, body("What is 17 * 23?", stream=True))
+    deltas = [part["choices"][0]["delta"] for part in parts]
+    assert [delta["content"] for delta in deltas if "content" in delta] == ["", "17", " *", " 23", " is", " 391."]
+    assert parts[-1]["choices"][0]["finish_reason"] == "stop"
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 5
+    assert last["usage"]["prompt_tokens"] > 0
+
+
+async def test_an_answer_at_once_says_the_same(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/chat/completions", json=body("What is 17 * 23?"))).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "any"
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "17 * 23 is 391."}
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_arguments_of_calls_come_in_fragments(client: httpx.AsyncClient) -> None:
+    parts = await chunks(client, body("Weather in Oslo and Bergen?", stream=True, tools=[WEATHER]))
+    made = [call for part in parts if part["choices"] for call in part["choices"][0]["delta"].get("tool_calls", [])]
+    joined = ["".join(call["function"]["arguments"] for call in made if call["index"] == index) for index in (0, 1)]
+    assert [json.loads(text) for text in joined] == [{"city": "Oslo"}, {"city": "Bergen"}]
+    assert [call["id"] for call in made if "id" in call] == ["call_1", "call_2"]
+    assert len(made) > 4
+    assert parts[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_calls_at_once_have_their_arguments(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/chat/completions", json=body("Weather in Oslo?", tools=[WEATHER]))).json()
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert call == {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'},
+    }
+    assert answer["choices"][0]["message"]["content"] is None
+
+
+async def test_own_rules_go_first_and_may_reason(offline: OfflineModel) -> None:
+    def rule(conversation: Conversation) -> Reply | None:
+        return Reply("Aye.", reasoning="I think so.") if "captain" in conversation.question else None
+
+    async with OfflineModel([rule]) as model, httpx.AsyncClient(base_url=model.base_url) as client:
+        parts = await chunks(client, body("Yes, captain?", stream=True))
+        deltas = [part["choices"][0]["delta"] for part in parts if part["choices"]]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I think so."
+        assert parts[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+        answer = (await client.post("/chat/completions", json=body("Yes, captain?"))).json()
+        assert answer["choices"][0]["message"]["reasoning_content"] == "I think so."
+        answer = (await client.post("/chat/completions", json=body("What is 1 + 1?"))).json()
+        assert answer["choices"][0]["message"]["content"] == "1 + 1 is 2."
+
+
+async def test_models_are_listed(client: httpx.AsyncClient) -> None:
+    answer = (await client.get("/models")).json()
+    assert [model["id"] for model in answer["data"]] == ["offline"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("GET", "/nothing", b"", 404),
+        ("GET", "/chat/completions", b"", 405),
+        ("POST", "/chat/completions", b"{", 400),
+        ("POST", "/chat/completions", b"[]", 400),
+        ("POST", "/chat/completions", b'{"messages": 5}', 400),
+        ("POST", "/chat/completions", b'{"messages": [5]}', 400),
+    ],
+)
+async def test_a_bad_request_is_refused_in_json(
+    client: httpx.AsyncClient, method: str, path: str, content: bytes, status: int
+) -> None:
+    response = await client.request(method, path, content=content)
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+    # The connection lives on.
+    assert (await client.get("/models")).status_code == 200
+
+
+async def test_a_rule_that_raises_is_a_server_error_that_names_it() -> None:
+    def rule(conversation: Conversation) -> Reply | None:
+        raise RuntimeError("broken rule")
+
+    async with OfflineModel([rule]) as model, httpx.AsyncClient(base_url=model.base_url) as client:
+        response = await client.post("/chat/completions", json=body("Hi"))
+        assert response.status_code == 500
+        assert "RuntimeError: broken rule" in response.json()["error"]["message"]
+
+
+async def test_a_body_in_chunks_is_read(client: httpx.AsyncClient) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for part in (b'{"messages": [{"role": "user", ', b'"content": "What is 2 + 2?"}]}'):
+            yield part
+
+    answer = (await client.post("/chat/completions", content=pieces())).json()
+    assert answer["choices"][0]["message"]["content"] == "2 + 2 is 4."
+
+
+async def raw(offline: OfflineModel, data: bytes) -> bytes:
+    """What comes back on one connection until it is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(offline.base_url).port)
+    writer.write(data)
+    try:
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
+
+
+async def test_a_connection_is_kept_until_it_is_to_be_closed(offline: OfflineModel) -> None:
+    answer = await raw(offline, GET + b"\r\n" + GET + b"\r\n" + GET + b"Connection: close\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+    assert answer.count(b"keep-alive") == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"hello\r\n\r\n", b"400"),
+        (GET + b"Content-Length: many\r\n\r\n", b"400"),
+        (GET + b"Content-Length: 99999999999\r\n\r\n", b"413"),
+        (GET + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"GET /" + b"a" * 70_000, b"413"),
+    ],
+)
+async def test_what_is_no_http_is_refused_and_the_connection_closed(
+    offline: OfflineModel, data: bytes, status: bytes
+) -> None:
+    assert (await raw(offline, data)).startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_client_that_leaves_ends_its_stream_at_once() -> None:
+    async with OfflineModel(delay=3600) as model, httpx.AsyncClient(base_url=model.base_url) as client:
+        async with client.stream("POST", "/chat/completions", json=body("Hi", stream=True)) as response:
+            await anext(response.aiter_bytes())
+            assert model.open == 1
+        await until(lambda: model.open == 0)
+        assert (await client.get("/models")).status_code == 200
+
+
+async def test_closing_cuts_off_open_streams() -> None:
+    model = OfflineModel(delay=3600)
+    async with model, httpx.AsyncClient(base_url=model.base_url) as client:
+        async with client.stream("POST", "/chat/completions", json=body("Hi", stream=True)) as response:
+            stream = response.aiter_bytes()
+            await anext(stream)
+            await model.aclose()
+            assert model.open == 0
+            with pytest.raises(httpx.RemoteProtocolError):
+                await anext(stream)
+    with pytest.raises(RxloopError, match="not running"):
+        _ = model.base_url
+
+
+async def test_the_provider_reads_what_the_server_writes(offline: OfflineModel) -> None:
+    tool = ToolDefinition("get_weather", "", {"type": "object", "properties": {"city": {"type": "string"}}})
+    provider = offline.provider()
+    events: list[Event] = []
+    request = ModelRequest(messages=[Message.user("Weather in Oslo?")], tools=(tool,))
+    await provider.call(request).pipe(_collect(events))
+    await provider.aclose()
+    message = events[-1]
+    assert isinstance(message, ContentCompleteEvent)
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("get_weather", {"city": "Oslo"})]
+    assert sum(isinstance(event, ToolCallDeltaEvent) for event in events) > 1
+    assert sum(isinstance(event, UsageEvent) for event in events) == 1
+    assert offline.requests[0]["tools"][0]["function"]["name"] == "get_weather"
+
+
+def _collect(events: list[Event]) -> Any:
+    from reactivex import operators
+
+    return operators.do_action(events.append)
+
+
+@pytest.mark.parametrize(("key", "model"), [("ZAI_API_KEY", "zai:glm-4.7"), ("OPENAI_API_KEY", "openai:gpt-5")])
+def test_a_demo_takes_the_real_model_if_there_is_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, model: str
+) -> None:
+    for name in ("ZAI_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(key, "secret")
+    assert demo_model() == model
+    assert capsys.readouterr().err == ""
+
+
+async def test_a_demo_without_a_key_says_so_and_answers_offline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZAI_API_KEY", " ")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    model = demo_model(delay=0)
+    assert capsys.readouterr().err == "No key found (ZAI_API_KEY, OPENAI_API_KEY): using the offline model.\n"
+    assert isinstance(model, Provider)
+    answer = await model.call(ModelRequest(messages=[Message.user("What is 6 * 7?")]))
+    await model.aclose()
+    assert isinstance(answer, ContentCompleteEvent)
+    assert answer.content == "6 * 7 is 42."
+
+
+def test_a_server_in_a_thread_can_be_stopped_and_its_failure_is_raised() -> None:
+    model = OfflineModel()
+    stop = serve_in_thread(model)
+    port = httpx.URL(model.base_url).port
+    assert httpx.get(f"{model.base_url}/models").status_code == 200
+    assert port is not None
+    with pytest.raises(OSError, match="in use"):
+        serve_in_thread(OfflineModel(port=port))
+    stop()
+    with pytest.raises(RxloopError, match="not running"):
+        _ = model.base_url
+    stop()

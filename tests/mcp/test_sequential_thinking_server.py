@@ -1,0 +1,460 @@
+"""The server for sequential thinking, driven by the SDK's own client in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, TextContent, TextResourceContents
+
+from mcp import Client
+from rxloop.mcp.sequential_thinking import connection_sessions, sequential_thinking_server
+from rxloop.pipeline.values import SessionChange
+from rxloop.thinking.sessions import MemorySessionStore, ThinkingSessions, ThoughtResult
+
+OFFICIAL = ["thoughtNumber", "totalThoughts", "nextThoughtNeeded", "branches", "thoughtHistoryLength"]
+REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
+Mode = Literal["legacy", "auto"]
+
+
+def thought(number: int = 1, text: str = "So.", **fields: Any) -> dict[str, Any]:
+    return {"thought": text, "nextThoughtNeeded": True, "thoughtNumber": number, "totalThoughts": 3, **fields}
+
+
+def said(result: CallToolResult) -> dict[str, Any]:
+    """What a tool said, which has to be the same in text and in structured content."""
+    [item] = result.content
+    assert isinstance(item, TextContent)
+    told = json.loads(item.text)
+    if not result.is_error:
+        assert told == result.structured_content
+        assert item.text == json.dumps(told, indent=2, ensure_ascii=False)
+    return told
+
+
+async def think(client: Client, *thoughts: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for each in thoughts:
+        result = await client.call_tool("sequentialthinking", each)
+        assert not result.is_error, result
+        told = said(result)
+    return told
+
+
+async def refused(client: Client, arguments: dict[str, Any], tool: str = "sequentialthinking") -> dict[str, Any]:
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error
+    told = said(result)
+    assert list(told) == ["error", "code", "fields", "status"]
+    assert told["status"] == "failed"
+    return told
+
+
+async def history(client: Client, **arguments: Any) -> dict[str, Any]:
+    return said(await client.call_tool("thinking_history", arguments))
+
+
+def texts(told: dict[str, Any]) -> list[str]:
+    return [each["thought"] for each in told["thoughts"]]
+
+
+async def test_the_published_tool_has_the_fields_of_the_reference_server() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        tool = (await client.list_tools()).tools[0]
+    # T24
+    assert tool.input_schema["required"] == REQUIRED
+    truth, number = ["boolean", "string"], "integer"
+    assert {name: field["type"] for name, field in tool.input_schema["properties"].items()} == {
+        "thought": "string",
+        "nextThoughtNeeded": truth,
+        "thoughtNumber": number,
+        "totalThoughts": number,
+        "isRevision": truth,
+        "revisesThought": number,
+        "branchFromThought": number,
+        "branchId": "string",
+        "needsMoreThoughts": truth,
+    }
+    assert tool.input_schema["properties"]["thoughtNumber"].items() >= {"minimum": 1, "maximum": 2**53 - 1}.items()
+    assert all(field["description"] for field in tool.input_schema["properties"].values())
+    assert tool.output_schema is not None
+    assert tool.output_schema["required"] == OFFICIAL
+    assert (tool.name, tool.title) == ("sequentialthinking", "Sequential Thinking")
+
+
+async def test_the_annotations_are_honest() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        tools = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+    hints = {
+        name: (each.read_only_hint, each.idempotent_hint, each.destructive_hint, each.open_world_hint)
+        for name, each in tools.items()
+        if each is not None
+    }
+    assert hints == {
+        "sequentialthinking": (False, False, False, False),
+        "thinking_history": (True, True, False, False),
+        "clear_thinking": (False, True, True, False),
+    }
+
+
+async def test_the_description_shows_a_revision_and_a_branch_and_speaks_of_no_ids() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        description = (await client.list_tools()).tools[0].description or ""
+    assert '"isRevision": true' in description
+    assert '"branchFromThought": ' in description
+    assert "sessionId" not in description
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_the_answer_has_the_official_keys_in_text_and_in_structured_content(mode: Mode) -> None:
+    async with Client(sequential_thinking_server(), mode=mode) as client:
+        told = await think(client, thought(1, totalThoughts=2), thought(5))
+    # T2, T23
+    assert list(told)[:5] == OFFICIAL
+    assert {key: told[key] for key in OFFICIAL} == {
+        "thoughtNumber": 5,
+        "totalThoughts": 5,
+        "nextThoughtNeeded": True,
+        "branches": [],
+        "thoughtHistoryLength": 2,
+    }
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_calls_with_no_id_go_on_in_the_session_of_the_connection(mode: Mode) -> None:
+    async with Client(sequential_thinking_server(), mode=mode) as client:
+        first = await think(client, thought(1))
+        last = await think(client, thought(2), thought(3, nextThoughtNeeded=False))
+    assert (first["thoughtHistoryLength"], last["thoughtHistoryLength"]) == (1, 3)
+    assert first["sessionId"] == last["sessionId"]
+    # T40
+    assert "summary" not in first
+    assert last["summary"] == "Sequential thinking complete: 3 thoughts processed across 0 branches."
+
+
+async def test_what_is_odd_about_a_thought_stands_beside_the_answer() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        first = await think(client, thought(1))
+        # T15
+        told = await think(client, thought(2, isRevision=True, revisesThought=9))
+    assert "warnings" not in first
+    assert [warning["code"] for warning in told["warnings"]] == ["dangling_revision"]
+
+
+async def test_what_clients_send_is_read_leniently() -> None:
+    lenient = thought(
+        "1",  # type: ignore[arg-type]
+        totalThoughts=" 2 ",
+        nextThoughtNeeded="TRUE",
+        isRevision=None,
+        branchId=None,
+        unknown={"a": 1},
+    )
+    async with Client(sequential_thinking_server()) as client:
+        # T9, T10, T11, T12
+        told = await think(client, lenient)
+    assert (told["thoughtNumber"], told["totalThoughts"], told["nextThoughtNeeded"]) == (1, 2, True)
+
+
+async def test_a_field_in_snake_case_is_an_unknown_one() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        told = await think(client, thought(1, branch_id="a", branchFromThought=1, total_thoughts=9))
+    assert (told["branches"], told["totalThoughts"]) == ([], 3)
+
+
+@pytest.mark.parametrize("name", ["__proto__", "constructor", "10", "   ", "🌿", "x" * 5_000])
+async def test_every_text_is_a_name_for_a_branch(name: str) -> None:
+    async with Client(sequential_thinking_server()) as client:
+        # T5, T7
+        names = ["b", name]
+        told = await think(client, thought(1), *(thought(2, branchId=each, branchFromThought=1) for each in names))
+    assert told["branches"] == names
+
+
+async def test_what_does_not_fit_is_an_error_that_names_the_fields_and_stores_nothing() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        # T9, T13, T14
+        told = await refused(client, {"thought": "a", "thoughtNumber": True, "totalThoughts": "one"})
+        assert told["code"] == "invalid_thought"
+        assert set(told["fields"]) == {"nextThoughtNeeded", "thoughtNumber", "totalThoughts"}
+        assert (await history(client))["thoughtHistoryLength"] == 0
+        assert set((await refused(client, {}))["fields"]) == set(REQUIRED)
+
+
+async def test_a_call_without_arguments_is_refused_like_one_with_none_of_the_fields() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        result = await client.call_tool("sequentialthinking")
+    assert said(result)["code"] == "invalid_thought"
+
+
+async def test_a_thought_may_be_long_and_not_endless() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        # T8
+        await think(client, thought(1, "x" * 1_000_000))
+        told = await refused(client, thought(2, "x" * 1_000_001))
+        assert told["code"] == "thought_too_long"
+        assert (await history(client))["thoughtHistoryLength"] == 1
+
+
+async def test_a_full_session_says_so_and_can_be_cleared() -> None:
+    async with Client(sequential_thinking_server(ThinkingSessions(max_thoughts=2))) as client:
+        await think(client, thought(1), thought(2))
+        # T47
+        assert (await refused(client, thought(3)))["code"] == "max_thoughts"
+        await client.call_tool("clear_thinking")
+        assert (await think(client, thought(1)))["thoughtHistoryLength"] == 1
+
+
+async def test_strict_rules_refuse_a_revision_of_nothing() -> None:
+    async with Client(sequential_thinking_server(connection_sessions(strict=True))) as client:
+        # T15
+        told = await refused(client, thought(1, isRevision=True, revisesThought=4))
+    assert (told["code"], set(told["fields"])) == ("dangling_revision", {"revisesThought"})
+
+
+async def test_no_connection_finds_the_session_of_another_one() -> None:
+    server = sequential_thinking_server()
+    async with Client(server) as one, Client(server) as other:
+        mine = await think(one, thought(1, "mine"))
+        await think(other, thought(1, "other"), thought(2))
+        # T33
+        told = await refused(other, thought(3, sessionId=mine["sessionId"]))
+        assert told["code"] == "unknown_session"
+        for tool in ("thinking_history", "clear_thinking"):
+            assert (await refused(other, {"sessionId": mine["sessionId"]}, tool))["code"] == "unknown_session"
+        assert texts(await history(one)) == ["mine"]
+        assert texts(await history(other)) == ["other", "So."]
+
+
+async def test_an_id_that_nobody_gave_out_is_refused() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        # T32
+        assert (await refused(client, thought(1, sessionId="made-up")))["code"] == "unknown_session"
+        assert (await history(client))["thoughtHistoryLength"] == 0
+
+
+async def test_a_thought_may_clear_the_session_and_the_old_id_leads_to_the_new_one() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        old = await think(client, thought(1), thought(2))
+        # T28, T30
+        new = await think(client, thought(1, clearSession=True))
+        assert new["thoughtHistoryLength"] == 1
+        assert new["sessionId"] != old["sessionId"]
+        assert (await think(client, thought(2)))["sessionId"] == new["sessionId"]
+        # T31
+        led = await think(client, thought(3, sessionId=old["sessionId"]))
+        assert (led["thoughtHistoryLength"], led["sessionId"]) == (3, new["sessionId"])
+
+
+async def test_clearing_forgets_the_thoughts_and_twice_is_as_once() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        await think(client, thought(1), thought(2))
+        cleared = said(await client.call_tool("clear_thinking", {}))
+        assert cleared["forgotten"] == 2
+        assert said(await client.call_tool("clear_thinking", {})) == {**cleared, "forgotten": 0}
+        assert texts(await history(client)) == []
+        assert (await think(client, thought(1)))["sessionId"] == cleared["sessionId"]
+
+
+async def test_parallel_calls_keep_their_order() -> None:
+    async with Client(sequential_thinking_server(), mode="legacy") as client:
+        # T45
+        made = [client.call_tool("sequentialthinking", thought(number, str(number))) for number in range(1, 21)]
+        told = [said(result)["thoughtHistoryLength"] for result in await asyncio.gather(*made)]
+        assert told == list(range(1, 21))
+        assert texts(await history(client)) == [str(number) for number in range(1, 21)]
+
+
+class Slow(MemorySessionStore):
+    """A store that takes its time to write."""
+
+    async def commit(self, changes: Sequence[SessionChange]) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await super().commit(changes)
+
+
+async def test_who_reads_sees_what_was_sent_before() -> None:
+    async with Client(sequential_thinking_server(ThinkingSessions(Slow())), mode="legacy") as client:
+        thinking = asyncio.create_task(client.call_tool("sequentialthinking", thought(1)))
+        told = asyncio.create_task(history(client))
+        await thinking
+        assert (await told)["thoughtHistoryLength"] == 1
+
+
+async def branched(client: Client) -> None:
+    await think(client, thought(1, "one"), thought(2, "two"))
+    for number in (2, 3):
+        await think(client, thought(number, f"b{number}", branchId="b", branchFromThought=1))
+    await think(client, thought(3, "No.", isRevision=True, revisesThought=2))
+
+
+async def test_the_history_tells_what_was_thought() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        empty = await history(client)
+        await branched(client)
+        told = await history(client)
+    assert (empty["thoughts"], empty["status"]) == ([], "active")
+    assert empty["sessionId"] == told["sessionId"]
+    assert (told["thoughtHistoryLength"], told["branches"]) == (5, ["b"])
+    assert told["thoughts"][4] == {
+        "place": 5,
+        "thoughtNumber": 3,
+        "thought": "No.",
+        "isRevision": True,
+        "revisesThought": 2,
+        "branchId": None,
+        "branchFromThought": None,
+        "totalThoughts": 3,
+    }
+    assert "next" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "further"),
+    [
+        ({"limit": 2}, ["one", "two"], 3),
+        ({"first": "3", "limit": "2"}, ["b2", "b3"], 5),
+        ({"first": 5, "limit": 2}, ["No."], None),
+        ({"first": 6}, [], None),
+        ({"branchId": "b"}, ["b2", "b3"], None),
+        ({"branchId": "b", "limit": 1}, ["b2"], 4),
+        ({"branchId": "b", "first": 4, "limit": 1}, ["b3"], None),
+    ],
+)
+async def test_the_history_comes_in_pages_and_by_branch(
+    arguments: dict[str, Any], expected: Sequence[str], further: int | None
+) -> None:
+    async with Client(sequential_thinking_server()) as client:
+        await branched(client)
+        told = await history(client, **arguments)
+    assert (texts(told), told.get("next")) == (expected, further)
+
+
+async def test_a_page_of_the_history_has_an_end() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        await think(client, *(thought(number) for number in range(1, 52)))
+        told = await history(client)
+    assert (len(told["thoughts"]), told["next"]) == (50, 51)
+
+
+async def test_a_history_that_cannot_be_given_is_refused() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        await branched(client)
+        told = await refused(client, {"branchId": "none"}, "thinking_history")
+        assert told["code"] == "unknown_branch"
+        assert "'b'" in told["error"]
+        told = await refused(client, {"first": 0, "limit": "many"}, "thinking_history")
+        assert (told["code"], set(told["fields"])) == ("invalid_arguments", {"first", "limit"})
+
+
+async def test_the_session_is_a_resource_as_json_and_drawn() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        listed = (await client.list_resources()).resources
+        await branched(client)
+        [whole] = (await client.read_resource("thinking://session")).contents
+        [drawn] = (await client.read_resource("thinking://session/graph")).contents
+        told = await history(client)
+    assert isinstance(whole, TextResourceContents)
+    assert isinstance(drawn, TextResourceContents)
+    assert json.loads(whole.text) == told
+    assert {each.uri: each.mime_type for each in listed} == {
+        whole.uri: whole.mime_type,
+        drawn.uri: drawn.mime_type,
+    }
+    assert drawn.text.splitlines() == [
+        "flowchart TD",
+        '    n1["1/3<br/>one"]',
+        '    n2["2/3<br/>two"]',
+        '    n3["2/3<br/>b2"]',
+        '    n4["3/3<br/>b3"]',
+        '    n5["3/3<br/>No#46;"]',
+        "    n1 --> n2",
+        '    n1 -->|"b"| n3',
+        "    n3 --> n4",
+        "    n2 --> n5",
+        '    n5 -.->|"revises"| n2',
+    ]
+
+
+async def test_what_is_not_there_is_an_error_of_the_protocol() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        with pytest.raises(MCPError, match="no tool 'think'"):
+            await client.call_tool("think", {})
+        with pytest.raises(MCPError, match="no resource 'thinking://else'"):
+            await client.read_resource("thinking://else")
+
+
+class Breaking(MemorySessionStore):
+    """A store that fails when it is told to."""
+
+    broken = False
+
+    async def commit(self, changes: Sequence[SessionChange]) -> None:
+        if self.broken:
+            raise RuntimeError("the disk is gone")
+        await super().commit(changes)
+
+
+async def test_a_crash_is_an_answer_and_the_server_goes_on() -> None:
+    store = Breaking()
+    async with Client(sequential_thinking_server(ThinkingSessions(store))) as client:
+        await think(client, thought(1))
+        store.broken = True
+        told = await refused(client, thought(2))
+        assert (told["code"], "RuntimeError" in told["error"]) == ("internal", True)
+        store.broken = False
+        assert (await think(client, thought(2)))["thoughtHistoryLength"] == 2
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_the_session_of_a_closed_connection_is_freed(mode: Mode) -> None:
+    sessions = connection_sessions()
+    async with Client(sequential_thinking_server(sessions), mode=mode) as client:
+        await think(client, thought(1))
+        await think(client, thought(1, clearSession=True))
+        assert await sessions.store.records()
+    assert not await sessions.store.records()
+
+
+async def test_a_named_session_is_one_for_all_connections_and_stays() -> None:
+    sessions = connection_sessions()
+    server = sequential_thinking_server(sessions, session="plan")
+    async with Client(server) as one, Client(server) as other:
+        assert (await think(one, thought(1)))["sessionId"] == "plan"
+        assert (await think(other, thought(2, sessionId="plan")))["thoughtHistoryLength"] == 2
+    async with Client(server) as later:
+        assert (await history(later))["thoughtHistoryLength"] == 2
+    assert len(await sessions.get_session("plan")) == 2
+
+
+async def test_each_accepted_thought_is_logged_and_no_other() -> None:
+    logged: list[ThoughtResult] = []
+    async with Client(sequential_thinking_server(log=logged.append)) as client:
+        await think(client, thought(1, "one"))
+        await refused(client, thought(0))
+        await think(client, thought(2, "two"))
+    assert [result.thought.thought for result in logged] == ["one", "two"]
+
+
+async def test_a_log_that_fails_costs_no_thought() -> None:
+    def broken(result: ThoughtResult) -> None:
+        raise OSError("no space left")
+
+    async with Client(sequential_thinking_server(log=broken)) as client:
+        assert (await think(client, thought(1), thought(2)))["thoughtHistoryLength"] == 2
+
+
+async def test_who_sends_the_old_id_after_clearing_hears_of_it() -> None:
+    async with Client(sequential_thinking_server()) as client:
+        # T31
+        old = await think(client, thought(1))
+        await client.call_tool("clear_thinking", {})
+        told = await think(client, thought(1, sessionId=old["sessionId"]))
+        assert [each["code"] for each in told["warnings"]] == ["session_cleared"]
+        assert (told["thoughtHistoryLength"], told["sessionId"] == old["sessionId"]) == (1, False)
+        assert "warnings" not in await think(client, thought(2))

@@ -1,0 +1,124 @@
+"""Thoughts as boxes."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from rxloop.mcp import thought_log
+from rxloop.mcp.thought_log import ThoughtLog, box, logs_thoughts
+from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+
+
+async def results(*thoughts: dict[str, Any]) -> list[ThoughtResult]:
+    sessions = ThinkingSessions(max_length=1_000_000)
+    basis = {"thought": "So.", "nextThoughtNeeded": True, "thoughtNumber": 2, "totalThoughts": 3}
+    return [await sessions.think({**basis, **each}, session_id="s") for each in thoughts]
+
+
+def drawn(result: ThoughtResult, *, width: int = 60, colour: bool = False) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=colour, color_system="standard" if colour else None).print(
+        box(result)
+    )
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("fields", "title"),
+    [
+        ({}, "💭 Thought 2/3 ─"),
+        ({"isRevision": True, "revisesThought": 1}, "🔄 Revision 2/3 (revising thought 1) ─"),
+        ({"revisesThought": 1}, "🔄 Revision 2/3 (revising thought 1) ─"),
+        # T16
+        ({"isRevision": True}, "🔄 Revision 2/3 ─"),
+        ({"branchFromThought": 1, "branchId": "a"}, "🌿 Branch 2/3 (from thought 1, ID: a) ─"),
+        ({"branchFromThought": 1}, "🌿 Branch 2/3 (from thought 1) ─"),
+        ({"branchId": "a"}, "💭 Thought 2/3 ─"),
+    ],
+)
+async def test_the_title_says_what_kind_of_thought_it_is(fields: dict[str, Any], title: str) -> None:
+    [result] = await results(fields)
+    lines = drawn(result)
+    assert title in lines[0]
+    assert "None" not in "".join(lines)
+
+
+async def test_a_later_thought_of_a_branch_names_it() -> None:
+    results_ = await results({"branchFromThought": 1, "branchId": "a"}, {"branchId": "a"})
+    assert "🌿 Branch 2/3 (ID: a) ─" in drawn(results_[1])[0]
+
+
+@pytest.mark.parametrize("text", ["word " * 200, "x" * 500, "思考" * 100, "🌿 " * 90, "e\u0301" * 200, "a\tb\nc\r\n"])
+async def test_long_thoughts_are_wrapped_and_the_box_is_straight(text: str) -> None:
+    [result] = await results({"thought": text})
+    assert {cell_len(line) for line in drawn(result)} == {60}
+
+
+async def test_a_huge_thought_is_cut() -> None:
+    [result] = await results({"thought": "x" * 1_000_000})
+    lines = drawn(result)
+    assert len(lines) < 50
+    assert "998,000 more characters" in " ".join(line.strip("│ ") for line in lines)
+
+
+async def test_what_would_move_the_cursor_is_taken_out() -> None:
+    [result] = await results({"thought": "\x1b[2Jred\x07\x9b", "branchFromThought": 1, "branchId": "a\x1b]0;b"})
+    text = "".join(drawn(result))
+    assert "red" in text
+    assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in text)
+
+
+async def test_markup_of_rich_is_text() -> None:
+    [result] = await results({"thought": "[red]not red[/red] :tada:", "branchFromThought": 1, "branchId": "[b]"})
+    text = "\n".join(drawn(result))
+    assert "[red]not red[/red] :tada:" in text
+    assert "ID: [b]" in text
+
+
+async def test_the_three_kinds_have_colours_of_their_own() -> None:
+    kinds = await results({}, {"isRevision": True}, {"branchFromThought": 1, "branchId": "a"})
+    assert len({drawn(result, colour=True)[-1].split("╰")[0] for result in kinds}) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "logged"), [(None, True), ("", True), ("1", True), ("yes", True), ("true", False), ("TRUE", False)]
+)
+def test_only_true_turns_the_log_off(value: str | None, logged: bool) -> None:
+    # T22
+    assert logs_thoughts({} if value is None else {"DISABLE_THOUGHT_LOGGING": value}) is logged
+
+
+async def test_the_log_has_written_everything_when_it_ends() -> None:
+    file = io.StringIO()
+    with ThoughtLog(Console(file=file, width=60)) as log:
+        for result in await results(*({"thought": f"number {n}"} for n in range(50))):
+            log(result)
+    assert [f"number {n} " in file.getvalue() for n in range(50)] == [True] * 50
+
+
+async def test_a_reader_that_stands_still_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thought_log, "_GRACE", 0.05)
+    [result] = await results({"thought": "x" * 2_000})
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w", encoding="utf-8") as file:
+        with ThoughtLog(Console(file=file, width=60)) as log:
+            for _ in range(3_000):
+                log(result)
+        # The thread is stuck in a write, and fails in it as soon as nobody reads any more.
+        os.close(reading)
+        log.join()
+
+
+async def test_a_closed_stream_ends_the_log_and_nothing_else() -> None:
+    [result] = await results({})
+    file = io.StringIO()
+    with ThoughtLog(Console(file=file, width=60)) as log:
+        file.close()
+        log(result)
+        log(result)

@@ -1,0 +1,226 @@
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from pydantic import ValidationError
+from reactivex import Observable
+from reactivex.testing import ReactiveTest, Recorded, TestScheduler
+
+from runs import FakeHost, called, context
+from rxloop.errors import ContextLengthExceeded, RateLimited
+from rxloop.operators.loop.call_model import call_model
+from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    LLMCallEvent,
+    LLMFailedEvent,
+    ThoughtStreamEvent,
+    UsageEvent,
+)
+from rxloop.protocol.messages import Message
+from rxloop.stream.bridges import emit
+from rxloop.stream.deltas import text_delta
+
+on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
+on_completed, on_error, subscribe = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe
+
+OPEN = ToolDefinition("f", "", {"type": "object"})
+
+
+class ColdModel(FakeHost):
+    """A run whose model answers with a cold Observable."""
+
+    name = "cold"
+
+    def __init__(self, *answers: Observable[Any]) -> None:
+        super().__init__()
+        self.model = self
+        self.answers = list(answers)
+        self.requests: list[ModelRequest] = []
+        self.log_of: dict[str, ContentCompleteEvent] = {}
+
+    def call(self, request: ModelRequest) -> Observable[Any]:
+        self.requests.append(request)
+        return self.answers.pop(0)
+
+    def recorded(self, step: str) -> ContentCompleteEvent | None:
+        return self.log_of.get(step)
+
+
+def request(host: FakeHost, step: str = "1", **fields: Any) -> ModelRequest:
+    ctx = context(host, step=step, branch=fields.get("branch"))
+    return ModelRequest(messages=[Message.user("Hi")], step=step, ctx=ctx, **fields)
+
+
+def run(answer: list[Recorded[Any]], disposed: int = 1000, **fields: Any) -> tuple[list[Any], Any, ColdModel]:
+    scheduler = TestScheduler()
+    cold = scheduler.create_cold_observable(*answer)
+    host = ColdModel(cold)
+    end = IterationEnd(1, context(host))
+    xs = scheduler.create_hot_observable(on_next(210, request(host, **fields)), on_next(210, end), on_completed(210))
+    seen = scheduler.start(lambda: call_model()(xs), disposed=disposed)
+    return seen.messages, cold.subscriptions, host
+
+
+def what(messages: list[Any]) -> list[tuple[int, str]]:
+    return [
+        (message.time, getattr(getattr(message.value, "value", None), "kind", None) or type_name(message))
+        for message in messages
+    ]
+
+
+def type_name(message: Any) -> str:
+    return type(message.value.value).__name__ if message.value.kind == "N" else message.value.kind
+
+
+def test_the_call_is_announced_and_then_its_events_pass_at_once() -> None:  # L82
+    messages, subscriptions, _ = run(
+        [
+            on_next(10, ContentDeltaEvent(delta="He")),
+            on_next(20, ThoughtStreamEvent(thought_id="a", content="a")),
+            on_next(30, UsageEvent(input_tokens=1)),
+            on_next(40, ContentCompleteEvent(content="He")),
+            on_completed(50),
+        ]
+    )
+
+    assert what(messages) == [
+        (210, "llm-call"),
+        (210, "IterationEnd"),
+        (220, "content-delta"),
+        (230, "thought-stream"),
+        (240, "usage"),
+        (250, "content-complete"),
+        (260, "C"),
+    ]
+    assert subscriptions == [subscribe(210, 260)]
+    assert all(
+        message.value.value.step == "1"
+        for message in messages
+        if hasattr(message.value, "value") and hasattr(message.value.value, "step")
+    )
+
+
+def test_the_announcement_counts_what_is_sent() -> None:  # L82
+    messages, _, _ = run(
+        [on_completed(10)],
+        system=(Message.system("s" * 40),),
+        tail=(Message.system("t" * 40),),
+        tools=(OPEN,),
+        iteration=3,
+    )
+
+    call: LLMCallEvent = messages[0].value.value
+    assert (call.iteration, call.model, call.message_count, call.tool_count, call.step) == (3, "cold", 3, 1, "1")
+    assert 20 <= call.estimated_input_tokens <= 40
+
+
+@pytest.mark.parametrize("count", [12.5, float("nan")])
+def test_a_count_that_is_no_integer_is_an_error_and_no_event(count: Any) -> None:
+    messages, _, _ = run([on_completed(10)], estimate=count)
+
+    [message] = messages
+    assert isinstance(message.value.exception, ValidationError)
+
+
+def test_each_tool_call_becomes_a_request_behind_its_message() -> None:
+    complete = ContentCompleteEvent(tool_calls=[called("f", "a"), called("g", "b"), called("f", "a")])
+    messages, _, _ = run([on_next(10, complete), on_completed(20)], tools=(OPEN,))
+
+    requests: list[ToolRequest] = [m.value.value for m in messages if type_name(m) == "ToolRequest"]
+    assert [(each.call.name, each.slot) for each in requests] == [("f", ("1", 0)), ("g", ("1", 1)), ("f", ("1", 2))]
+    assert all(each.ctx.call is each.call for each in requests)
+    assert all(each.offered == (OPEN,) for each in requests)
+
+
+def test_a_canceled_message_asks_for_no_tools() -> None:
+    complete = ContentCompleteEvent(tool_calls=[called()], finish_reason="canceled")
+    messages, _, _ = run([on_next(10, complete), on_completed(20)])
+
+    assert "ToolRequest" not in [type_name(message) for message in messages]
+
+
+def test_the_events_of_a_branch_carry_it() -> None:
+    messages, _, _ = run(
+        [on_next(10, ContentCompleteEvent(tool_calls=[called()])), on_completed(20)], step="tot/1/1", branch="tot/1"
+    )
+
+    call, _, complete, asked, _ = [cast("Any", getattr(message.value, "value", None)) for message in messages]
+    assert (call.step, call.branch) == (complete.step, complete.branch) == ("tot/1/1", "tot/1")
+    assert asked.ctx.branch == "tot/1"
+
+
+def test_a_request_that_is_too_long_becomes_an_event() -> None:
+    messages, _, host = run([on_error(10, ContextLengthExceeded("too long", status=400))])
+
+    failed: LLMFailedEvent = messages[2].value.value
+    assert (failed.kind, failed.step, failed.error.code, failed.retryable) == (
+        "llm-failed",
+        "1",
+        "context_length",
+        True,
+    )
+    assert messages[3] == on_completed(220)
+    assert host.abandoned == []
+
+
+def test_any_other_failure_is_that_of_the_operator() -> None:  # L81
+    failure = RateLimited("slow down")
+    messages, _, host = run([on_next(5, ContentDeltaEvent(delta="a")), on_error(10, failure)])
+
+    assert messages[-1] == on_error(220, failure)
+    assert host.abandoned == []
+
+
+def test_disposing_it_closes_the_stream_of_the_model_and_tells_the_run() -> None:  # L54
+    messages, subscriptions, host = run([on_next(10, ContentDeltaEvent(delta="a")), on_completed(500)], disposed=300)
+
+    assert [name for _, name in what(messages)] == ["llm-call", "IterationEnd", "content-delta"]
+    assert subscriptions == [subscribe(210, 300)]
+    assert [ctx.step for ctx in host.abandoned] == ["1"]
+
+
+def test_a_step_that_the_log_has_an_answer_for_asks_no_model() -> None:
+    host = ColdModel()
+    host.log_of["1"] = ContentCompleteEvent(step="1", attempt=1, seq=4, tool_calls=[called("f"), called("g")])
+    seen: list[Any] = []
+
+    call_model()(emit(request(host))).subscribe(seen.append)
+
+    assert host.requests == []
+    assert seen[0] is host.log_of["1"]
+    assert [each.slot for each in seen[1:]] == [("1", 0), ("1", 1)]
+
+
+def test_nobody_asks_the_model_before_it_is_subscribed() -> None:  # L52
+    host = ColdModel(emit(), emit())
+    out = call_model()(emit(request(host)))
+    assert host.requests == []
+
+    out.subscribe()
+
+    assert len(host.requests) == 1
+
+
+@pytest.mark.parametrize("branch", [None, "b"])
+def test_an_object_that_a_provider_gives_twice_is_two_events(branch: str | None) -> None:
+    shared = [text_delta(ContentDeltaEvent, "Hi", 0, None), ContentCompleteEvent(content="Hi")]
+    host = ColdModel(emit(*shared), emit(*shared))
+    seen: list[Any] = []
+
+    def publish(signal: Any) -> None:
+        vars(signal)["attempt"] = 1  # as the run does when it stamps
+        seen.append(signal)
+
+    for step, where in (("1", None), ("2", branch)):
+        call_model()(emit(request(host, step, branch=where))).subscribe(publish)
+
+    assert [(event.kind, event.step, event.branch) for event in seen] == [
+        ("llm-call", "1", None),
+        ("content-delta", "1", None),
+        ("content-complete", "1", None),
+        ("llm-call", "2", branch),
+        ("content-delta", "2", branch),
+        ("content-complete", "2", branch),
+    ]

@@ -1,0 +1,611 @@
+import asyncio
+import threading
+import time as real_time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from reactivex import Observable, of
+from reactivex import operators as ops
+
+from runs import collect, letters, outcome, well_formed
+from rxloop import (
+    Agent,
+    ConfigurationError,
+    ContentCompleteEvent,
+    CustomEvent,
+    Event,
+    Limits,
+    MemoryEventLog,
+    ModelRequest,
+    RunContext,
+    RunError,
+    ToolCompleteEvent,
+    ToolError,
+    ToolProgressEvent,
+    ToolStartEvent,
+    op,
+    tool,
+)
+from rxloop.operators.loop.run_tools import run_tools
+from rxloop.pipeline.requests import Signal, ToolRequest
+from rxloop.protocol.messages import ToolCall
+from rxloop.providers.scripted import ScriptedCall
+from rxloop.state.batch import FIND_OUT, UNKNOWN_EFFECT
+from rxloop.testing import ScriptedModel, assert_marbles, call, virtual_time
+
+
+async def answer_of(*tools: Any, calls: Any, **fields: Any) -> tuple[list[ToolCompleteEvent], list[str]]:
+    """The `tool-complete` events of one message with these calls, and what the model reads."""
+    model = ScriptedModel(calls, "done")
+    events = await collect(Agent(model, tools=tools, **fields).run("Go"))
+    answers = [event for event in events if isinstance(event, ToolCompleteEvent)]
+    assert well_formed(model.requests[1].messages)
+    return answers, [message.text for message in model.requests[1].messages if message.role == "tool"]
+
+
+@tool
+async def echo(value: Any) -> Any:
+    """Gives it back."""
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (False, "false"), ("", ""), ([], "[]"), (None, "null"), ({}, "{}"), (0.0, "0.0"), ("null", "null")],
+)
+async def test_a_value_that_is_empty_reaches_the_model_as_it_is(value: Any, text: str) -> None:  # L75
+    (answer,), read = await answer_of(echo, calls=call("echo", value=value))
+
+    assert read == [text]
+    assert answer.success
+    assert (answer.result, answer.content) == (value, text)
+
+
+@pytest.mark.parametrize("values", [500_000, 200_000])
+async def test_a_result_that_is_too_large_is_a_failed_call_that_names_the_limit(values: int) -> None:
+    @tool
+    def export() -> list[int]:
+        """Gives a lot."""
+        return [0] * values
+
+    @tool
+    def exported() -> Iterator[Any]:
+        """Gives a lot, and tells of it."""
+        yield [0] * values
+        yield "done"
+
+    answers, read = await answer_of(export, exported, calls=[call("export"), call("exported")])
+
+    assert [answer.success for answer in answers] == [values == 200_000, True]
+    if values > 200_000:
+        assert answers[0].error == read[0] == answers[0].content
+        assert "more than 200,000 values" in read[0]
+
+
+@tool
+async def fails_plainly() -> None:
+    """Fails."""
+    raise ToolError("No city is called 'Osllo'.")
+
+
+@tool
+async def fails_oddly() -> None:
+    """Fails."""
+    raise KeyError("city")
+
+
+@tool
+async def fails_silently() -> None:
+    """Fails."""
+    raise ValueError
+
+
+@tool
+async def times_out_by_itself() -> None:
+    """Fails."""
+    raise TimeoutError("the weather service is slow")
+
+
+@tool
+def exits() -> None:
+    """Fails."""
+    raise SystemExit(3)
+
+
+@tool
+async def exits_on_the_loop() -> None:
+    """Fails."""
+    raise SystemExit(3)
+
+
+@tool
+async def awaits_what_is_cancelled() -> None:
+    """Fails."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+@tool
+async def raises_a_cancellation() -> None:
+    """Fails."""
+    raise asyncio.CancelledError
+
+
+@tool
+async def gives_what_is_no_json() -> object:
+    """Fails."""
+    return object()
+
+
+@tool
+async def a_group_fails() -> None:
+    """Fails."""
+    raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
+
+
+@pytest.mark.parametrize(
+    ("failing", "text"),
+    [
+        (fails_plainly, "No city is called 'Osllo'."),
+        (fails_oddly, "KeyError: 'city'"),
+        (fails_silently, "ValueError"),
+        (times_out_by_itself, "TimeoutError: the weather service is slow"),
+        (exits, "exit"),
+        (exits_on_the_loop, "exit"),
+        (awaits_what_is_cancelled, "cancelled"),
+        (raises_a_cancellation, "cancelled"),
+        (gives_what_is_no_json, "cannot be written as JSON"),
+        (a_group_fails, "ExceptionGroup: several"),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+async def test_a_tool_that_fails_tells_the_model_how_and_the_run_goes_on(failing: Any, text: str) -> None:  # L74, L113
+    (bad, good), read = await answer_of(
+        failing, echo, calls=[ScriptedCall(failing.__name__, {}), call("echo", value="fine")]
+    )
+    if bad.name == "echo":
+        bad, good = good, bad
+
+    assert not bad.success
+    assert text in (bad.error or "")
+    assert text in read[0]
+    assert good.success
+    assert read[1] == "fine"
+
+
+async def test_a_tool_that_cancels_its_own_task_hangs_nobody() -> None:
+    @tool
+    async def cancels_itself() -> None:
+        """Cancels the task that it runs in."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    run = Agent(ScriptedModel(call("cancels_itself"), "done"), tools=[cancels_itself]).run("Go")
+
+    async with asyncio.timeout(5):
+        result = await outcome(run)
+
+    assert result.state == "canceled"
+    assert result.error is not None
+    assert "rxloop-tool-cancels_itself" in result.error.message
+    assert well_formed(result.messages)
+
+
+async def test_failures_of_a_whole_batch_all_reach_the_model() -> None:  # L73
+    _, read = await answer_of(
+        fails_plainly, fails_oddly, calls=[call("fails_plainly"), call("fails_oddly"), call("fails_plainly")]
+    )
+
+    assert read == ["No city is called 'Osllo'.", "KeyError: 'city'", "No city is called 'Osllo'."]
+
+
+async def test_an_unknown_tool_is_answered_with_those_that_there_are() -> None:  # L79
+    (answer,), read = await answer_of(echo, calls=call("ecko", value=1), thoughts=False)
+
+    assert not answer.success
+    assert "echo" in read[0]
+    assert "There is no tool 'ecko'" in read[0]
+
+
+async def test_a_tool_that_is_not_offered_in_this_request_is_refused() -> None:  # L80
+    @op.on(ModelRequest)
+    async def without_tools(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
+        yield request.replace(tools=())
+
+    (answer,), read = await answer_of(echo, calls=call("echo", value=1), loop=op.standard(before_model=[without_tools]))
+
+    assert not answer.success
+    assert "No tools are available" in read[0]
+
+
+async def test_a_tool_that_is_not_enabled_is_neither_offered_nor_called() -> None:  # L115
+    @tool(enabled=lambda ctx: False)
+    async def secret() -> str:
+        """Not now."""
+        return "42"
+
+    model = ScriptedModel(call("secret"), "done")
+    events = await collect(Agent(model, tools=[secret, echo], thoughts=False).run("Go"))
+
+    assert [definition.name for definition in model.requests[0].tools] == ["echo"]
+    assert letters(events) == "twlcxklckF"
+    (answer,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
+    assert "not available now" in answer.content
+
+
+async def test_without_thoughts_a_call_to_think_aloud_is_an_error_and_no_thought() -> None:  # L16
+    model = ScriptedModel(call("think_aloud", thought="a", thought_type="planning"), "done")
+    events = await collect(Agent(model, tools=[echo], thoughts=False).run("Go"))
+
+    assert "h" not in letters(events)
+    assert [event.success for event in events if isinstance(event, ToolCompleteEvent)] == [False]
+    assert [definition.name for definition in model.requests[0].tools] == ["echo"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"), [('{"value": ', "not valid JSON"), ("[1]", "must be a JSON object, not list")]
+)
+async def test_arguments_that_cannot_be_read_fail_that_call_alone(raw: str, text: str) -> None:  # L59
+    class BadArguments(ScriptedModel):
+        def call(self, request: Any) -> Any:
+            def spoil(event: Event) -> Event:
+                if isinstance(event, ContentCompleteEvent) and event.tool_calls:
+                    first = ToolCall.parse("call_1", "echo", raw)
+                    return event.model_copy(update={"tool_calls": [first, *event.tool_calls[1:]]})
+                return event
+
+            return super().call(request).pipe(ops.map(spoil))
+
+    model = BadArguments([call("echo", value=1), call("echo", value=2)], "done")
+    events = await collect(Agent(model, tools=[echo]).run("Go"))
+
+    answers = {event.index: event for event in events if isinstance(event, ToolCompleteEvent)}
+    assert not answers[0].success
+    assert text in answers[0].content
+    assert (answers[1].success, answers[1].result) == (True, 2)
+    assert letters(events).count("s") == 1  # what is refused has no tool-start
+
+
+async def test_arguments_that_do_not_fit_are_named_to_the_model() -> None:  # L110
+    @tool
+    async def add(a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    (answer,), read = await answer_of(add, calls=call("add", a="x"))
+
+    assert not answer.success
+    assert "a" in read[0]
+    assert "b" in read[0]
+    assert add.definition.parameters["required"] == ["a", "b"]
+
+
+def gauge(running: list[int], most: list[int]) -> Any:
+    @tool
+    async def slow(n: int) -> int:
+        """Takes a second."""
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(1)
+        running[0] -= 1
+        return n
+
+    return slow
+
+
+@pytest.mark.parametrize(("concurrency", "seconds"), [(1, 7), (2, 4), (5, 2), (7, 1), (100, 1)])
+def test_at_most_so_many_tools_run_at_once(concurrency: int, seconds: int) -> None:  # L78
+    running, most = [0], [0]
+    calls = [call("slow", n=n) for n in range(7)]
+    loop = [op.call_model(), op.run_tools(concurrency=concurrency)]
+    model = ScriptedModel(calls, "done")
+    with virtual_time() as time:
+        time.run(Agent(model, tools=[gauge(running, most)], loop=loop).run("Go"))
+        assert time.now == seconds
+
+    assert most == [min(concurrency, 7)]
+    assert [message.text for message in model.requests[1].messages[2:]] == [str(n) for n in range(7)]
+
+
+def test_a_concurrency_below_one_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="concurrency must be at least 1"):
+        run_tools(concurrency=0)
+
+
+def test_results_stand_in_call_order_whatever_the_order_of_their_ends() -> None:  # L77
+    @tool
+    async def wait(seconds: float) -> float:
+        """Waits."""
+        await asyncio.sleep(seconds)
+        return seconds
+
+    model = ScriptedModel([call("wait", seconds=s) for s in (0.3, 0.1, 0.2)], "done")
+    with virtual_time():
+        run = Agent(model, tools=[wait]).run("Go")
+        assert_marbles(run, "(twlcsss) 100ms x 100ms x 100ms (xlcF|)")
+
+    assert [message.text for message in model.requests[1].messages[2:]] == ["0.3", "0.1", "0.2"]
+
+
+def test_a_tool_that_takes_too_long_is_cancelled_and_the_others_are_not() -> None:  # L114
+    ended: list[str] = []
+
+    @tool(timeout=0.5)
+    async def slow() -> str:
+        """Too slow."""
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+        return "never"
+
+    @tool(timeout=2)
+    async def quick() -> str:
+        """In time."""
+        await asyncio.sleep(1)
+        return "in time"
+
+    model = ScriptedModel([call("slow"), call("quick")], "done")
+    with virtual_time() as time:
+        time.run(Agent(model, tools=[slow, quick]).run("Go"))
+        assert time.now == 1
+
+    assert ended == ["cancelled"]
+    late, in_time = (message.text for message in model.requests[1].messages[2:])
+    assert late == f"slow timed out after 0.5 s. It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}"
+    assert in_time == "in time"
+
+
+async def test_progress_and_events_of_a_tool_carry_its_call() -> None:  # L112
+    @tool
+    async def asynchronous(ctx: RunContext[None]) -> str:
+        """Async."""
+        ctx.progress("half", 0.5)
+        ctx.emit(CustomEvent(name="mine"))
+        return "a"
+
+    @tool
+    def synchronous(ctx: RunContext[None]) -> str:
+        """In a thread."""
+        assert threading.current_thread() is not threading.main_thread()
+        ctx.progress("half", 0.5)
+        ctx.emit(CustomEvent(name="mine"))
+        return "b"
+
+    @tool
+    def generator() -> Iterator[Any]:
+        """In a thread, step by step."""
+        yield "half"
+        yield CustomEvent(name="mine")
+        yield {"c": 1}
+
+    @tool
+    async def async_generator() -> AsyncIterator[Any]:
+        """On the loop, step by step."""
+        yield "half"
+        yield CustomEvent(name="mine")
+        yield [1]
+
+    names = ["asynchronous", "synchronous", "generator", "async_generator"]
+    model = ScriptedModel([ScriptedCall(name, {}) for name in names], "done")
+    tools = [asynchronous, synchronous, generator, async_generator]
+    events = await collect(Agent(model, tools=tools).run("Go"))
+
+    progress = [event for event in events if isinstance(event, ToolProgressEvent)]
+    assert sorted((event.tool_call_id, event.index, event.message) for event in progress) == [
+        (f"call_{n + 1}", n, "half") for n in range(4)
+    ]
+    assert all(event.step == "1" for event in events if event.kind in ("tool-progress", "custom"))
+    assert [message.text for message in model.requests[1].messages[2:]] == ["a", "b", '{"c":1}', "[1]"]
+    for index in range(4):
+        own = [event for event in events if getattr(event, "index", None) == index and "tool-" in event.kind]
+        assert [event.kind for event in own if event.kind != "tool-call-delta"] == [
+            "tool-start",
+            "tool-progress",
+            "tool-complete",
+        ]
+
+
+async def test_a_tool_may_keep_what_it_reported_in_order_from_a_thread() -> None:  # L112
+    @tool
+    def counts(ctx: RunContext[None]) -> str:
+        """Reports often."""
+        for n in range(200):
+            ctx.progress(str(n))
+        return "done"
+
+    events = await collect(Agent(ScriptedModel(call("counts"), "done"), tools=[counts]).run("Go"))
+
+    texts = [event.message for event in events if isinstance(event, ToolProgressEvent)]
+    assert texts == [str(n) for n in range(200)]
+
+
+async def test_a_tool_that_is_not_idempotent_is_called_once_its_start_is_durable() -> None:
+    log = MemoryEventLog()
+    held: dict[str, list[str]] = {}
+
+    async def look(ctx: RunContext[Any], name: str) -> str:
+        held[name] = [event.kind for event in await log.read(ctx.task_id)]
+        return "ok"
+
+    @tool
+    async def careful(ctx: RunContext[Any]) -> str:
+        """Not idempotent."""
+        return await look(ctx, "careful")
+
+    model = ScriptedModel(call("careful"), "done")
+    await Agent(model, tools=[careful], log=log).run("Go")
+
+    assert held["careful"][-1] == "tool-start"
+
+
+async def test_the_key_of_a_call_is_the_same_whoever_makes_it_again() -> None:
+    model = ScriptedModel([call("echo", value=1), call("echo", value=1)], "done")
+    events = await collect(Agent(model, tools=[echo]).run("Go"))
+
+    starts = [event for event in events if isinstance(event, ToolStartEvent)]
+    assert [event.idempotency_key for event in starts] == [f"{starts[0].task_id}:1:{n}" for n in (0, 1)]
+
+
+def test_a_call_is_timed_from_its_start() -> None:
+    @tool
+    async def slow() -> str:
+        """Takes a while."""
+        await asyncio.sleep(1.5)
+        return "ok"
+
+    with virtual_time() as time:
+        events = time.run(collect(Agent(ScriptedModel(call("slow"), "done"), tools=[slow]).run("Go")))
+
+    assert [event.duration for event in events if isinstance(event, ToolCompleteEvent)] == [1.5]
+
+
+async def test_a_sync_tool_blocks_no_loop() -> None:
+    release = threading.Event()
+
+    @tool
+    def waits() -> str:
+        """Waits for the loop."""
+        assert release.wait(5)
+        return "released"
+
+    run = Agent(ScriptedModel(call("waits"), "done"), tools=[waits]).run("Go")
+    async for event in run:
+        if isinstance(event, ToolStartEvent):
+            release.set()
+    assert (await run).output == "done"
+
+
+async def test_a_tool_that_swallows_its_cancellation_does_not_hold_the_run_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rxloop.run.lifecycle.GRACE", 0.05)
+    begun = asyncio.Event()
+    stop = asyncio.Event()
+
+    @tool
+    async def stubborn() -> str:
+        """Does not stop."""
+        begun.set()
+        while not stop.is_set():
+            with suppress(asyncio.CancelledError):
+                await stop.wait()
+        return "late"
+
+    run = Agent(ScriptedModel(call("stubborn"), "done"), tools=[stubborn], limits=Limits(seconds=60)).run("Go")
+    run.events.subscribe(lambda event: None)
+    await begun.wait()
+    start = real_time.monotonic()
+    run.cancel()
+    result = await outcome(run)
+
+    assert result.state == "canceled"
+    assert real_time.monotonic() - start < 5
+    assert well_formed(result.messages)
+    stop.set()
+    await asyncio.sleep(0)
+
+
+def test_an_error_text_that_is_no_unicode_reaches_the_model_in_a_readable_form() -> None:
+    # L74
+    @tool
+    def broken() -> str:
+        """Fails with the name of a file that is no UTF-8."""
+        raise ToolError("no such file: \udcff")
+
+    model = ScriptedModel(call("broken"), "done")
+    with virtual_time() as time:
+        events = time.run(collect(Agent(model, tools=[broken]).run("Go")))
+    answer = next(event for event in events if isinstance(event, ToolCompleteEvent))
+    assert answer.content == "no such file: \ufffd"
+    assert answer.to_json()
+
+
+@pytest.mark.parametrize(("limit", "length"), [(None, 250_000), (1_000, 1_000), ("usual", 100_000)])
+async def test_of_a_huge_result_the_model_reads_the_ends_and_subscribers_get_all(limit: Any, length: int) -> None:
+    def dump() -> str:
+        """Dump."""
+        return "a" * 125_000 + "z" * 125_000
+
+    made = tool(dump) if limit == "usual" else tool(max_result=limit)(dump)
+    model = ScriptedModel(call("dump"), "Done.")
+    events = [event async for event in Agent(model, tools=[made]).run("Go.")]
+    text = model.requests[1].messages[-1].text
+    assert length <= len(text) < length + 150
+    assert (text[:100], text[-100:]) == ("a" * 100, "z" * 100)
+    assert ("characters of this result are left out" in text) == (limit is not None)
+    complete = next(event for event in events if isinstance(event, ToolCompleteEvent))
+    assert complete.result == dump()
+    assert complete.content == text
+
+
+async def test_a_huge_error_is_shortened_too() -> None:
+    def fails() -> str:
+        """Fail."""
+        raise ValueError("x" * 1_000_000)
+
+    model = ScriptedModel(call("fails"), "Done.")
+    await Agent(model, tools=[fails]).run("Go.")
+    assert len(model.requests[1].messages[-1].text) < 100_200
+
+
+def test_a_limit_of_results_that_is_none_is_refused() -> None:
+    for wrong in (0, -1, "1", True, 1.5):
+        with pytest.raises(ConfigurationError, match="max_result"):
+            tool(name="f", max_result=wrong)(lambda: 1)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+@pytest.mark.parametrize("gives", [None, "yes", 1, [], "async", "raises"])
+async def test_what_decides_on_a_tool_and_cannot_is_named(gives: Any) -> None:
+    async def later() -> bool:
+        return True
+
+    def decides(ctx: RunContext) -> Any:
+        if gives == "raises":
+            raise KeyError("role")
+        return later() if gives == "async" else gives
+
+    @tool(enabled=decides)
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    with pytest.raises(RunError, match=r"enabled= of the tool 'look' (gave|failed)"):
+        await Agent(ScriptedModel("Done."), tools=[look]).run("Go.")
+
+
+async def test_a_tool_that_misses_its_deps_is_told_of_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def f(ctx: RunContext[Any]) -> str:
+        """Use deps."""
+        return ctx.deps["user"]
+
+    await Agent(ScriptedModel(call("f"), "Done."), tools=[f]).run("q")
+    assert "the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...)" in caplog.text
+
+
+def twice(source: Observable[Signal]) -> Observable[Signal]:
+    """Sends each request for a tool twice."""
+    return source.pipe(ops.flat_map(lambda each: of(each, each) if isinstance(each, ToolRequest) else of(each)))
+
+
+@pytest.mark.parametrize("concurrency", [1, 5])
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_request_that_comes_twice_has_its_effect_once(idempotent: bool, concurrency: int) -> None:
+    sent: list[int] = []
+
+    @tool(idempotent=idempotent)
+    async def send(amount: int) -> str:
+        """Sends."""
+        sent.append(amount)
+        return "sent"
+
+    loop = [op.call_model(), twice, op.run_tools(concurrency), op.checkpoint()]
+    run = Agent(ScriptedModel(call("send", amount=5), "done"), tools=[send], loop=loop).run("Go")
+    assert (await run).output == "done"
+    assert sent == [5]

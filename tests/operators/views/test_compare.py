@@ -1,0 +1,273 @@
+"""A run beside a recorded one: the same, or where they part."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reactivex as rx
+from reactivex.testing import ReactiveTest, Recorded, TestScheduler
+
+from reasoning import CASES, add, by_step
+from runs import collect
+from rxloop import (
+    Agent,
+    ConfigurationError,
+    Event,
+    MemoryEventLog,
+    RunContext,
+    diff,
+    op,
+    replay,
+    tool,
+)
+from rxloop.context import SlidingWindowCompressor
+from rxloop.errors import RecordingMismatch, RxloopError
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
+from rxloop.protocol.messages import ToolCall
+from rxloop.stream.bridges import emit
+from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
+
+on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
+
+
+@tool
+async def get_weather(city: str) -> str:
+    """Current weather."""
+    return f"7 C in {city}"
+
+
+SCRIPT = (call("get_weather", "a", city="Oslo"), "It is 7 C.")
+
+
+def agent(*turns: Any, **fields: Any) -> Agent:
+    return Agent(ScriptedModel(*(turns or SCRIPT), **fields), tools=[get_weather])
+
+
+async def recording(*turns: Any, **fields: Any) -> list[Event]:
+    return await collect(agent(*turns, **fields).run("Weather?"))
+
+
+@pytest.fixture
+async def recorded_run() -> list[Event]:
+    return await recording()
+
+
+def test_events_pass_at_once_and_the_end_is_the_verdict(recorded_run: list[Event]) -> None:
+    events = [event for event in recorded_run if event.durable]
+    other = [*events[:-2], events[-2].model_copy(update={"kind": "custom"}), events[-1]]
+    for expected, ok in ((events, True), (events[:-1], False), (other, True)):
+        scheduler = TestScheduler()
+        source = scheduler.create_cold_observable(
+            *(on_next(10 + at, event) for at, event in enumerate(events)), ReactiveTest.on_completed(300)
+        )
+        seen = scheduler.start(lambda source=source, expected=expected: source.pipe(op.compare(expected)))
+        assert seen.messages[:-1] == [on_next(210 + at, event) for at, event in enumerate(events)]
+        ended = seen.messages[-1] == ReactiveTest.on_completed(500)
+        assert (ended, seen.messages[-1].time) == (ok, 500)
+        assert source.subscriptions == [ReactiveTest.subscribe(200, 500)]
+
+
+async def test_the_same_run_has_other_ids_and_times_and_tokens(recorded_run: list[Event], tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    slow = turn(frames("-It is 7 C.|", 0.001), reasoning=None)
+    await (
+        agent(call("get_weather", "z", city="Oslo"), slow)
+        .run("Weather?")
+        .pipe(op.record(path), op.compare(recorded_run))
+    )
+    again = agent(*SCRIPT).run("Weather?")
+    assert (await again.pipe(op.compare(path))) == (await again.events)
+
+
+async def test_recorded_events_can_be_compared(recorded_run: list[Event]) -> None:
+    log = MemoryEventLog()
+    model = ScriptedModel(*SCRIPT)
+    result = await Agent(model, tools=[get_weather], log=log).run("Weather?")
+    await replay(log, result.task_id).pipe(op.compare(recorded_run))
+    emit(*recorded_run).pipe(op.compare(recorded_run)).subscribe()
+
+
+def test_a_comparison_takes_no_time() -> None:
+    with virtual_time() as time:
+        expected = time.run(recording(*SCRIPT[:1], frames("--It is--7 C.|")))
+        run = agent(*SCRIPT[:1], frames("--It is--7 C.|")).run("Weather?")
+        assert_marbles(run.pipe(op.compare(expected)), "(twlcsxl) 150ms (cF|)")
+        run = agent(*SCRIPT[:1], frames("--It is--8 C.|")).run("Weather?")
+        assert_marbles(run.pipe(op.compare(expected)), "(twlcsxl) 150ms (cF#)")
+
+
+DIFFERENT: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
+    "another call": (
+        (call("get_weather", city="Bergen"), "It is 7 C."),
+        {},
+        [
+            "the run parts from the recording at event 3 of 8 that count",
+            "recorded     4 content-complete 1: get_weather(city='Oslo')",
+            "happened     4 content-complete 1: get_weather(city='Bergen')",
+        ],
+    ),
+    "another answer": (
+        (SCRIPT[0], "It is 8 C."),
+        {},
+        [
+            "the run parts from the recording at event 7 of 8 that count",
+            "recorded  9 content-complete 2: It is 7 C.",
+            "happened  9 content-complete 2: It is 8 C.",
+            "  content: 'It is 7 C.' != 'It is 8 C.'",
+        ],
+    ),
+    "another model": (
+        SCRIPT,
+        {"name": "other"},
+        [
+            "the run parts from the recording at event 2 of 8 that count",
+            "recorded  3 llm-call 1: scripted, 1 messages",
+            "happened  3 llm-call 1: other, 1 messages",
+            "  model: 'scripted' != 'other'",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+async def test_a_difference_shows_both_sides(recorded_run: list[Event], name: str) -> None:
+    turns, fields, lines = DIFFERENT[name]
+    with pytest.raises(RecordingMismatch) as raised:
+        await agent(*turns, **fields).run("Weather?").pipe(op.compare(recorded_run))
+    shown = str(raised.value).splitlines()
+    assert [" ".join(line.split()) for line in shown[: len(lines)]] == [" ".join(line.split()) for line in lines]
+    assert raised.value.expected in recorded_run
+    assert raised.value.place == int(lines[0].split()[8]) - 1
+
+
+async def test_a_mismatch_is_an_assertion_that_failed_and_leaves_the_run_alone(recorded_run: list[Event]) -> None:
+    run = agent(SCRIPT[0], "Cold.").run("Weather?")
+    with pytest.raises(AssertionError) as raised:
+        await run.pipe(op.compare(recorded_run))
+    assert isinstance(raised.value, RxloopError)
+    assert (await run).output == "Cold."
+
+
+async def test_a_run_that_goes_on_or_ends_too_early_parts_there(recorded_run: list[Event]) -> None:
+    longer = [SCRIPT[0], call("get_weather", city="Bergen"), "It is 7 C."]
+    with pytest.raises(RecordingMismatch, match="happened  9 content-complete 2: get_weather"):
+        await agent(*longer).run("Weather?").pipe(op.compare(recorded_run))
+    shorter = emit(*(event for event in recorded_run if event.seq < 6))
+    errors: list[Any] = []
+    shorter.pipe(op.compare(recorded_run)).subscribe(on_error=errors.append)
+    assert "happened  has ended" in str(errors[0])
+    emit(*recorded_run).pipe(op.compare(recorded_run[:6])).subscribe(on_error=errors.append)
+    assert "recorded  had ended" in str(errors[1])
+    assert (errors[0].happened, errors[1].expected) == (None, None)
+
+
+def test_the_order_in_which_calls_end_does_not_count() -> None:
+    @tool
+    async def work(ctx: RunContext[None], name: str) -> str:
+        """Takes its time."""
+        await asyncio.sleep(pauses[ctx.index])
+        return name
+
+    turns = ([call("work", name="a"), call("work", name="b"), call("work", name="c")], "done")
+    with virtual_time() as time:
+        pauses = [1, 2, 3]
+        first = time.run(collect(Agent(ScriptedModel(*turns), tools=[work]).run("Go")))
+        pauses = [3, 1, 2]
+        again = time.run(collect(Agent(ScriptedModel(*turns), tools=[work]).run("Go").pipe(op.compare(first))))
+    ended = [[event.index for event in events if isinstance(event, ToolCompleteEvent)] for events in (first, again)]
+    assert ended == [[0, 1, 2], [1, 2, 0]]
+
+
+def test_the_calls_of_lines_side_by_side_are_put_in_order_line_by_line() -> None:
+    made = [ToolCall(id=str(index), name="f") for index in range(2)]
+
+    def stream(*order: tuple[str, int]) -> list[Event]:
+        events: list[Event] = [
+            ContentCompleteEvent(branch=line, step=f"{line}/1", tool_calls=made) for line in ("a", "b")
+        ]
+        for line, index in order:
+            answer = ToolCompleteEvent(call=made[index], index=index, success=True, content=f"{line} {index}")
+            events.append(answer.model_copy(update={"branch": line, "step": f"{line}/1"}))
+        return [event.model_copy(update={"seq": seq}) for seq, event in enumerate(events, 1)]
+
+    one = stream(("a", 1), ("b", 1), ("a", 0), ("b", 0))
+    other = stream(("b", 0), ("b", 1), ("a", 0), ("a", 1))
+    errors: list[Exception] = []
+    emit(*other).pipe(op.compare(one)).subscribe(on_error=errors.append)
+    assert errors == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_how_lines_of_a_strategy_are_mixed_does_not_count(case: Any) -> None:
+    log = MemoryEventLog()
+    asked: list[str] = []
+
+    def slow(backwards: bool) -> Any:
+        def answer(request: ModelRequest) -> Any:
+            asked.append(request.step)
+            said = by_step(case.turns)(request)
+            if not request.branch or not isinstance(said, str) or set(said) & set("-#|"):
+                return said
+            place = len(asked) % 7
+            return frames("-" * ((7 - place) if backwards else place) + said + "|")
+
+        return answer
+
+    def run(backwards: bool) -> Any:
+        model = ScriptedModel(*[slow(backwards)] * 20)
+        return Agent(model, tools=[add], strategy=case.strategy(), log=log).run("How much is two and two?")
+
+    with virtual_time() as time:
+        a, b = run(False), run(True)
+        first = time.run(collect(a))
+        asked.clear()
+        time.run(collect(b.pipe(op.compare(first))))
+        same = time.run(diff(log, a.task_id, b.task_id))
+    assert same.first is None
+
+
+def test_a_difference_on_a_line_beside_the_main_one_is_found_there() -> None:
+    case = next(case for case in CASES if case.name == "self_consistency")
+
+    def run(**turns: str) -> Any:
+        answers = {**case.turns, **{f"self_consistency/{step}/1": text for step, text in turns.items()}}
+        model = ScriptedModel(*[by_step(answers)] * 20)
+        return Agent(model, strategy=case.strategy()).run("How much is two and two?")
+
+    with virtual_time() as time:
+        first = time.run(collect(run()))
+        with pytest.raises(RecordingMismatch) as raised:
+            time.run(collect(run(**{"2": "Answer: 6"}).pipe(op.compare(first))))
+    assert raised.value.expected is not None
+    assert raised.value.happened is not None
+    assert raised.value.expected.step == raised.value.happened.step == "self_consistency/2/1"
+    assert "'Answer: 5' != 'Answer: 6'" in str(raised.value)
+
+
+async def test_a_compression_that_took_longer_is_the_same() -> None:
+    def compressing() -> Agent:
+        loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(max_tokens=60))])
+        return Agent(ScriptedModel(*SCRIPT), tools=[get_weather], thoughts=False, loop=loop)
+
+    prompt = [f"This is the long question number {number}, with many words in it." for number in range(20)]
+    first = await collect(compressing().run(prompt))
+    assert any(event.kind == "context-compressed" for event in first)
+    await compressing().run(prompt).pipe(op.compare(first))
+
+
+def test_an_error_of_the_stream_comes_before_the_verdict(recorded_run: list[Event]) -> None:
+    errors: list[Exception] = []
+    source = rx.concat(emit(*recorded_run[:3]), rx.throw(LookupError("gone")))
+    source.pipe(op.compare(recorded_run)).subscribe(on_error=errors.append)
+    assert [type(error) for error in errors] == [LookupError]
+
+
+def test_a_file_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no recording"):
+        op.compare(tmp_path / "nowhere.jsonl")
+    (tmp_path / "run.jsonl").write_text("nonsense\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="line 1"):
+        op.compare(str(tmp_path / "run.jsonl"))

@@ -1,0 +1,127 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from reactivex.testing import ReactiveTest, Recorded, TestScheduler
+
+from rxloop import Agent, errors, fallback, op
+from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, UsageEvent
+from rxloop.protocol.messages import Usage
+from rxloop.providers import PRICES, Price
+from rxloop.providers.scripted import ScriptedModel, turn
+from rxloop.stream.bridges import emit
+
+on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
+on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error
+
+TABLE = {"a": Price(input=1, output=10), "b": Price(input=2, output=20, cached=0.5)}
+MILLION = 1_000_000
+
+
+def calls(model: str, step: str = "1", task_id: str = "t") -> LLMCallEvent:
+    return LLMCallEvent(
+        step=step,
+        task_id=task_id,
+        iteration=1,
+        model=model,
+        message_count=1,
+        tool_count=0,
+        estimated_input_tokens=1,
+    )
+
+
+def used(
+    step: str = "1", task_id: str = "t", model: str | None = None, *, input_tokens: int = 0, output_tokens: int = 0
+) -> UsageEvent:
+    return UsageEvent(
+        step=step,
+        task_id=task_id,
+        metadata={} if model is None else {"model": model},
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+def seen(*events: Event) -> list[float]:
+    sums: list[float] = []
+    emit(*events).pipe(op.cost(TABLE)).subscribe(sums.append)
+    return sums
+
+
+def test_each_usage_adds_what_its_model_costs() -> None:
+    scheduler = TestScheduler()
+    xs = scheduler.create_hot_observable(
+        on_next(210, calls("a")),
+        on_next(220, used(input_tokens=MILLION, output_tokens=MILLION)),
+        on_next(230, ContentCompleteEvent(step="1", task_id="t")),
+        on_next(240, calls("b", "2")),
+        on_next(250, used("2", input_tokens=MILLION)),
+        on_completed(260),
+    )
+    result = scheduler.start(lambda: xs.pipe(op.cost(TABLE)))
+    assert result.messages == [on_next(220, 11.0), on_next(250, 13.0), on_completed(260)]
+
+
+def test_what_comes_from_the_cache_costs_its_own_price_or_the_same() -> None:
+    usage = Usage(input_tokens=MILLION, cached_tokens=MILLION // 2, output_tokens=MILLION, reasoning_tokens=MILLION)
+    assert TABLE["a"].of(usage) == 11
+    assert TABLE["b"].of(usage) == pytest.approx(1 + 0.25 + 20)
+    assert TABLE["b"].of(Usage(cached_tokens=MILLION)) == 0
+
+
+def test_a_model_without_a_price_adds_nothing_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert seen(calls("unknown"), used(input_tokens=9)) == [0]
+    assert "no price is known of 'unknown'" in caplog.text
+    priced = calls("a"), used(output_tokens=MILLION)
+    assert seen(calls("unknown", "0"), used("0", input_tokens=9), *priced) == [10]
+
+
+async def test_the_cost_of_a_run_without_usage_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert await Agent(ScriptedModel("Hello")).run("Hi").pipe(op.cost()) == 0
+    assert not caplog.records
+
+
+def test_the_model_that_a_usage_names_itself_counts_and_not_the_one_that_was_called() -> None:
+    assert seen(calls("fallback(a, b)"), used(model="a", output_tokens=MILLION)) == [10]
+    assert seen(calls("a"), used(model="unknown", output_tokens=MILLION)) == [0]
+
+
+def test_calls_side_by_side_and_nested_runs_are_kept_apart() -> None:
+    both = (calls("a", "tot/1"), calls("b", "tot/2"), calls("b", "tot/1", task_id="child"))
+    sums = seen(
+        *both,
+        used("tot/2", input_tokens=MILLION),
+        used("tot/1", input_tokens=MILLION),
+        used("tot/1", task_id="child", input_tokens=MILLION),
+    )
+    assert sums == [2, 3, 5]
+
+
+def test_an_error_passes() -> None:
+    scheduler = TestScheduler()
+    oops = ValueError("oops")
+    xs = scheduler.create_hot_observable(on_error(210, oops))
+    assert scheduler.start(lambda: xs.pipe(op.cost())).messages == [on_error(210, oops)]
+
+
+def test_each_subscriber_counts_for_itself() -> None:
+    view = op.cost(TABLE)
+    source = emit(calls("a"), used(output_tokens=MILLION))
+    sums: list[float] = []
+    for _ in range(2):
+        view(source).subscribe(sums.append)
+    assert sums == [10, 10]
+
+
+async def test_the_cost_of_a_run_whose_first_model_failed() -> None:
+    usage = Usage(input_tokens=1000, output_tokens=500)
+    broken = ScriptedModel(errors.ServerError("oops"), name="zai:glm-4.7")
+    model = fallback(broken, ScriptedModel(turn("hi", usage=usage), name="openai:gpt-5"))
+    async with Agent(model).run("Hi") as run:
+        sums = [dollars async for dollars in run.pipe(op.cost())]
+    assert sums == [pytest.approx((1000 * 1.25 + 500 * 10) / MILLION)]
+
+
+def test_the_table_is_small_and_what_is_cached_is_cheaper() -> None:
+    assert 5 <= len(PRICES) <= 20
+    assert all(price.cached is not None and price.cached < price.input < price.output for price in PRICES.values())

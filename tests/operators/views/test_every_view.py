@@ -1,0 +1,134 @@
+"""What holds for each view: it is described, it works on a run that goes on, on one that is over, and on its log."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, Event, MemoryEventLog, Price, ThoughtStreamEvent, ToolCompleteEvent, Usage, op, replay, tool
+from rxloop.operators import View
+from rxloop.testing import ScriptedModel, call, turn, virtual_time
+from timelines import values
+
+ROOT = Path(__file__).parents[3]
+CALL = call("add", "a1", a=1, b=2)
+
+VIEWS: dict[str, Callable[[], View[Event, Any]]] = {
+    "after": lambda: op.after("other/1.1.0"),
+    "coalesce_deltas": op.coalesce_deltas,
+    "cost": lambda: op.cost({"scripted": Price(1, 1)}),
+    "for_task": lambda: op.for_task("other"),
+    "grammar": op.grammar,
+    "graph_deltas": op.graph_deltas,
+    "idle_timeout": lambda: op.idle_timeout(60),
+    "of_type": lambda: op.of_type(ToolCompleteEvent, ThoughtStreamEvent),
+    "partial": lambda: op.partial(int),
+    "public": op.public,
+    "repeats": lambda: op.repeats(2),
+    "stalled": lambda: op.stalled(0.5),
+    "stats": lambda: op.stats(0.5),
+    "text": op.text,
+    "thought_graph": op.thought_graph,
+    "thoughts": op.thoughts,
+    "token_rate": op.token_rate,
+    "tool_calls": op.tool_calls,
+    "until_final": op.until_final,
+    "usage": op.usage,
+}
+IN_TESTS = {"compare", "record"}
+"""These want a run to compare with, and a place to write to."""
+IN_THE_LOOP = {
+    "answering",
+    "at_end",
+    "call_model",
+    "checkpoint",
+    "compose",
+    "compress",
+    "iterate",
+    "on",
+    "run_tools",
+    "standard",
+    "thinking_phase",
+    "typed_output",
+    "workspace",
+}
+every = pytest.mark.parametrize("name", VIEWS)
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers, slowly."""
+    await asyncio.sleep(1.2)
+    return a + b
+
+
+def agent(log: MemoryEventLog) -> Agent[None, str]:
+    thinks = call("think_aloud", "t1", thought="Add.", thought_type="planning", thought_id="plan")
+    model = ScriptedModel([thinks, CALL], CALL, turn("3", usage=Usage(input_tokens=30, output_tokens=1)))
+    return Agent(model, tools=[add], log=log)
+
+
+def seen(value: Any) -> Any:
+    """A value that can be compared."""
+    return value.to_json() if hasattr(value, "to_json") else value
+
+
+def test_every_public_function_is_a_view_or_an_operator() -> None:
+    functions = {name for name in op.__all__ if inspect.isfunction(getattr(op, name))}
+    assert functions == VIEWS.keys() | IN_TESTS | IN_THE_LOOP
+
+
+@pytest.mark.parametrize("name", [*VIEWS, *sorted(IN_TESTS)])
+def test_it_has_a_marble_diagram_and_a_place_in_the_document(name: str) -> None:
+    diagram = re.search(rf"::\n\n +source .*\n(?: +.*\n)* +{name}\(", inspect.getdoc(getattr(op, name)) or "")
+    assert diagram is not None
+    assert f"\n| `op.{name}(" in (ROOT / "docs/views.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(IN_THE_LOOP))
+def test_what_works_in_the_loop_has_a_place_in_its_document(name: str) -> None:
+    assert f"\n| `op.{name}(" in (ROOT / "docs/operators.md").read_text(encoding="utf-8")
+
+
+@every
+def test_it_gives_the_same_of_a_run_that_is_over_of_a_replay_and_of_the_events_of_the_log(name: str) -> None:
+    view = VIEWS[name]
+    log = MemoryEventLog()
+
+    async def main() -> tuple[list[Event], list[Any], list[Any]]:
+        run = agent(log).run("What is 1 + 2?")
+        await run
+        late = [seen(value) async for value in run.pipe(view())]
+        again = [seen(value) async for value in replay(log, run.task_id).pipe(view())]
+        return list(await log.read(run.task_id)), late, again
+
+    with virtual_time() as time:
+        events, late, again = time.run(main())
+    # Here no event loop runs any more.
+    assert [seen(value) for value in values(view(), events)] == again == late
+
+
+@every
+def test_it_gives_the_same_live_as_of_the_events_that_were_recorded_live(name: str) -> None:
+    view = VIEWS[name]
+    events: list[Event] = []
+    live: list[Any] = []
+
+    async def main() -> None:
+        run = agent(MemoryEventLog()).run("What is 1 + 2?")
+        run.events.subscribe(events.append)
+        run.pipe(view()).subscribe(live.append)
+        await run
+
+    with virtual_time() as time:
+        time.run(main())
+    recorded, came = list(map(seen, values(view(), events))), list(map(seen, live))
+    # A live view also tells of the time in which nothing comes.
+    assert recorded == ([each for each in came if each in recorded] if name in ("stats", "token_rate") else came)
+    assert live or name == "for_task"

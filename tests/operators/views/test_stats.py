@@ -1,0 +1,297 @@
+"""The figures of a run, live and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reactivex import Observable, Subject
+from reactivex import operators as rx
+
+from rxloop import Agent, ContentDeltaEvent, Event, GapEvent, MemoryEventLog, Usage, replay, tool
+from rxloop.errors import ConfigurationError, RunCancelled
+from rxloop.operators.views.stats import Stats, stats
+from rxloop.protocol.events import (
+    InputReceivedEvent,
+    InputRequiredEvent,
+    PendingInput,
+    StatusUpdateEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+    ToolStartEvent,
+)
+from rxloop.protocol.messages import Message, ToolCall
+from rxloop.providers.prices import Price
+from rxloop.stream.bridges import emit
+from rxloop.testing import ScriptedModel, call, turn, virtual_time
+from timelines import LETTERS, drawn, live, nested, placed, replayed, stamped, values
+
+
+def column(found: list[tuple[int, Any]], figure: Callable[[Stats], Any]) -> list[tuple[int, Any]]:
+    """One figure, and the seconds at which it changed."""
+    kept: list[tuple[int, Any]] = []
+    for second, value in found:
+        if isinstance(value, Stats) and (not kept or kept[-1][1] != figure(value)):
+            kept.append((second, figure(value)))
+    return kept
+
+
+def test_figures_come_once_a_window_and_with_the_final_event() -> None:
+    found = live(stats(3), "--t--l--d--d--d--c--s---------x---F|")
+    assert drawn(found, lambda _: "S") == "-----S--S--S--S--S--S--S--S--S--S-S|"
+    assert column(found, lambda s: s.seconds)[-2:] == [(32, 30), (34, 32)]
+
+
+def test_figures_tell_what_came_before_their_moment() -> None:
+    found = live(stats(3), "--t--l--(ddd)--d--(uc)--F|")
+    # The request leaves at 5, which is the beginning of the next window.
+    assert column(found, lambda s: s.model_calls) == [(5, 0), (8, 1)]
+    assert column(found, lambda s: s.tokens_per_second) == [(5, 0), (11, 1), (14, 1 / 3), (17, 0)]
+    assert column(found, lambda s: s.usage.output_tokens) == [(5, 0), (17, 12)]
+
+
+def test_recorded_events_give_the_same_figures_but_for_windows_in_which_nothing_came() -> None:
+    line = "--t--l-dd-d----------d-c-s-----------------x--F|"
+    everything = [value for _, value in live(stats(3), line) if value != "|"]
+    recorded = replayed(stats(3), line)
+    assert recorded == [each for each in everything if each in recorded]
+    assert [each.seconds for each in everything] == [*range(3, 45, 3), 44]
+    assert [each.seconds for each in recorded] == [3, 6, 9, 21, 24, 42, 44]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from("dtscx")), min_size=1), st.integers(1, 9))
+def test_every_delta_is_in_the_rate_of_one_window(moments: list[tuple[int, str]], window: int) -> None:
+    events = [stamped(LETTERS[letter], second) for second, letter in sorted(moments)]
+    told = values(stats(window), [*events, stamped(LETTERS["t"], 100)])
+    deltas = sum(isinstance(event, ContentDeltaEvent) for event in events)
+    assert sum(each.tokens_per_second for each in told) * window == pytest.approx(deltas)
+
+
+def test_the_first_token_is_timed_from_the_request_that_it_answers() -> None:
+    again, late = (LETTERS[letter].model_copy(update={"step": "2"}) for letter in "ld")
+    found = live(stats(3), "-t-l--d--c--L-----D--F|", L=again, D=late)
+    assert column(found, lambda s: s.time_to_first_token) == [(4, None), (7, 3), (19, 6)]
+
+
+def test_a_request_that_is_sent_once_more_is_timed_anew() -> None:
+    found = live(stats(3), "-t-l----l--d--c-F|")
+    assert column(found, lambda s: s.time_to_first_token) == [(4, None), (13, 3)]
+    assert column(found, lambda s: s.model_calls) == [(4, 1), (10, 2)]
+
+
+def test_an_answer_that_does_not_stream_counts_by_its_usage_and_has_no_first_token() -> None:
+    # 12 tokens in 6 seconds; those of the second answer, all of which lie in one window, in 3.
+    again, more, end = (LETTERS[letter].model_copy(update={"step": "2"}) for letter in "luc")
+    found = live(stats(3), "-t--l-----(uc)---L-(UC)---F|", L=again, U=more, C=end)
+    assert column(found, lambda s: s.tokens_per_second) == [(4, 0), (13, 2), (16, 0), (19, 4), (20, 0)]
+    assert {each.time_to_first_token for _, each in found if each != "|"} == {None}
+
+
+def test_a_run_that_is_shorter_than_a_window_has_the_rate_of_its_own_time() -> None:
+    assert [each.tokens_per_second for each in replayed(stats(100), "-t-l-d-d-(dc)F|")] == [3 / 9]
+    assert [each.tokens_per_second for each in replayed(stats(100), "-t-l-----(uc)F|")] == [12 / 9]
+    assert [each.tokens_per_second for each in replayed(stats(100), "-(tldcF)|")] == [1 / 100]
+
+
+def test_tools_side_by_side_take_their_time_once() -> None:
+    found = live(stats(3), "-t-c--s-S--x--X----s--x-F|")
+    assert column(found, lambda s: s.tool_seconds)[-1] == (22, 8 + 3)
+    assert column(found, lambda s: s.tool_calls) == [(4, 0), (7, 1), (10, 2), (22, 3)]
+
+
+def test_a_tool_that_works_on_is_counted_up_to_now() -> None:
+    found = live(stats(3), "-(ts)-------------x-F|")
+    assert column(found, lambda s: s.tool_seconds) == [(4, 3), (7, 6), (10, 9), (13, 12), (16, 14)]
+
+
+def test_a_refused_call_is_no_call_and_takes_no_time() -> None:
+    last = replayed(stats(3), "-t-c--x----F|")[-1]
+    assert (last.tool_calls, last.tool_seconds) == (0, 0)
+
+
+def test_a_tool_that_waits_for_a_person_is_not_at_work() -> None:
+    assert replayed(stats(3), "-t-s--i--------r--x-F|")[-1].tool_seconds == 3 + 3
+    # The other one is.
+    assert replayed(stats(3), "-t-s-Si--------r--x-XF|")[-1].tool_seconds == 17
+    assert replayed(stats(3), "-t-s--i--------------x--F|")[-1].tool_seconds == 3
+
+
+def test_four_hundred_calls_that_ask_at_once_are_not_looked_through_for_each_other() -> None:
+    calls = [ToolCall(id=f"c{index}", name="ask") for index in range(400)]
+    events: list[Event] = [TaskEvent(messages=[Message.user("Go.")], model="m", agent_name="a")]
+    events += [ToolStartEvent(call=each, index=index, idempotency_key="k") for index, each in enumerate(calls)]
+    for index, each in enumerate(calls):
+        question = PendingInput(input_id=each.id, prompt="Sure?", call=each, index=index)
+        events.append(InputRequiredEvent(input=question))
+    for index, each in enumerate(calls):
+        events.append(InputReceivedEvent(input_id=each.id, value=True))
+        events.append(ToolCompleteEvent(call=each, index=index, success=True, content=""))
+    events.append(StatusUpdateEvent(state="completed", final=True))
+    seen: list[Stats] = []
+    begin = time.process_time()
+    emit(*(event.model_copy(update={"timestamp": 1 + n}) for n, event in enumerate(events))).pipe(stats(60)).subscribe(
+        seen.append
+    )
+    # A tenth of a second; it was five, when each call made the set of those that ask.
+    assert time.process_time() - begin < 2
+    assert (seen[-1].tool_calls, seen[-1].tool_seconds) == (400, 1.199)
+
+
+def test_calls_that_a_crash_left_open_end_with_the_last_event_before_it() -> None:
+    last = replayed(stats(3), f"-t-s-d{'-' * 60}W--l--F|")[-1]
+    assert (last.tool_seconds, last.seconds) == (2, 4 + 6)
+
+
+def test_the_time_between_attempts_is_left_out_and_nothing_is_told_in_it() -> None:
+    found = live(stats(3), f"-t--l-dP{'-' * 60}W----F|")
+    assert column(found, lambda s: s.seconds) == [(4, 3), (7, 6), (71, 9), (73, 11)]
+    assert column(found, lambda s: s.tokens_per_second) == [(4, 0), (7, 1 / 3), (71, 0)]
+
+
+def test_a_rate_is_that_of_its_own_attempt() -> None:
+    assert [each.tokens_per_second for each in replayed(stats(3), "-tdPWF|")] == [1 / 2, 0]
+
+
+def test_the_runs_of_a_conversation_add_up_without_the_time_between_them() -> None:
+    found = live(stats(3), f"-t--l-(cF){'-' * 40}t-s--x-F|")
+    assert column(found, lambda s: s.seconds) == [(4, 3), (6, 5), (50, 8), (53, 11), (54, 12)]
+    assert column(found, lambda s: s.tool_seconds) == [(4, 0), (50, 1), (53, 3)]
+
+
+def test_a_clock_that_goes_back_takes_nothing_away() -> None:
+    events = [stamped(LETTERS[letter], at) for letter, at in (("t", 0), ("s", 10), ("x", 4), ("F", 3))]
+    last = values(stats(3), events)[-1]
+    assert (last.seconds, last.tool_seconds) == (10, 0)
+
+
+def test_events_that_have_no_time_yet_are_timed_by_the_scheduler() -> None:
+    def unstamped(source: Observable[Event]) -> Observable[Stats]:
+        return source.pipe(rx.map(lambda event: event.model_copy(update={"timestamp": 0})), stats(3))
+
+    found = live(unstamped, "-dddddddd|")
+    assert column(found, lambda s: (s.seconds, s.tokens_per_second)) == [(4, (3, 1)), (7, (6, 1))]
+
+
+def test_a_gap_is_no_event_of_the_run() -> None:
+    events = [event for _, event in placed("-t-l-d-F|")[0]]
+    gap = GapEvent(reason="trimmed", task_id="run", attempt=1)
+    assert values(stats(3), [gap, *events, gap]) == values(stats(3), events)
+
+
+def test_nested_runs_are_counted_too_and_end_with_the_call_that_they_are_in() -> None:
+    begun, counted, working = (nested(LETTERS[letter]) for letter in "lus")
+    # The outer call is cut off, and with it the nested run, whose tool never says that it ended.
+    found = live(stats(3), "-t-l-(uc)s-L--U--N---x-----F|", L=begun, U=counted, N=working)
+    last = found[-2][1]
+    assert (last.model_calls, last.tool_calls) == (2, 2)
+    assert last.usage == Usage(input_tokens=200, output_tokens=24)
+    assert last.tool_seconds == 12
+
+
+def test_the_end_of_a_nested_run_is_not_the_end() -> None:
+    assert drawn(live(stats(3), "-t--f------F|", f=nested(LETTERS["F"])), lambda _: "S") == "----S--S--SS|"
+
+
+def test_the_cost_is_that_of_the_models_with_a_price() -> None:
+    table = {"m": Price(input=1_000_000, output=2_000_000)}
+    free = LETTERS["l"].model_copy(update={"model": "unknown", "step": "2"})
+    more = LETTERS["u"].model_copy(update={"step": "2"})
+    found = live(stats(3, prices=table), "-t-l--(uc)--L---U-F|", L=free, U=more)
+    assert column(found, lambda s: s.dollars) == [(4, None), (7, 124.0)]
+    assert column(found, lambda s: s.usage.output_tokens) == [(4, 0), (7, 12), (15, 24)]
+
+
+def test_a_stored_view_counts_for_each_subscriber_apart() -> None:
+    view = stats(3)
+    assert live(view, "-t-l-d-F|") == live(view, "-t-l-d-F|") == live(stats(3), "-t-l-d-F|")
+
+
+def test_who_leaves_leaves_no_timer() -> None:
+    assert drawn(live(stats(3), "-t--d", until=9), lambda _: "S") == "----S--S"
+
+
+@pytest.mark.parametrize("window", [0, -1, float("nan")])
+def test_a_window_is_positive(window: float) -> None:
+    with pytest.raises(ConfigurationError, match="window above 0"):
+        stats(window)
+
+
+def test_figures_read_as_one_line() -> None:
+    *_, last = replayed(stats(3, prices={"m": Price(100, 100)}), "-t-l--d-(uc)-s--x-F|")
+    assert str(last) == (
+        "14.0 s, 0.0 tokens/s, first token after 3.00 s, 1 model call, 1 tool call in 3.0 s, 112 tokens, $0.0112"
+    )
+    *_, first = replayed(stats(3), "-t-l-l-F|")
+    assert str(first) == "6.0 s, 0.0 tokens/s, 2 model calls, 0 tokens"
+
+
+@tool
+async def slow() -> str:
+    """Takes two seconds."""
+    await asyncio.sleep(2)
+    return "done"
+
+
+def test_a_run_has_the_same_figures_live_and_in_its_log() -> None:
+    with virtual_time() as time:
+        log = MemoryEventLog()
+        model = ScriptedModel(call("slow"), turn("abc", usage=Usage(input_tokens=20, output_tokens=3)))
+        run = Agent(model, tools=[slow], log=log).run("Go.")
+        seen: list[Stats] = []
+
+        async def main() -> None:
+            run.pipe(stats(0.5)).subscribe(seen.append)
+            await run
+            *_, late = [value async for value in run.pipe(stats(0.5))]
+            *_, logged = values(stats(0.5), await log.read(run.task_id))
+            *_, again = [value async for value in replay(log, run.task_id, speed=None).pipe(stats(0.5))]
+            assert logged == again == late
+            assert (logged.tool_seconds, logged.usage) == (seen[-1].tool_seconds, seen[-1].usage)
+            assert (logged.seconds, logged.tool_calls) == (seen[-1].seconds, seen[-1].tool_calls)
+
+        time.run(main())
+    # Also while the tool works and nothing comes.
+    assert [each.tool_seconds for each in seen[:4]] == [0.5, 1, 1.5, 2]
+    assert (seen[-1].tool_calls, seen[-1].model_calls, seen[-1].usage.total_tokens) == (1, 2, 23)
+
+
+def test_nothing_is_told_behind_the_end_of_a_run() -> None:
+    with virtual_time() as time:
+        run = Agent(ScriptedModel(call("slow")), tools=[slow]).run("Go.")
+        seen: list[Stats] = []
+
+        async def main() -> None:
+            run.pipe(stats(0.3)).subscribe(seen.append)
+            asyncio.get_running_loop().call_later(1, run.cancel)
+            with pytest.raises(RunCancelled):
+                await run
+
+        time.run(main())
+        time.advance(5)
+    assert [each.seconds for each in seen] == [0.3, 0.6, 0.9, 1]
+    assert seen[-1].tool_seconds == 1
+
+
+def test_a_loop_that_was_held_up_tells_once_and_goes_on() -> None:
+    with virtual_time() as time:
+        source = Subject[Event]()
+        seen: list[Stats] = []
+
+        async def main() -> None:
+            source.pipe(stats(1)).subscribe(seen.append)
+            source.on_next(stamped(LETTERS["t"], 0))
+            source.on_next(stamped(LETTERS["d"], 4.5))
+            await asyncio.sleep(2)
+            source.on_completed()
+
+        time.run(main())
+    assert [each.seconds for each in seen] == [1, 5, 6]
+
+
+def test_events_are_stamped_for_these_tests() -> None:
+    assert [second for second, _ in placed("-t(ld)--F|")[0]] == [1, 2, 2, 5]

@@ -1,0 +1,296 @@
+import json
+from typing import Any, cast, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rxloop.errors import ConfigurationError
+from rxloop.protocol.envelope import UnknownEvent
+from rxloop.protocol.events import (
+    AnyEvent,
+    ArtifactUpdateEvent,
+    AuthRequiredEvent,
+    CheckpointEvent,
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    ContextCompressedEvent,
+    CustomEvent,
+    Event,
+    GapEvent,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    LLMCallEvent,
+    LLMFailedEvent,
+    MessageAddedEvent,
+    PendingInput,
+    StageEvent,
+    StatusUpdateEvent,
+    SubtaskEvent,
+    TaskEvent,
+    ThinkingFailedEvent,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    ToolCompleteEvent,
+    ToolProgressEvent,
+    ToolStartEvent,
+    UsageEvent,
+    external,
+    protocol_schema,
+)
+from rxloop.protocol.messages import ErrorInfo, ImagePart, Message, TextPart, ToolCall, Usage
+from rxloop.stream.deltas import text_delta
+
+KINDS: dict[str, type[Event]] = {cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0])}
+CALL = ToolCall(id="0", name="get_weather", arguments={"city": "Oslo", "days": [1, 2]}, raw='{"city": "Oslo"}')
+STAMPS: dict[str, Any] = {
+    "context_id": "c",
+    "task_id": "t",
+    "seq": 7,
+    "sub": 2,
+    "attempt": 3,
+    "timestamp": 1_767_225_600_123,
+    "parent_task_id": "p",
+    "agent_path": ("outer", "inner"),
+    "step": "tot/1/2",
+    "branch": "tot/1",
+    "metadata": {"a": {"snake_key": None}},
+}
+EVENTS: list[Event] = [
+    TaskEvent(messages=[Message.user([TextPart(text="Hi"), ImagePart(data=b"\xff\x00", media_type="image/png")])],
+              model="m", agent_name="a", fork_of="u", fork_seq=3),
+    StatusUpdateEvent(state="failed", final=True, reason="error", error=ErrorInfo(code="server", message="500"),
+                      content="par", finish_reason="stop", usage=Usage(input_tokens=1),
+                      pending=[PendingInput(input_id="1.0.1", prompt="Sure?", options=[0, False, None])]),
+    LLMCallEvent(iteration=1, model="m", message_count=2, tool_count=3, estimated_input_tokens=4),
+    ContentDeltaEvent(delta=" é\n\u2028", index=3),
+    ContentCompleteEvent(content="  ", reasoning="r", tool_calls=[CALL, CALL], finish_reason="tool_calls",
+                         raw_finish_reason="stop", provider_state={"signature": "s"}),
+    ToolCallDeltaEvent(index=1, tool_call_id="0", name="f", fragment='{"', hidden=True),
+    ThoughtDeltaEvent(delta="hm", index=1),
+    ThoughtStreamEvent(thought_id="plan", thought_type="planning", content="p", index=0, verbosity="brief",
+                       confidence=0.5, related_to="0", alternatives=["b", "a"], source="tag", tool_call_id="0",
+                       incomplete=True),
+    ToolStartEvent(call=CALL, index=1, hidden=True, idempotency_key="t:1:1"),
+    ToolProgressEvent(call=CALL, message="half", fraction=0.5),
+    ToolCompleteEvent(call=CALL, success=True, result=[0, False, "", None, {"s_k": 1}], content="0", duration=1.5),
+    ToolCompleteEvent(call=CALL, success=False, error="boom", content="boom"),
+    UsageEvent(input_tokens=10, output_tokens=3, cached_tokens=8, reasoning_tokens=1),
+    MessageAddedEvent(role="system", content=[TextPart(text="Be brief.")], cause="tool"),
+    CheckpointEvent(iteration=2, message_count=5, usage=Usage(output_tokens=3), durable_seq=None),
+    ContextCompressedEvent(tokens_before=100, tokens_after=50, folded=[1, 2], summary="s", reason="window"),
+    ThinkingFailedEvent(reason="timeout", tokens_before=100),
+    InputRequiredEvent(input=PendingInput(input_id="1.0.1", prompt="Sure?", call=CALL, index=1, step="1",
+                                          input_kind="confirmation", answer_schema={"type": "boolean"})),
+    InputReceivedEvent(input_id="1.0.1", value=False),
+    StageEvent(strategy="tot", from_stage=None, to_stage="propose", accepted=False, reason="too early"),
+    LLMFailedEvent(error=ErrorInfo(code="rate_limited", message="429"), retryable=True, retry_in=0.5),
+    AuthRequiredEvent(input_id="1.0.1", provider="github", url="https://example.org", public_key="k"),
+    ArtifactUpdateEvent(artifact_id="a", index=0, data={"rows": [[1]]}, name="n", last=True),
+    SubtaskEvent(subtask_id="s", agent_name="b", tool_call_id="0"),
+    CustomEvent(name="mine", data={"snake_key": [1, {"a": None}]}),
+    GapEvent(reason="dropped", count=3, after="t/1.2.0"),
+]  # fmt: skip
+
+
+def stamped(event: Event) -> Event:
+    return event.model_copy(update=STAMPS)
+
+
+def test_there_is_an_event_of_every_kind_here() -> None:
+    assert {event.kind for event in EVENTS} == KINDS.keys()
+    assert all(KINDS[event.kind] is type(event) for event in EVENTS)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("event", [*EVENTS, *map(stamped, EVENTS)], ids=lambda event: event.kind)
+def test_an_event_of_every_kind_survives_json(event: Event, strict: bool) -> None:  # L6
+    back = Event.from_json(event.to_json(), strict=strict)
+
+    assert type(back) is type(event)
+    assert back == event
+    assert back.to_json() == event.to_json()
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
+def test_an_event_is_one_line_of_camel_case(event: Event) -> None:
+    encoded = stamped(event).to_json()
+    fields = json.loads(encoded)
+
+    assert b"\n" not in encoded
+    assert fields["kind"] == event.kind
+    assert fields["contextId"] == "c"
+    assert fields["agentPath"] == ["outer", "inner"]
+    assert fields["timestamp"] == "2026-01-01T00:00:00.123Z"
+    own = set(fields)
+    assert not any("_" in name for name in own)
+    # What people put into an event is theirs: only names of the protocol change their case.
+    assert fields["metadata"] == {"a": {"snake_key": None}}
+
+
+def test_the_parts_of_an_envelope_that_are_empty_are_left_out() -> None:
+    fields = json.loads(CustomEvent(name="mine").to_json())
+
+    assert not fields.keys() & {"parentTaskId", "agentPath", "step", "branch", "metadata"}
+
+
+@given(st.integers(0, 250_000_000_000_000))
+@settings(max_examples=50)
+def test_a_time_of_any_year_survives_json(millis: int) -> None:
+    event = CustomEvent(name="a", timestamp=millis)
+
+    assert Event.from_json(event.to_json()).timestamp == millis
+
+
+def test_a_time_with_another_zone_is_the_same_moment() -> None:
+    data = b'{"kind": "custom", "name": "a", "timestamp": "2026-01-01T02:00:00+02:00"}'
+
+    assert Event.from_json(data).timestamp == 1_767_225_600_000
+
+
+def test_an_unknown_kind_is_read_leniently_with_all_its_fields() -> None:  # L7
+    data = b'{"kind": "hologram", "seq": 4, "taskId": "t", "depthMap": [1, {"a": 2}]}'
+
+    event = Event.from_json(data)
+
+    assert type(event) is UnknownEvent
+    assert (event.kind, event.seq, event.task_id) == ("hologram", 4, "t")
+    assert event.model_extra == {"depthMap": [1, {"a": 2}]}
+    assert json.loads(event.to_json())["depthMap"] == [1, {"a": 2}]
+
+
+def test_an_unknown_kind_is_refused_strictly_by_its_name() -> None:  # L7
+    with pytest.raises(ConfigurationError, match="hologram"):
+        Event.from_json(b'{"kind": "hologram"}', strict=True)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b'{"kind": "custom"}', "name"),
+        (b'{"kind": "content-delta", "delta": 7}', "delta"),
+        (b'{"kind": "tool-start", "call": {"id": "1"}, "idempotencyKey": "k"}', "call.name"),
+        (b'{"kind": "status-update", "state": "happy"}', "state"),
+        (b'{"name": "a"}', "kind"),
+        (b'{"kind": 7}', "kind"),
+        (b"{", "JSON object"),
+        (b"[]", "not an event"),
+        (b"", "JSON object"),
+    ],
+)
+def test_json_that_is_no_event_is_refused_by_the_field(data: bytes, named: str, strict: bool) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        Event.from_json(data, strict=strict)
+
+
+def test_an_unknown_field_is_left_out_leniently_and_refused_strictly() -> None:
+    data = b'{"kind": "custom", "name": "a", "colour": "red"}'
+
+    assert Event.from_json(data) == CustomEvent(name="a")
+    with pytest.raises(ConfigurationError, match="colour"):
+        Event.from_json(data, strict=True)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
+def test_an_event_cannot_be_changed(event: Event) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        event.seq = 9  # type: ignore[misc]
+
+
+def test_what_is_for_clients_leaves_internal_kinds_and_hidden_tools_out_and_keeps_the_order() -> None:  # L8
+    seen = external(EVENTS)
+
+    assert not any(isinstance(event, LLMFailedEvent) for event in seen)
+    assert not any(getattr(event, "hidden", False) for event in seen)
+    left_out = {"llm-failed", "tool-call-delta", "tool-start", "message-added"}
+    assert [event.kind for event in seen] == [event.kind for event in EVENTS if event.kind not in left_out]
+
+
+def test_what_the_provider_wants_back_is_not_for_clients() -> None:
+    message = Message(role="assistant", content="a", provider_state={"signature": "secret"})
+    events = [
+        ContentCompleteEvent(content="a", provider_state={"signature": "secret"}),
+        TaskEvent(messages=[message, message], model="m", agent_name="a"),
+    ]
+
+    for event in events:
+        assert b"secret" in event.to_json()
+        assert b"secret" not in event.to_json(public=True)
+
+
+def test_transient_kinds_are_those_that_stream() -> None:
+    assert {kind for kind, cls in KINDS.items() if not cls.durable} == {
+        "content-delta",
+        "tool-call-delta",
+        "thought-delta",
+        "tool-progress",
+        "gap",
+    }
+
+
+def test_a_cursor_names_the_root_run_the_attempt_and_the_place() -> None:  # L10
+    event = stamped(EVENTS[0])
+    assert event.model_copy(update={"parent_task_id": None}).cursor == "t/3.7.2"
+    assert event.model_copy(update={"parent_task_id": "p"}).cursor == "p/3.7.2"
+    deeper = event.model_copy(update={"parent_task_id": "p", "metadata": {"root_task_id": "r"}})
+    assert deeper.cursor == "r/3.7.2"
+    assert Event.from_json(deeper.to_json()).cursor == "r/3.7.2"
+
+
+@pytest.mark.parametrize("cls", [ContentDeltaEvent, ThoughtDeltaEvent])
+def test_a_delta_that_is_made_fast_is_the_same_event(cls: Any) -> None:
+    fast = text_delta(cls, "a", 3, "1")
+    slow = cls(delta="a", index=3, step="1")
+
+    assert fast == slow
+    assert fast.to_json() == slow.to_json()
+    assert fast.model_copy(update={"seq": 2}).seq == 2
+    assert repr(fast) == repr(slow)
+    with pytest.raises(TypeError, match="events do not change"):
+        fast.metadata["seen"] = True
+
+
+@pytest.mark.parametrize("confidence", [-0.1, 1.1])
+def test_a_confidence_outside_0_and_1_is_no_thought(confidence: float) -> None:
+    with pytest.raises(ValidationError, match="confidence"):
+        ThoughtStreamEvent(thought_id="a", content="a", confidence=confidence)
+
+
+@pytest.mark.parametrize("event", [*EVENTS, *map(stamped, EVENTS)], ids=lambda event: event.kind)
+def test_an_event_tells_what_it_is_in_one_line(event: Event) -> None:
+    text = repr(event)
+
+    assert text.startswith(f"<{event.kind} ")
+    assert "\n" not in text
+
+
+def test_the_schema_tells_of_every_kind_by_its_wire_names() -> None:
+    schema = protocol_schema()
+
+    assert schema["discriminator"]["mapping"].keys() == KINDS.keys()
+    start = cast("dict[str, Any]", schema["$defs"])["ToolStartEvent"]
+    assert {"idempotencyKey", "taskId", "contextId"} <= start["properties"].keys()
+    assert start["properties"]["timestamp"]["type"] == "string"
+
+
+def test_usage_of_an_event_can_be_added_up() -> None:
+    event = UsageEvent(input_tokens=10, output_tokens=3, cached_tokens=8, reasoning_tokens=1)
+
+    assert event.usage + event.usage == Usage(input_tokens=20, output_tokens=6, cached_tokens=16, reasoning_tokens=2)
+
+
+@pytest.mark.parametrize("year", [1, 42, 999, 1000, 1969, 9999])
+def test_a_time_of_any_year_is_read_again(year: int) -> None:
+    at = f"{year:04}-06-15T12:00:00.123Z"
+    event = Event.from_json(CustomEvent(name="x").to_json().replace(b"1970-01-01T00:00:00.000Z", at.encode()))
+    assert at.encode() in event.to_json()
+    assert Event.from_json(event.to_json()) == event
+
+
+@pytest.mark.parametrize("timestamp", [10**15, -(10**15), "0001-01-01T00:00:00+14:00", "10000-01-01T00:00:00Z"])
+def test_a_time_that_cannot_be_written_is_refused(timestamp: Any) -> None:
+    with pytest.raises(ValidationError, match="timestamp"):
+        CustomEvent(name="x", timestamp=timestamp)

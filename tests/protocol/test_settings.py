@@ -1,0 +1,55 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rxloop.protocol.settings import Limits, ModelSettings
+
+
+def test_settings_go_over_others_where_they_are_set() -> None:
+    agent = ModelSettings(temperature=0.2, max_tokens=100, seed=1)
+    run = ModelSettings(temperature=0.0, stop=["END"])
+
+    assert run.over(agent) == ModelSettings(temperature=0.0, max_tokens=100, seed=1, stop=["END"])
+    assert run.over(None) is run
+
+
+def test_a_setting_that_is_none_leaves_that_of_the_agent() -> None:
+    assert ModelSettings(temperature=None).over(ModelSettings(temperature=0.2)).temperature == 0.2
+
+
+def test_bodies_and_headers_are_merged_key_by_key() -> None:
+    agent = ModelSettings(extra_body={"a": 1, "b": 1}, headers={"X-A": "1"})
+    run = ModelSettings(extra_body={"b": 2}, headers={"X-B": "2"})
+
+    merged = run.over(agent)
+
+    assert merged.extra_body == {"a": 1, "b": 2}
+    assert merged.headers == {"X-A": "1", "X-B": "2"}
+    assert agent.extra_body == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"iterations": 0},
+        {"iterations": -1},
+        {"tool_failures": 0},
+        {"tokens": 0},
+        {"seconds": 0},
+        {"seconds": -0.5},
+        {"iteration": 3},
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(fields))):
+        Limits(**fields)
+
+
+def test_a_setting_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match="temprature"):
+        ModelSettings.model_validate({"temprature": 0.1})
+
+
+def test_the_limits_are_those_of_the_documents() -> None:
+    assert Limits() == Limits(iterations=20, tool_failures=3, tokens=None, seconds=None)

@@ -1,0 +1,315 @@
+"""What may stand on the stream: the rules of docs/protocol.md, value by value."""
+
+import copy
+import math
+import pickle
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from pathlib import PurePosixPath
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from rxloop import (
+    ContentCompleteEvent,
+    CustomEvent,
+    Event,
+    InvalidEvent,
+    Message,
+    TaskEvent,
+    ToolCall,
+    ToolCompleteEvent,
+)
+from rxloop.protocol.envelope import EVENT_TYPES
+from rxloop.protocol.events import UsageEvent
+from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict, FrozenList, thawed
+from rxloop.protocol.storable import DEPTH, readable, settle, storable
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class City(BaseModel):
+    name: str
+    tags: set[str] = set()
+
+
+@dataclass
+class Point:
+    x: float
+
+
+def nested(depth: int, inside: Any = 1) -> Any:
+    value = inside
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        ({"a": [1, 2.5, True, None, "é"]}, {"a": [1, 2.5, True, None, "é"]}),
+        ("a\udcffb", "a\ufffdb"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ({"\udcff": ["\udcff"]}, {"\ufffd": ["\ufffd"]}),
+        ([math.nan, math.inf, -math.inf], ["NaN", "Infinity", "-Infinity"]),
+        ([2**64 - 1, -(2**63)], [2**64 - 1, -(2**63)]),
+        ([2**64, -(2**63) - 1], [str(2**64), str(-(2**63) - 1)]),
+        (b"\xff\x00", "_wA="),
+        (bytearray(b"ab"), "YWI="),
+        ((1, (2,)), [1, [2]]),
+        ({3, 1, 2}, [1, 2, 3]),
+        (frozenset({"b", "a"}), ["a", "b"]),
+        (deque([1, 2]), [1, 2]),
+        (range(3), [0, 1, 2]),
+        (OrderedDict(a=1), {"a": 1}),
+        ([Color.RED, Level.HIGH], ["red", 3]),
+        (datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), "2025-01-02T03:04:05Z"),
+        (Decimal("1.50"), "1.50"),
+        (PurePosixPath("/tmp/x"), "/tmp/x"),
+        (City(name="\udcff", tags={"a"}), {"name": "\ufffd", "tags": ["a"]}),
+        ([Point(math.nan)], [{"x": "NaN"}]),
+        ({date(2025, 1, 2): 1, 5: 2, None: 3}, {"2025-01-02": 1, "5": 2, "None": 3}),
+        ({True: 4, 2.5: 5}, {"true": 4, "2.5": 5}),
+    ],
+)
+def test_each_value_becomes_data_by_its_rule(value: Any, data: Any) -> None:
+    made = storable(value, "data")
+    assert made == data
+    assert orjson.loads(orjson.dumps(made)) == data
+
+
+def itself() -> list[Any]:
+    items: list[Any] = []
+    items.append(items)
+    return items
+
+
+def bomb() -> list[Any]:
+    items: list[Any] = []
+    for _ in range(60):
+        items = [items, items]
+    return items
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (object(), "data: of the type object, which JSON has nothing for"),
+        ({"rows": [1, {"x": object()}]}, r"data\['rows'\]\[1\]\['x'\]: of the type object"),
+        (nested(DEPTH + 1), "nested more than 100 deep"),
+        (itself(), "or in itself"),
+        (nested(100_000), "nested more than 100 deep"),
+        (bomb(), "more than 1,000,000 values"),
+        (iter([1]), "of the type list_iterator, which can be read only once"),
+        ({(1, 2): 3}, "a key of the type tuple"),
+        ({1: "a", "1": "b"}, "two keys are the same"),
+        (10**5000, "too many digits"),
+        (Point, "of the type type"),
+    ],
+    ids=["object", "path", "deep", "circle", "very deep", "bomb", "iterator", "key", "keys", "digits", "class"],
+)
+def test_what_fits_no_rule_is_an_error_that_names_the_place_and_the_type(value: Any, said: str) -> None:
+    with pytest.raises(InvalidEvent, match=said) as raised:
+        storable(value, "data")
+    assert len(str(raised.value)) < 300
+
+
+def test_a_value_may_be_as_deep_as_the_limit() -> None:
+    assert storable(nested(DEPTH), "data") == nested(DEPTH)
+
+
+CHANGES = [
+    lambda value: value.update(a=1),
+    lambda value: value.__setitem__("a", 1),
+    lambda value: value.pop("a"),
+    lambda value: value.popitem(),
+    lambda value: value.clear(),
+    lambda value: value.setdefault("b", 1),
+    lambda value: value.__delitem__("a"),
+    lambda value: value.__ior__({}),
+    lambda value: value["l"].append(1),
+    lambda value: value["l"].extend([1]),
+    lambda value: value["l"].insert(0, 1),
+    lambda value: value["l"].pop(),
+    lambda value: value["l"].remove(1),
+    lambda value: value["l"].sort(),
+    lambda value: value["l"].reverse(),
+    lambda value: value["l"].clear(),
+    lambda value: value["l"].__setitem__(0, 1),
+    lambda value: value["l"].__delitem__(0),
+    lambda value: value["l"].__iadd__([1]),
+    lambda value: value["l"].__imul__(2),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_refused_in_words_that_say_what_to_do(change: Any) -> None:
+    value = storable({"a": {}, "l": [1, 2]}, "data")
+    with pytest.raises(TypeError, match=r"copy\.deepcopy\(\)"):
+        change(value)
+    assert value == {"a": {}, "l": [1, 2]}
+
+
+def test_what_is_frozen_already_is_not_walked_again() -> None:
+    value = storable({"a": [1]}, "data")
+    assert storable(value, "data") is value
+    event = CustomEvent(name="x", data=value)
+    settle(event)
+    assert event.data is value
+
+
+def test_the_depth_of_what_was_frozen_counts_where_it_is_put_into_something() -> None:
+    deep = storable(nested(DEPTH), "data")
+    with pytest.raises(InvalidEvent, match="100 deep"):
+        storable([deep], "data")
+
+
+def test_copies_can_be_changed_and_pickles_stay_frozen() -> None:
+    value = storable({"a": [{"b": 1}]}, "data")
+    for copied in (copy.deepcopy(value), thawed(value), orjson.loads(orjson.dumps(value))):
+        copied["a"][0]["b"] = 2
+        assert type(copied) is dict
+    assert type(copy.copy(value)) is dict
+    assert type(copy.copy(value["a"])) is list
+    again = pickle.loads(pickle.dumps(value))
+    assert (type(again), type(again["a"]), again) == (FrozenDict, FrozenList, value)
+    assert value == {"a": [{"b": 1}]}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner),
+    max_leaves=10,
+)
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+
+
+@given(JSON | ANY_TEXT)
+def test_an_event_with_any_data_can_be_written_and_is_read_back_as_it_is(data: Any) -> None:
+    event = CustomEvent(name="x", data=data)
+    settle(event)
+    assert Event.from_json(event.to_json()) == event
+    assert orjson.loads(event.to_json(public=True))["data"] == event.data  # type: ignore[attr-defined]
+
+
+@given(ANY_TEXT)
+def test_no_text_of_an_event_keeps_half_a_character(text: str) -> None:
+    event = ToolCompleteEvent(
+        call=ToolCall(id=text, name=text, raw=text), success=False, error=text, content=text, step="1"
+    )
+    settle(event)
+    assert Event.from_json(event.to_json()) == event
+    assert event.content == event.call.name == event.call.raw == readable(text)
+
+
+def test_settling_leaves_the_objects_of_others_as_they_are() -> None:
+    message = Message(role="assistant", content="a\udcff", provider_state={"signed": {"a": [1]}})
+    event = TaskEvent(messages=[message], model="m", agent_name="a")
+    settle(event)
+    assert event.messages[0].content == "a\ufffd"
+    assert isinstance(event.messages[0].provider_state, FrozenDict)
+    assert message.content == "a\udcff"
+    assert type(message.provider_state) is dict
+
+
+def test_the_lists_of_an_event_are_frozen_with_what_is_in_them() -> None:
+    event = ContentCompleteEvent(tool_calls=[ToolCall(id="1", name="f", arguments={"a": {"b": 1}})])
+    settle(event)
+    for change in (
+        event.tool_calls.clear,
+        event.tool_calls[0].arguments.clear,
+        event.tool_calls[0].arguments["a"].clear,
+        event.metadata.clear,
+    ):
+        with pytest.raises(TypeError, match="events do not change"):
+            change()
+    assert event.model_copy(update={"content": "x"}).tool_calls is event.tool_calls
+    assert Event.from_json(event.to_json()) == event
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (
+            ToolCompleteEvent(call=ToolCall(id="1", name="f"), success=True, content="", duration=math.nan),
+            "duration=nan",
+        ),
+        (UsageEvent(input_tokens=10**30), "input_tokens="),
+        (ContentCompleteEvent().model_copy(update={"content": None}), "content: None is no str"),
+        (ContentCompleteEvent().model_copy(update={"kind": "text"}), "kind='text' is none of content-complete"),
+        (ContentCompleteEvent.model_construct(), None),
+        (CustomEvent.model_construct(data=1), "CustomEvent has no 'name'"),
+        (CustomEvent(name="x", step="1\n"), "the step of an event of kind 'custom' is '1.n'"),
+        (CustomEvent(name="x", branch="a\x1fb"), "the branch of an event of kind 'custom'"),
+        (CustomEvent(name="x", parent_task_id="a\u2028"), "the parent_task_id of an event"),
+        (CustomEvent(name="x", data={"f": open}), r"custom: data\['f'\]: of the type builtin_function_or_method"),
+    ],
+)
+def test_a_field_that_could_not_be_read_again_is_named(event: Event, said: str | None) -> None:
+    if said is None:
+        settle(event)
+        return
+    with pytest.raises(InvalidEvent, match=said):
+        settle(event)
+
+
+class Measured(Event):
+    kind: str = "test-measured"
+    at: datetime
+    made_by: Any = None
+
+
+class Odd(Event):
+    kind: str = "test-odd"
+    what: type
+
+
+# Known by their kinds in their own test alone: others go over all kinds.
+for _kind in ("test-measured", "test-odd"):
+    EVENT_TYPES.pop(_kind)
+
+
+def test_an_event_of_ones_own_kind_is_tried_where_its_types_are_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EVENT_TYPES, "test-measured", Measured)
+    event = Measured(at=datetime(2025, 1, 2, tzinfo=UTC), made_by=Point(1.0))
+    settle(event)
+    assert Event.from_json(event.to_json()) == event
+    with pytest.raises(InvalidEvent, match="an event of kind 'test-odd' cannot be written"):
+        settle(Odd(what=int))
+
+
+def test_a_copy_of_a_call_that_stood_in_an_event_is_looked_at_anew() -> None:
+    event = ContentCompleteEvent(tool_calls=[ToolCall(id="1", name="f", arguments={"a": [1]})])
+    settle(event)
+    call = event.tool_calls[0].model_copy(update={"arguments": {"a": ["\udcff"]}})
+    copied = ContentCompleteEvent(tool_calls=[call])
+    settle(copied)
+    assert copied.tool_calls[0].arguments == {"a": ["\ufffd"]}
+    with pytest.raises(TypeError, match="events do not change"):
+        copied.tool_calls[0].arguments["a"].clear()
+
+
+class Step(StrEnum):
+    FIRST = "first"
+
+
+@pytest.mark.parametrize("step", [Step.FIRST, ["first"], 1])
+def test_an_id_that_is_like_one_that_was_settled_has_to_be_a_text(step: Any) -> None:
+    settle(CustomEvent(name="x", step="first").model_copy(update={"metadata": EMPTY_DICT}))
+    event = CustomEvent(name="x").model_copy(update={"step": step, "metadata": EMPTY_DICT})
+    with pytest.raises(InvalidEvent, match=r"custom: step: .+ is no NoneType or str"):
+        settle(event)

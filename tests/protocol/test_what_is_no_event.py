@@ -1,0 +1,385 @@
+"""What cannot be written is not an event: whoever makes it hears of it, and run, log and readers go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from reactivex import operators as rx
+
+from runs import collect
+from rxloop import (
+    Agent,
+    ConfigurationError,
+    ContentCompleteEvent,
+    CustomEvent,
+    Event,
+    InvalidInput,
+    Message,
+    RunContext,
+    RunError,
+    SqliteEventLog,
+    ToolCall,
+    ToolRequest,
+    op,
+    tool,
+)
+from rxloop.errors import InvalidEvent
+from rxloop.operators import on
+from rxloop.protocol.envelope import EVENT_TYPES, UnknownEvent
+from rxloop.protocol.events import ThoughtStreamEvent, ToolCompleteEvent, ToolStartEvent
+from rxloop.stream.bridges import emit
+from rxloop.testing import ScriptedModel, call
+from servers import Reply, chat, delta, say, serving, sse
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+class Says:
+    """A provider that answers with one message."""
+
+    name = "says"
+
+    def __init__(self, message: ContentCompleteEvent) -> None:
+        self.message = message
+
+    def call(self, request: Any) -> Any:
+        return emit(self.message)
+
+    async def aclose(self) -> None: ...
+
+
+def says(event: Event) -> Any:
+    return event.data if isinstance(event, CustomEvent) else None
+
+
+def agent_with(function: Any, tmp_path: Any, *turns: Any, **options: Any) -> Agent[Any, Any]:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    model = ScriptedModel(*(turns or (call(function.__name__), "Done.")))
+    return Agent(model, tools=[tool(function)], log=log, **options)
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_tool_that_emits_what_cannot_be_written_fails_and_the_run_goes_on(kind: str, tmp_path: Any) -> None:
+    async def emits(ctx: RunContext[Any]) -> str:
+        """Emit."""
+        ctx.emit(CustomEvent(name="x", data={"socket": object()}))
+        return "never"
+
+    def emits_too(ctx: RunContext[Any]) -> str:
+        """Emit, in a thread."""
+        ctx.emit(CustomEvent(name="x", data={"socket": object()}))
+        return "never"
+
+    agent = agent_with(emits if kind == "async" else emits_too, tmp_path)
+    run = agent.run("q")
+    events = await collect(run)
+    [failed] = [event for event in events if isinstance(event, ToolCompleteEvent)]
+    assert "custom: data['socket']: of the type object, which JSON has nothing for" in (failed.error or "")
+    assert (await run).output == "Done."
+    assert [event.to_json() for event in await agent.log.read(run.task_id)] == [  # type: ignore[union-attr]
+        event.to_json() for event in events if event.durable
+    ]
+    await agent.log.aclose()  # type: ignore[union-attr]
+
+
+async def test_a_file_name_that_is_no_text_harms_neither_readers_nor_the_log(tmp_path: Any) -> None:
+    async def lists(ctx: RunContext[Any]) -> str:
+        """List."""
+        ctx.progress("reading caf\udce9.txt")
+        ctx.emit(CustomEvent(name="file", data={"name": "caf\udce9.txt", "caf\udce9": b"\xff"}))
+        return "ok"
+
+    agent = agent_with(lists, tmp_path)
+    run = agent.run("q")
+    frames = [frame async for frame in run.sse()]
+    assert "reading caf\ufffd.txt".encode() in b"".join(frames)
+    assert (await run).output == "Done."
+    [data] = filter(None, map(says, await agent.log.read(run.task_id)))  # type: ignore[union-attr]
+    assert data == {"name": "caf\ufffd.txt", "caf\ufffd": "_w=="}
+    await agent.log.aclose()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("depth", [101, 150, 199, 250, 300, 900, 5_000, 100_000])
+async def test_arguments_that_are_too_deep_are_a_failed_call_and_the_conversation_goes_on(
+    depth: int, tmp_path: Any
+) -> None:
+    async def f(a: Any) -> str:
+        """Take anything."""
+        return "never"
+
+    raw = '{"a":' + "[" * depth + "]" * depth + "}"
+    asked = delta("tool_calls", tool_calls=[{"index": 0, "id": "1", "function": {"name": "f", "arguments": raw}}])
+    async with serving() as server:
+        server.answer(Reply(sse(asked)), say("Sorry."), say("Yes."))
+        provider = chat(server)
+        agent = Agent(provider, tools=[tool(f)], log=SqliteEventLog(tmp_path / "runs.db"))
+        run = agent.run("q", context_id="c")
+        frames = [frame async for frame in run.sse()]
+        assert (await run).output == "Sorry."
+        assert (await agent.run("Still there?", context_id="c")).output == "Yes."
+        events = await agent.log.read(run.task_id)  # type: ignore[union-attr]
+        [message] = [event for event in events if isinstance(event, ContentCompleteEvent) and event.tool_calls]
+        assert (message.tool_calls[0].arguments, message.tool_calls[0].raw) == ({}, raw)
+        assert re.search("100 deep|depth limit", message.tool_calls[0].error or "")
+        assert frames
+        await provider.aclose()
+        await agent.log.aclose()  # type: ignore[union-attr]
+
+
+async def test_a_result_that_is_too_deep_is_a_failed_result(tmp_path: Any) -> None:
+    async def f() -> Any:
+        """Give."""
+        return nested(120)
+
+    agent = agent_with(f, tmp_path)
+    events = await collect(agent.run("q"))
+    [answer] = [event for event in events if isinstance(event, ToolCompleteEvent)]
+    said = "nested more than 100 deep, or in itself: give it flatter, or as a text"
+    assert answer.error == f"The tool ran, but what it returned (of type list) cannot be written as JSON: {said}"
+    await agent.log.aclose()  # type: ignore[union-attr]
+
+
+async def test_what_a_subscriber_changes_changes_nothing_for_tool_log_and_others() -> None:
+    paid: list[dict[str, Any]] = []
+
+    async def pay(card: dict[str, str]) -> str:
+        """Pay."""
+        paid.append(card)
+        return "paid"
+
+    def mask(event: Event) -> None:
+        if isinstance(event, ToolStartEvent):
+            event.call.arguments["card"]["number"] = "***"
+
+    run = Agent(ScriptedModel(call("pay", card={"number": "4111"}), "Done."), tools=[tool(pay)]).run("q")
+    errors: list[Exception] = []
+    run.events.subscribe(mask, on_error=errors.append)
+    events = await collect(run)
+    assert paid == [{"number": "4111"}]
+    [start] = [event for event in events if isinstance(event, ToolStartEvent)]
+    assert start.arguments == {"card": {"number": "4111"}}
+    assert ["events do not change" in str(error) for error in errors] == [True]
+
+
+async def test_a_tool_may_do_with_its_arguments_what_it_likes() -> None:
+    @tool
+    async def f(rows: list[int], more: dict[str, Any]) -> int:
+        """Sort."""
+        rows.sort()
+        more["seen"] = True
+        more["list"].append(1)
+        return len(rows)
+
+    class Raw:
+        definition = f.definition
+        timeout = None
+        idempotent = approve = False
+
+        def enabled(self, ctx: Any) -> bool:
+            return True
+
+        async def call(self, arguments: dict[str, Any], ctx: Any) -> int:
+            arguments["rows"].sort()
+            arguments["more"]["list"].append(1)
+            arguments.clear()
+            return 1
+
+    for each in (f, Raw()):
+        model = ScriptedModel(call("f", rows=[2, 1], more={"list": []}), "Done.")
+        events = await collect(Agent(model, tools=[each]).run("q"))
+        [answer] = [event for event in events if isinstance(event, ToolCompleteEvent)]
+        assert answer.success
+        assert answer.call.arguments == {"rows": [2, 1], "more": {"list": []}}
+        assert orjson.loads(answer.call.raw or "") == answer.call.arguments
+
+
+async def test_a_guard_sees_what_the_model_said_and_may_replace_it() -> None:
+    seen: list[Any] = []
+
+    @tool
+    async def f(path: str) -> str:
+        """Read."""
+        seen.append(path)
+        return path
+
+    @on(ToolRequest)
+    async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[ToolRequest]:
+        with pytest.raises(TypeError, match="events do not change"):
+            request.call.arguments["path"] = "b"
+        yield request.replace(path="c")
+
+    agent = Agent(ScriptedModel(call("f", path="a"), "Done."), tools=[f], loop=op.standard(before_tools=[guard]))
+    assert (await agent.run("q")).output == "Done."
+    assert seen == ["c"]
+
+
+async def test_an_operator_that_makes_such_an_event_ends_the_run_with_an_error_that_names_it(tmp_path: Any) -> None:
+    def spoil(event: Any) -> Any:
+        return event.model_copy(update={"metadata": {"at": object()}}) if event is not None else event
+
+    log = SqliteEventLog(tmp_path / "runs.db")
+    loop = op.standard(at_end=[rx.map(lambda each: spoil(each) if isinstance(each, ContentCompleteEvent) else each)])
+    run = Agent(ScriptedModel("Hi."), loop=loop, log=log).run("q")
+    with pytest.raises(RunError, match=r"content-complete: metadata\['at'\]: of the type object"):
+        await run
+    assert (await log.read(run.task_id))[-1].final  # type: ignore[attr-defined]
+    await log.aclose()
+
+
+async def test_a_provider_that_makes_such_a_message_ends_the_run_with_an_error_that_names_it(tmp_path: Any) -> None:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    bad = ContentCompleteEvent(content="Hi.", provider_state={"deep": nested(120)})
+    run = Agent(Says(bad), log=log).run("q")
+    with pytest.raises(RunError, match="content-complete: provider_state"):
+        await run
+    assert (await log.read(run.task_id))[-1].final  # type: ignore[attr-defined]
+    await log.aclose()
+
+
+async def test_the_state_that_a_vendor_wants_back_may_have_half_characters() -> None:
+    model = Says(ContentCompleteEvent(content="a\ud800", provider_state={"x": ["\udcff"]}))
+    events = await collect(Agent(model).run("q"))
+    [message] = [event for event in events if isinstance(event, ContentCompleteEvent)]
+    assert (message.content, message.provider_state) == ("a\ufffd", {"x": ["\ufffd"]})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"metadata": {"db": object()}}, r"metadata\['db'\]: of the type object.*deps="),
+        ({"context_id": "a\ud800"}, "context_id"),
+        ({"context_id": "a\nevent: forged"}, "context_id"),
+    ],
+)
+async def test_what_is_said_of_a_run_is_looked_at_before_it_begins(options: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Agent(ScriptedModel("Hi."), log=None).run("q", **options)
+
+
+async def test_an_answer_that_cannot_be_written_is_refused_and_the_run_still_waits(tmp_path: Any) -> None:
+    async def asks(ctx: RunContext[Any]) -> str:
+        """Ask."""
+        return str(await ctx.ask("What?", dict))
+
+    agent = agent_with(asks, tmp_path)
+    paused = await agent.run("q")
+    [question] = paused.pending
+    with pytest.raises(InvalidInput, match=r"the answer to .* of the type object"):
+        await agent.resume(paused.task_id, inputs={question.input_id: {"x": object()}})
+    assert (await agent.resume(paused.task_id, inputs={question.input_id: {"x": 1}})).output == "Done."
+    await agent.log.aclose()  # type: ignore[union-attr]
+
+
+async def test_a_fork_takes_over_only_what_can_be_written(tmp_path: Any) -> None:
+    async def f() -> str:
+        """Give."""
+        return "x"
+
+    agent = agent_with(f, tmp_path, call("f"), "Done.", "Again.", "Again.")
+    run = agent.run(Message.user("q"))
+    await run
+    [answer] = [event for event in await agent.log.read(run.task_id) if event.kind == "tool-complete"]  # type: ignore[union-attr]
+    forked = agent.fork(run.task_id, at=answer.seq, results={"1/0": "caf\udce9"})
+    [taken] = [event for event in await collect(forked) if isinstance(event, ToolCompleteEvent)]
+    assert taken.result == "caf\ufffd"
+    await agent.log.aclose()  # type: ignore[union-attr]
+
+
+def test_a_file_that_is_too_deep_is_a_clean_error() -> None:
+    for depth in (201, 5_000, 100_000):
+        data = b'{"version":1,"kind":"custom","name":"x","data":' + b"[" * depth + b"]" * depth + b"}"
+        for each in (data, data.decode(), data.replace(b"custom", b"strange")):
+            with pytest.raises(ConfigurationError, match="not an event"):
+                Event.from_json(each)
+
+
+def test_arguments_keep_their_text_where_they_cannot_be_read() -> None:
+    raw = '{"a":' + "[" * 101 + "]" * 101 + "}"
+    made = ToolCall.parse("1", "f", raw)
+    assert (made.arguments, made.raw) == ({}, raw)
+    assert made.error == (
+        "the arguments['a'][0][0][0]...: nested more than 100 deep, or in itself: give it flatter, or as a text"
+    )
+
+
+async def test_a_thought_of_ones_own_gets_an_id_where_it_is_published() -> None:
+    @tool
+    async def f(ctx: RunContext[Any]) -> str:
+        """Think."""
+        for text in ("a", "b"):
+            ctx.emit(ThoughtStreamEvent(content=text))
+        ctx.emit(ThoughtStreamEvent(thought_id="mine", content="c"))
+        return "x"
+
+    events = await collect(Agent(ScriptedModel(call("f"), "Done."), tools=[f]).run("q"))
+    thoughts = [event for event in events if isinstance(event, ThoughtStreamEvent)]
+    assert [(thought.thought_id, thought.index) for thought in thoughts] == [("t1", 0), ("t2", 1), ("mine", 2)]
+
+
+class Disguised(Event):
+    """An event whose kind is said when it is made."""
+
+    kind: str = "disguised"
+
+
+class SameName(Event):
+    """A class that took the name of an event of rxloop's own."""
+
+    kind: str = "status-update"
+
+
+EVENT_TYPES.pop("disguised")
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (SameName(), "'status-update' cannot be written as JSON and read again"),
+        (Disguised(kind="task"), "'task' cannot be written as JSON and read again"),
+        (Disguised(kind="content-complete"), "'content-complete' is the kind of ContentCompleteEvent"),
+        (Disguised(kind="two\nlines"), "line ends"),
+        (UnknownEvent(kind="task"), "'task' cannot be written as JSON and read again"),
+    ],
+)
+async def test_an_event_under_the_name_of_another_kind_is_refused(event: Event, said: str, tmp_path: Any) -> None:
+    told: list[str] = []
+
+    @tool
+    async def emits(ctx: RunContext[Any]) -> str:
+        """Emits."""
+        try:
+            ctx.emit(event.model_copy())
+        except InvalidEvent as error:
+            told.append(str(error))
+        return "ok"
+
+    log = SqliteEventLog(tmp_path / "runs.db")
+    result = await Agent(ScriptedModel(call("emits"), "done"), tools=[emits], log=log).run("Go")
+
+    assert result.output == "done"
+    assert said in told[0]
+    # The log can be read, and the conversation goes on.
+    assert [event.kind for event in await log.read(result.task_id)].count("status-update") == 2
+    assert (await Agent(ScriptedModel("again"), log=log).run("Go on", context_id=result.context_id)).output == "again"
+    await log.aclose()
+
+
+def test_a_class_that_is_made_anew_takes_the_place_of_the_one_before() -> None:
+    def cell(annotation: type) -> Any:
+        fields: dict[str, Any] = {"kind": str, "value": annotation}
+        return type("Cell", (Event,), {"__module__": __name__, "__annotations__": fields, "kind": "cell"})
+
+    first, second = cell(int), cell(str)
+    try:
+        assert type(Event.from_json(second(value="one").to_json())) is second is not first
+    finally:
+        EVENT_TYPES.pop("cell")

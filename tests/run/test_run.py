@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from run_checks import Recorder, assert_ended, assert_numbered, kinds, nothing_left, until
+from rxloop import Agent, RunContext, ToolError, op, tool
+from rxloop.errors import (
+    RateLimited,
+    RunCancelled,
+    RunError,
+    RxloopError,
+)
+from rxloop.eventlog import MemoryEventLog
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.testing import ScriptedModel, call, frames
+
+VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+async def progressing(ctx: RunContext, steps: int) -> str:
+    """Report some progress."""
+    for step in range(steps):
+        ctx.progress(f"step {step}")
+        await asyncio.sleep(0.01)
+    return "done"
+
+
+@tool
+async def broken() -> str:
+    """Always fail."""
+    raise ToolError("it broke")
+
+
+def two_steps() -> ScriptedModel:
+    return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")
+
+
+async def test_runs_work_in_gather_task_groups_and_wait_for() -> None:
+    agent = Agent(ScriptedModel(*["Hi."] * 6))
+    first, second = await asyncio.gather(agent.run("1"), agent.run("2"))
+    async with asyncio.TaskGroup() as group:
+        third = group.create_task(agent.run("3").result())
+        fourth = group.create_task(agent.run("4").result())
+    fifth = await asyncio.wait_for(agent.run("5"), 10)
+    async with asyncio.timeout(10):
+        sixth = await agent.run("6")
+    results = [first, second, third.result(), fourth.result(), fifth, sixth]
+    assert [result.output for result in results] == ["Hi."] * 6
+
+
+def test_a_run_can_be_given_to_asyncio_run() -> None:
+    agent = Agent(ScriptedModel("Hi.", "Hi."))
+    assert asyncio.run(agent.run("1").result()).output == "Hi."
+    assert agent.run_sync("2").output == "Hi."
+
+
+def test_outside_a_loop_it_says_what_to_do() -> None:
+    run = Agent(ScriptedModel("Hi.")).run("Go.")
+    for use in (lambda: run.events.subscribe(print), lambda: run.pipe(op.text()).subscribe(print)):
+        with pytest.raises(RxloopError, match=r"asyncio\.run\(run\.result\(\)\)"):
+            use()
+    with pytest.raises(RxloopError, match="run_sync"):
+        run.result().send(None)
+    assert asyncio.run(run.result()).output == "Hi.", "the run itself is as good as before"
+
+
+def test_a_run_of_another_loop_is_refused() -> None:
+    agent = Agent(ScriptedModel("Hi."))
+
+    async def begin() -> Any:
+        run = agent.run("Go.")
+        await run
+        return run
+
+    run = asyncio.run(begin())
+    with pytest.raises(RxloopError, match="another event loop"):
+        asyncio.run(run.result())
+
+
+async def test_run_sync_inside_a_loop_says_what_to_do() -> None:
+    with pytest.raises(RxloopError, match=r"await agent\.run"):
+        Agent(ScriptedModel("Hi.")).run_sync("Go.")
+
+
+async def test_fifty_runs_at_once_on_one_agent_are_disjoint() -> None:  # L85
+    def answer(request: ModelRequest) -> Any:
+        if request.messages[-1].role == "tool":
+            return f"It is {request.messages[-1].text}."
+        return call("add", a=int(request.messages[0].text), b=0)
+
+    agent = Agent(ScriptedModel(*[answer] * 100), tools=[add])
+    runs = [agent.run(str(number)) for number in range(50)]
+    seen = [Recorder(run.events) for run in runs]
+    results = await asyncio.gather(*runs)
+    assert [result.output for result in results] == [f"It is {number}." for number in range(50)]
+    for run, recorder in zip(runs, seen, strict=True):
+        assert_numbered(recorder.events)
+        assert {event.task_id for event in recorder.events} == {run.task_id}
+        assert_ended(recorder.events, "completed")
+    assert len({run.task_id for run in runs}) == len({run.context_id for run in runs}) == 50
+    await nothing_left()
+
+
+async def test_two_conversations_never_cross() -> None:  # L138
+    agent = Agent(ScriptedModel(*[lambda request: str(len(request.messages))] * 4), log=MemoryEventLog())
+    for expected in ("1", "3"):
+        ann, bob = await asyncio.gather(agent.run("Hi", context_id="ann"), agent.run("Hi", context_id="bob"))
+        assert (ann.output, bob.output) == (expected, expected)
+
+
+async def test_an_error_ends_the_run_and_not_the_agent() -> None:
+    agent = Agent(ScriptedModel(RateLimited("slow down"), "Hi."))
+    with pytest.raises(RunError):
+        await agent.run("1")
+    assert (await agent.run("2")).output == "Hi."
+
+
+async def test_a_cancelled_run_says_so_to_each_who_awaits_it() -> None:  # L5
+    run = Agent(ScriptedModel(frames("-a-"))).run("Go.")
+    recorder = Recorder(run.events)
+    waiting = [asyncio.ensure_future(run.result()) for _ in range(3)]
+    await until(lambda: "content-delta" in kinds(recorder.events))
+    run.cancel("the user went home")
+    done = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in done] == [RunCancelled] * 3
+    assert len({id(error) for error in done}) == 3
+    final = assert_ended(recorder.events, "canceled", "canceled")
+    assert final.error is not None
+    assert final.error.message == "the user went home"
+    assert "the user went home" in str(done[0])

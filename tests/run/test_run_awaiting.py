@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from run_checks import Recorder, assert_ended, finals, kinds, nothing_left, other_tasks, settled, until
+from rxloop import Agent, tool
+from rxloop.errors import RunCancelled, RxloopError
+from rxloop.protocol.events import Event
+from rxloop.testing import ScriptedModel, call, frames
+
+
+def endless() -> ScriptedModel:
+    return ScriptedModel(frames("-a-", frame=0.001))
+
+
+def watched(agent: Agent[Any, Any]) -> tuple[Any, list[Event]]:
+    """A run, and its events by a door that does not hold it."""
+    run = agent.run("Go.")
+    seen: list[Event] = []
+    run._core.hub.events.subscribe(seen.append)
+    return run, seen
+
+
+async def first_of(run: Any, kind: str) -> None:
+    """Read up to an event of a kind."""
+    async for event in run:
+        if event.kind == kind:
+            return
+
+
+async def ended(seen: list[Event]) -> Event:
+    await until(lambda: finals(seen))
+    await nothing_left()
+    return assert_ended(seen, "canceled", "canceled")
+
+
+async def test_cancelling_the_awaiter_cancels_the_run_and_waits_for_its_end() -> None:
+    model = endless()
+    run, seen = watched(Agent(model))
+    waiting = asyncio.ensure_future(run.result())
+    await until(lambda: "content-delta" in kinds(seen))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert_ended(seen, "canceled", "canceled")
+    assert model.open == 0
+    await nothing_left()
+
+
+async def test_the_other_awaiters_of_a_run_whose_awaiter_was_cancelled_get_run_cancelled() -> None:
+    run, seen = watched(Agent(endless()))
+    first, second = (asyncio.ensure_future(run.result()) for _ in range(2))
+    await until(lambda: "content-delta" in kinds(seen))
+    first.cancel()
+    with pytest.raises(RunCancelled):
+        await second
+    assert first.cancelled() or isinstance(await asyncio.gather(first, return_exceptions=True), list)
+    assert first.cancelled()
+
+
+async def test_an_awaiter_that_is_cancelled_again_and_again_still_waits_for_the_end() -> None:
+    cleaned: list[str] = []
+
+    @tool
+    async def slow_to_stop() -> str:
+        """Stop slowly."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await settled(30)
+            cleaned.append("cleaned")
+        return ""
+
+    run, seen = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    waiting = asyncio.ensure_future(run.result())
+    await until(lambda: "tool-start" in kinds(seen))
+    for _ in range(10):
+        waiting.cancel()
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert cleaned == ["cleaned"]
+    assert_ended(seen, "canceled", "canceled")
+
+
+async def test_wait_for_and_timeout_cancel_the_run() -> None:
+    run, seen = watched(Agent(endless()))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(run, 0.01)
+    assert_ended(seen, "canceled", "canceled")
+    run, seen = watched(Agent(endless()))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await run
+    assert_ended(seen, "canceled", "canceled")
+    await nothing_left()
+
+
+async def test_anyio_scopes_around_an_await_cancel_the_run() -> None:
+    run, seen = watched(Agent(endless()))
+    with anyio.move_on_after(0.01) as scope:
+        await run
+    assert scope.cancelled_caught
+    assert_ended(seen, "canceled", "canceled")
+    run, seen = watched(Agent(endless()))
+    with pytest.raises(TimeoutError), anyio.fail_after(0.01):
+        await run
+    assert_ended(seen, "canceled", "canceled")
+    await anyio.lowlevel.checkpoint()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await nothing_left()
+
+
+async def test_an_anyio_scope_around_async_with_waits_for_the_end_of_the_run() -> None:
+    cleaned: list[str] = []
+
+    @tool
+    async def slow_to_stop() -> str:
+        """Stop slowly."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.02)
+            cleaned.append("cleaned")
+        return ""
+
+    run, seen = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    with anyio.move_on_after(0.02) as scope:
+        async with run:
+            async for _ in run:
+                pass
+    assert scope.cancelled_caught
+    assert cleaned == ["cleaned"]
+    assert_ended(seen, "canceled", "canceled")
+
+
+async def test_a_scope_that_cancels_at_every_await_does_not_keep_the_loop_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = 0
+    real = asyncio.wait
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return await real(*args, **options)
+
+    @tool
+    async def slow_to_stop() -> str:
+        """Stop slowly."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+        return ""
+
+    monkeypatch.setattr(asyncio, "wait", counted)
+    run, seen = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    with anyio.move_on_after(0.02):
+        await run
+    assert_ended(seen, "canceled", "canceled")
+    assert waits < 10
+
+
+async def test_a_task_group_that_fails_cancels_the_runs_in_it() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0.005)
+        raise ZeroDivisionError
+
+    run, seen = watched(Agent(endless()))
+    with pytest.raises(ExceptionGroup):  # noqa: PT012 (the group is what raises)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run.result())
+            group.create_task(fails())
+    assert_ended(seen, "canceled", "canceled")
+    run, seen = watched(Agent(endless()))
+    with pytest.raises(ExceptionGroup):  # noqa: PT012 (the group is what raises)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.result)
+            tasks.start_soon(fails)
+    assert_ended(seen, "canceled", "canceled")
+    await nothing_left()
+
+
+async def test_a_gather_that_is_cancelled_cancels_all_its_runs() -> None:
+    agent = Agent(ScriptedModel(*[frames("-a-", frame=0.001)] * 3))
+    pairs = [watched(agent) for _ in range(3)]
+    together = asyncio.gather(*(run for run, _ in pairs))
+    await until(lambda: all("content-delta" in kinds(seen) for _, seen in pairs))
+    together.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await together
+    await until(lambda: all(finals(seen) for _, seen in pairs))
+    for _, seen in pairs:
+        assert_ended(seen, "canceled", "canceled")
+    await nothing_left()
+
+
+async def test_leaving_async_with_cancels_what_is_unfinished() -> None:
+    model = endless()
+    run, seen = watched(Agent(model))
+    async with run as same:
+        assert same is run
+        async for event in run:
+            if event.kind == "content-delta":
+                break
+    assert_ended(seen, "canceled", "canceled")
+    assert model.open == 0
+    assert other_tasks() == set()
+
+
+async def test_leaving_async_with_by_an_exception_raises_that_exception() -> None:
+    run, seen = watched(Agent(endless()))
+    with pytest.raises(ZeroDivisionError):
+        async with run:
+            raise ZeroDivisionError
+    assert_ended(seen, "canceled", "canceled")
+
+
+async def test_leaving_async_with_after_the_end_changes_nothing() -> None:
+    run, seen = watched(Agent(ScriptedModel("Hi.")))
+    async with run:
+        assert (await run).output == "Hi."
+    assert (await run).output == "Hi."
+    assert_ended(seen, "completed")
+
+
+async def test_async_with_starts_the_run() -> None:
+    run = Agent(ScriptedModel("Hi.")).run("Go.")
+    async with run:
+        assert run.started
+        await settled()
+    assert (await run).output == "Hi."
+
+
+async def test_leaving_async_with_from_inside_a_tool_of_the_run_does_not_hang() -> None:
+    holder: list[Any] = []
+
+    @tool
+    async def leaves() -> str:
+        """Leave."""
+        async with holder[0]:
+            pass
+        await asyncio.Event().wait()
+        return "never"
+
+    run, seen = watched(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
+    holder.append(run)
+    async with asyncio.timeout(2):
+        with pytest.raises(RunCancelled):
+            await run
+    assert_ended(seen, "canceled", "canceled")
+    await nothing_left()
+
+
+async def test_closing_the_run_from_a_task_of_one_of_its_tools_does_not_hang() -> None:
+    holder: list[Any] = []
+
+    @tool
+    async def leaves() -> str:
+        """Leave, by a task."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(holder[0].aclose())
+        await asyncio.Event().wait()
+        return "never"
+
+    run, seen = watched(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
+    holder.append(run)
+    async with asyncio.timeout(2):
+        with pytest.raises(RunCancelled):
+            await run
+    assert_ended(seen, "canceled", "canceled")
+    await nothing_left()
+
+
+async def test_a_tool_that_awaits_its_own_run_is_told_so() -> None:
+    holder: list[Any] = []
+
+    @tool
+    async def waits() -> str:
+        """Wait for itself."""
+        return (await holder[0]).output
+
+    model = ScriptedModel(call("waits"), "ok")
+    run, _ = watched(Agent(model, tools=[waits]))
+    holder.append(run)
+    async with asyncio.timeout(2):
+        assert (await run).output == "ok"
+    assert "awaits the run itself" in model.requests[1].messages[-1].text
+
+
+async def test_a_tool_may_run_an_agent_of_its_own() -> None:
+    inner = Agent(ScriptedModel(frames("-in-side-|", frame=0.001)))
+
+    @tool
+    async def delegate() -> str:
+        """Ask another agent."""
+        async with inner.run("Inner.") as run:
+            return (await run).output
+
+    assert (await Agent(ScriptedModel(call("delegate"), "ok"), tools=[delegate]).run("Go.")).output == "ok"
+    await nothing_left()
+
+
+async def test_cancelling_a_run_cancels_the_run_that_its_tool_awaits() -> None:
+    inner_model = endless()
+    inner = Agent(inner_model)
+
+    @tool
+    async def delegate() -> str:
+        """Ask another agent."""
+        return (await inner.run("Inner.")).output
+
+    run, seen = watched(Agent(ScriptedModel(call("delegate"), "ok"), tools=[delegate]))
+    async with run:
+        await until(lambda: inner_model.open)
+    assert inner_model.open == 0
+    assert_ended(seen, "canceled", "canceled")
+    await nothing_left()
+
+
+async def test_aclose_waits_for_the_end_never_raises_and_may_be_called_again() -> None:
+    run, seen = watched(Agent(endless()))
+    recorder = Recorder(run.events)
+    await until(lambda: "content-delta" in kinds(seen))
+    await asyncio.gather(run.aclose(), run.aclose())
+    assert recorder.completed
+    await run.aclose()
+    assert other_tasks() == set()
+
+
+async def test_aclose_of_a_run_that_never_started_starts_nothing_and_does_not_hang() -> None:
+    model = ScriptedModel("Hi.")
+    run = Agent(model).run("Go.")
+    await run.aclose()
+    assert model.requests == []
+    with pytest.raises(RunCancelled):
+        await run
+    assert model.requests == []
+    await nothing_left()
+
+
+async def test_closing_the_agent_ends_its_runs_whoever_holds_them() -> None:  # L123
+    agent = Agent(ScriptedModel(*[frames("-a-", frame=0.001)] * 3))
+    by_handle, first = watched(agent)
+    await by_handle.__aenter__()
+    run, second = watched(agent)
+    iterator = aiter(run.text())
+    reading = asyncio.ensure_future(_rest(iterator))
+    run, third = watched(agent)
+    run.text().subscribe(lambda _: None)
+    del run
+    await until(lambda: all("content-delta" in kinds(seen) for seen in (first, second, third)))
+    await agent.aclose()
+    for seen in (first, second, third):
+        assert_ended(seen, "canceled", "canceled")
+    assert await reading == ["a"]
+    await agent.aclose()
+    with pytest.raises(RxloopError, match="closed"):
+        agent.run("Later.")
+    await nothing_left()
+
+
+async def _rest(iterator: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in iterator]
+
+
+async def test_closing_the_agent_leaves_no_run_that_was_not_started_waiting() -> None:  # L123
+    model = ScriptedModel("Hi.")
+    agent = Agent(model)
+    run = agent.run("Go.")
+    await agent.aclose()
+    with pytest.raises(RunCancelled):
+        await run
+    assert model.requests == []

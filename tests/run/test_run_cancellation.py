@@ -1,0 +1,439 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable
+
+from run_checks import (
+    Recorder,
+    assert_ended,
+    assert_numbered,
+    events_of,
+    kinds,
+    nothing_left,
+    other_tasks,
+    settled,
+    until,
+)
+from runs import outcome
+from rxloop import Agent, Limits, RunContext, op, tool
+from rxloop.errors import LimitReached, RunCancelled, UnknownRun
+from rxloop.eventlog import MemoryEventLog
+from rxloop.pipeline.requests import ModelRequest, Signal
+from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
+from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+
+
+@tool
+async def waits() -> str:
+    """Wait for ever."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+@tool
+async def quick() -> str:
+    """Be quick."""
+    return "quick"
+
+
+def endless() -> ScriptedModel:
+    return ScriptedModel(frames("-a-", frame=0.001))
+
+
+async def cancelled(run: Any, recorder: Recorder) -> None:
+    """The run ends as cancelled, in good order."""
+    with pytest.raises(RunCancelled) as caught:
+        await run
+    assert caught.value.code == "canceled"
+    assert_ended(recorder.events, "canceled", "canceled")
+    assert_numbered(recorder.events)
+    assert recorder.completed
+    assert_answered(caught.value.result.messages)
+    await nothing_left()
+
+
+def assert_answered(messages: Sequence[Any]) -> None:
+    """Every call of a history has its answer."""
+    calls = [call.id for message in messages for call in message.tool_calls]
+    assert calls == [message.tool_call_id for message in messages if message.role == "tool"]
+
+
+async def test_before_the_start() -> None:
+    model = ScriptedModel("Hi.")
+    run = Agent(model).run("Go.")
+    run.cancel("changed my mind")
+    recorder = Recorder(run.events)
+    await cancelled(run, recorder)
+    assert kinds(recorder.events) == ["task", "status-update", "status-update"]
+    assert model.requests == []
+
+
+async def test_a_provider_that_cannot_be_disposed_is_told_and_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck:
+        name = "stuck"
+
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            def subscribe(
+                observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+            ) -> abc.DisposableBase:
+                # Something that is still to come: a run that waits for nothing at all ends by itself.
+                timer = asyncio.get_running_loop().call_later(60, observer.on_completed)
+
+                def dispose() -> None:
+                    timer.cancel()
+                    raise RuntimeError("the socket is gone")
+
+                return Disposable(dispose)
+
+            return Observable(subscribe)
+
+        async def aclose(self) -> None: ...
+
+    run = Agent(Stuck()).run("Go.")
+    recorder = Recorder(run.events)
+    await settled()
+    run.cancel()
+    await cancelled(run, recorder)
+    assert "the socket is gone" in caplog.text
+
+
+async def test_after_the_start_and_before_anything_happened() -> None:
+    model = ScriptedModel("Hi.")
+    run = Agent(model).run("Go.")
+    recorder = Recorder(run.events)
+    run.cancel()
+    await cancelled(run, recorder)
+    assert model.requests == []
+
+
+class StuckLog(MemoryEventLog):
+    """Hangs where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck = ""
+        self.hanging = 0
+
+    async def _hang(self, where: str) -> None:
+        if where == self.stuck:
+            self.hanging += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.hanging -= 1
+
+    async def runs(self, **options: Any) -> Any:
+        await self._hang("runs")
+        return await super().runs(**options)
+
+    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Any:
+        await self._hang("read")
+        return await super().read(task_id, after_seq=after_seq)
+
+
+@pytest.mark.parametrize("where", ["runs", "read"])
+async def test_while_the_conversation_is_loaded(where: str) -> None:
+    log = StuckLog()
+    model = ScriptedModel("Hi.", "Hi again.", "And again.")
+    agent = Agent(model, log=log)
+    await agent.run("1", context_id="c")
+    log.stuck = where
+    run = agent.run("2", context_id="c")
+    recorder = Recorder(run.events)
+    await until(lambda: log.hanging)
+    run.cancel()
+    await cancelled(run, recorder)
+    assert log.hanging == 0
+    log.stuck = ""
+    assert (await agent.run("3", context_id="c")).output == "Hi again.", "the conversation is free again"
+
+
+@pytest.mark.parametrize("how", ["cancel", "limit"])
+async def test_while_it_waits_for_its_turn(how: str) -> None:
+    log = MemoryEventLog()
+    model = ScriptedModel(call("waits"), "One.", "Three.")
+    agent = Agent(model, tools=[waits], log=log)
+    first = agent.run("1", context_id="c")
+    Recorder(first.events)
+    await until(lambda: model.requests)
+    # What has not had its turn has said nothing and done nothing: the log and the conversation do not know it.
+    limits = Limits(seconds=0.01) if how == "limit" else None
+    run = agent.run("2", context_id="c", when_busy="wait", limits=limits)
+    recorder = Recorder(run.events)
+    await settled()
+    if how == "cancel":
+        run.cancel()
+    with pytest.raises(RunCancelled if how == "cancel" else LimitReached) as caught:
+        await run
+    assert caught.value.result.messages == []
+    assert kinds(recorder.events) == ["status-update"]
+    assert recorder.completed
+    with pytest.raises(UnknownRun):
+        await agent.resume(run.task_id)
+    first.cancel()
+    await outcome(first)
+    assert [record.task_id for record in await log.runs()] == [first.task_id]
+    last = await agent.run("3", context_id="c")
+    assert [message.text for message in last.messages if message.role == "user"] == ["1", "3"]
+    await nothing_left()
+
+
+async def test_while_a_fork_reads_the_run_that_it_is_made_of() -> None:
+    log = StuckLog()
+    agent = Agent(ScriptedModel("One.", "Two."), log=log)
+    parent = await agent.run("1")
+    log.stuck = "read"
+    run = agent.fork(parent.task_id, 1)
+    recorder = Recorder(run.events)
+    await until(lambda: log.hanging)
+    run.cancel()
+    with pytest.raises(RunCancelled):
+        await run
+    assert kinds(recorder.events) == ["status-update"]
+    assert (log.hanging, [record.task_id for record in await log.runs()]) == (0, [parent.task_id])
+    await nothing_left()
+
+
+async def test_while_a_run_is_taken_up_again() -> None:
+    @tool
+    async def asks(ctx: RunContext) -> str:
+        """Ask."""
+        return str(await ctx.ask("Sure?"))
+
+    log = StuckLog()
+    agent = Agent(ScriptedModel(call("asks"), "ok"), tools=[asks], log=log)
+    paused = await agent.run("Go.")
+    log.stuck = "read"
+    inputs = {paused.pending[0].input_id: True}
+    run = agent.resume(paused.task_id, inputs=inputs)
+    recorder = Recorder(run.events)
+    await until(lambda: log.hanging)
+    run.cancel()
+    with pytest.raises(RunCancelled):
+        await run
+    assert_ended(recorder.events, "canceled", "canceled")
+    await nothing_left()
+    log.stuck = ""
+    assert (await agent.resume(paused.task_id, inputs=inputs)).output == "ok", "it is as it was"
+
+
+async def test_while_the_instructions_are_made() -> None:
+    begun: list[int] = []
+
+    async def slow(ctx: RunContext) -> str:
+        begun.append(1)
+        await asyncio.Event().wait()
+        return "never"
+
+    model = ScriptedModel("Hi.")
+    run = Agent(model, instructions=slow).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: begun)
+    run.cancel()
+    await cancelled(run, recorder)
+    assert model.requests == []
+
+
+async def test_while_the_tools_of_a_family_are_asked_for() -> None:
+    begun: list[int] = []
+
+    class Family:
+        async def tools(self, ctx: RunContext[Any]) -> Sequence[Any]:
+            begun.append(1)
+            await asyncio.Event().wait()
+            return []
+
+        async def aclose(self) -> None: ...
+
+    run = Agent(ScriptedModel("Hi."), tools=[Family()]).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: begun)
+    run.cancel()
+    await cancelled(run, recorder)
+
+
+async def test_while_the_model_answers() -> None:
+    model = endless()
+    run = Agent(model).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: "content-delta" in kinds(recorder.events))
+    run.cancel()
+    await cancelled(run, recorder)
+    assert model.open == 0
+    [complete] = [event for event in recorder.events if isinstance(event, ContentCompleteEvent)]
+    assert (complete.content, complete.finish_reason) == ("a", "canceled")
+
+
+async def test_while_tools_work() -> None:
+    model = ScriptedModel([call("quick"), call("waits"), call("waits")], "never")
+    run = Agent(model, tools=[quick, waits]).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: kinds(recorder.events).count("tool-start") == 3)
+    run.cancel()
+    await cancelled(run, recorder)
+    completes = [event for event in recorder.events if isinstance(event, ToolCompleteEvent)]
+    assert [(event.index, event.success) for event in completes] == [(0, True), (1, False), (2, False)]
+    assert [event.error for event in completes[1:]] == ["canceled", "canceled"]
+    assert len(model.requests) == 1
+
+
+async def test_while_calls_wait_for_their_turn() -> None:
+    model = ScriptedModel([call("waits")] * 4, "never")
+    run = Agent(model, tools=[waits], loop=[op.call_model(), op.run_tools(concurrency=1)]).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: "tool-start" in kinds(recorder.events))
+    run.cancel()
+    await cancelled(run, recorder)
+    assert kinds(recorder.events).count("tool-start") == 1
+    assert kinds(recorder.events).count("tool-complete") == 4
+
+
+async def test_while_a_guard_thinks() -> None:
+    @op.on(ModelRequest)
+    async def slow_guard(request: ModelRequest, ctx: RunContext[None]) -> AsyncIterator[Signal]:
+        await asyncio.Event().wait()
+        yield request
+
+    model = ScriptedModel("never")
+    run = Agent(model, loop=op.standard(before_model=[slow_guard])).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: any("slow_guard" in task.get_name() for task in other_tasks()))
+    run.cancel()
+    await cancelled(run, recorder)
+    assert model.requests == []
+
+
+async def test_while_the_log_is_slow() -> None:
+    class Slow(MemoryEventLog):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = asyncio.Event()
+            self.waiting = 0
+
+        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+            self.waiting += 1
+            await self.gate.wait()
+            await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+
+    log = Slow()
+    run = Agent(ScriptedModel(call("quick"), "never"), tools=[quick], log=log).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: log.waiting)
+    run.cancel()
+    await settled()
+    assert not recorder.completed, "the end waits until it is durable"
+    log.gate.set()
+    await cancelled(run, recorder)
+    assert [event.kind for event in await log.read(run.task_id)][-1] == "status-update"
+
+
+async def test_while_it_is_cleaning_up_the_first_reason_stands() -> None:
+    stopping: list[int] = []
+
+    @tool
+    async def slow_to_stop() -> str:
+        """Stop slowly."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopping.append(1)
+            await settled(20)
+        return ""
+
+    run = Agent(ScriptedModel(call("slow_to_stop")), tools=[slow_to_stop]).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: "tool-start" in kinds(recorder.events))
+    run.cancel("first")
+    await until(lambda: stopping)
+    run.cancel("second")
+    run.cancel("third")
+    await run.aclose()
+    final = assert_ended(recorder.events, "canceled", "canceled")
+    assert final.error is not None
+    assert final.error.message == "first"
+
+
+async def test_after_the_end_it_changes_nothing() -> None:
+    run = Agent(ScriptedModel("Hi.")).run("Go.")
+    recorder = Recorder(run.events)
+    await run
+    run.cancel()
+    await run.aclose()
+    assert (await run).output == "Hi."
+    assert_ended(recorder.events, "completed")
+
+
+def of_each_kind() -> ScriptedModel:
+    return ScriptedModel(
+        turn(frames("-a-b-|", frame=0.002), calls=[call("quick"), call("naps")]), frames("-c-d-|", frame=0.002)
+    )
+
+
+@tool
+async def naps(ctx: RunContext) -> str:
+    """Take a nap."""
+    for _ in range(3):
+        ctx.progress("z")
+        await asyncio.sleep(0.002)
+    return "rested"
+
+
+def count_of_events() -> int:
+    with virtual_time() as time:
+        return len(time.run(events_of(Agent(of_each_kind(), tools=[quick, naps]).run("Go."))))
+
+
+@pytest.mark.parametrize("with_log", [False, True])
+def test_from_a_subscriber_at_each_event(with_log: bool) -> None:
+    for place in range(1, count_of_events()):
+        with virtual_time() as time:
+            log = MemoryEventLog() if with_log else None
+            model = of_each_kind()
+            run = Agent(model, tools=[quick, naps], log=log).run("Go.")
+            recorder = Recorder()
+
+            def cancel(event: Event, run: Any = run, recorder: Recorder = recorder, place: int = place) -> None:
+                recorder.on_next(event)
+                if len(recorder.events) == place:
+                    run.cancel("from a callback")
+
+            async def main(run: Any = run, recorder: Recorder = recorder, cancel: Any = cancel) -> None:
+                run.events.subscribe(cancel, recorder.on_error, recorder.on_completed)
+                await cancelled(run, recorder)
+
+            time.run(main())
+            assert model.open == 0
+            if log is not None:
+                kept = time.run(log.read(run.task_id))
+                assert list(kept) == [event for event in recorder.events if event.durable]
+
+
+@given(moment=st.integers(0, 40_000), twice=st.integers(0, 3_000))
+@settings(max_examples=60, deadline=None)
+def test_at_any_moment(moment: int, twice: int) -> None:
+    with virtual_time() as time:
+        model = of_each_kind()
+        run = Agent(model, tools=[quick, naps]).run("Go.")
+        recorder = Recorder()
+        time.at(moment / 1_000_000, run.cancel)
+        time.at((moment + twice) / 1_000_000, run.cancel)
+
+        async def main() -> str:
+            run.events.subscribe(recorder)
+            try:
+                return (await run).state
+            except RunCancelled as error:
+                assert_answered(error.result.messages)
+                return error.result.state
+
+        state = time.run(main())
+        assert_ended(recorder.events, state, "canceled" if state == "canceled" else None)
+        assert_numbered(recorder.events)
+        assert model.open == 0

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from run_checks import (
+    Recorder,
+    assert_ended,
+    assert_numbered,
+    finals,
+    kinds,
+    nothing_left,
+    settled,
+    until,
+)
+from rxloop import Agent, RunContext, tool
+from rxloop.errors import RunCancelled
+from rxloop.eventlog import MemoryEventLog
+from rxloop.protocol.events import CustomEvent, Event, ToolCompleteEvent
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+
+
+@tool
+async def waits() -> str:
+    """Wait for ever."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+@tool
+async def quick() -> str:
+    """Be quick."""
+    return "quick"
+
+
+def endless() -> ScriptedModel:
+    return ScriptedModel(frames("-a-", frame=0.001))
+
+
+async def cancelled(run: Any, recorder: Recorder) -> None:
+    """The run ends as cancelled, in good order."""
+    with pytest.raises(RunCancelled) as caught:
+        await run
+    assert caught.value.code == "canceled"
+    assert_ended(recorder.events, "canceled", "canceled")
+    assert_numbered(recorder.events)
+    assert recorder.completed
+    assert_answered(caught.value.result.messages)
+    await nothing_left()
+
+
+def assert_answered(messages: Sequence[Any]) -> None:
+    """Every call of a history has its answer."""
+    calls = [call.id for message in messages for call in message.tool_calls]
+    assert calls == [message.tool_call_id for message in messages if message.role == "tool"]
+
+
+async def test_from_another_thread() -> None:
+    # In debug mode the loop refuses what is called from a thread in the wrong way.
+    asyncio.get_running_loop().set_debug(True)
+    model = endless()
+    run = Agent(model).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: "content-delta" in kinds(recorder.events))
+    thread = threading.Thread(target=run.cancel, args=["from a thread"])
+    thread.start()
+    await cancelled(run, recorder)
+    thread.join()
+
+
+async def test_from_another_thread_before_the_start() -> None:
+    run = Agent(ScriptedModel("Hi.")).run("Go.")
+    thread = threading.Thread(target=run.cancel)
+    thread.start()
+    thread.join()
+    with pytest.raises(RunCancelled):
+        await run
+
+
+async def test_from_inside_a_tool_of_the_run() -> None:
+    holder: list[Any] = []
+
+    @tool
+    async def gives_up(ctx: RunContext) -> str:
+        """Cancel the run."""
+        holder[0].cancel("from a tool")
+        await asyncio.Event().wait()
+        return "never"
+
+    run = Agent(ScriptedModel(call("gives_up"), "never"), tools=[gives_up]).run("Go.")
+    holder.append(run)
+    recorder = Recorder(run.events)
+    await cancelled(run, recorder)
+
+
+async def test_from_inside_a_tool_that_closes_the_run_and_returns() -> None:
+    holder: list[Any] = []
+
+    @tool
+    async def gives_up() -> str:
+        """Close the run."""
+        await holder[0].aclose()
+        return "closed"
+
+    run = Agent(ScriptedModel(call("gives_up"), "never"), tools=[gives_up]).run("Go.")
+    holder.append(run)
+    recorder = Recorder(run.events)
+    async with asyncio.timeout(2):
+        await cancelled(run, recorder)
+
+
+async def test_from_inside_a_sync_tool() -> None:
+    holder: list[Any] = []
+    release = threading.Event()
+
+    @tool
+    def gives_up() -> str:
+        """Cancel the run, from a thread."""
+        holder[0].cancel("from a thread")
+        release.wait(5)
+        return "late"
+
+    run = Agent(ScriptedModel(call("gives_up"), "never"), tools=[gives_up]).run("Go.")
+    holder.append(run)
+    recorder = Recorder(run.events)
+    try:
+        await cancelled(run, recorder)
+    finally:
+        release.set()
+
+
+async def test_from_inside_a_callback_while_the_past_is_told() -> None:
+    run = Agent(endless()).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: "content-delta" in kinds(recorder.events))
+    run.events.subscribe(lambda _: run.cancel())
+    await cancelled(run, recorder)
+
+
+async def test_from_the_final_event_on_it_is_too_late() -> None:
+    run = Agent(ScriptedModel("Hi.")).run("Go.")
+
+    def cancel(event: Event) -> None:
+        if finals([event]):
+            run.cancel()
+
+    run.events.subscribe(cancel)
+    assert (await run).output == "Hi."
+
+
+def test_a_tool_that_does_not_stop_is_reported_after_the_grace_and_its_result_is_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with virtual_time() as time:
+        late: list[str] = []
+
+        @tool
+        async def stubborn(ctx: RunContext) -> str:
+            """Go on regardless."""
+            for _ in range(100):
+                try:
+                    await asyncio.sleep(0.2)
+                except asyncio.CancelledError:
+                    ctx.progress("I do not care")
+            late.append("returned")
+            ctx.emit(CustomEvent(name="late"))
+            return "late"
+
+        async def main() -> None:
+            run = Agent(ScriptedModel(call("stubborn"), "never"), tools=[stubborn]).run("Go.")
+            recorder = Recorder(run.events)
+            await asyncio.sleep(1)
+            with caplog.at_level(logging.ERROR, "rxloop"):
+                run.cancel()
+                with pytest.raises(RunCancelled):
+                    await run
+            assert time.now == pytest.approx(6)
+            events = list(recorder.events)
+            [complete] = [event for event in events if isinstance(event, ToolCompleteEvent)]
+            assert (complete.success, complete.error) == (False, "canceled")
+            assert_ended(events, "canceled", "canceled")
+            await asyncio.sleep(60)
+            assert late == ["returned"]
+            assert recorder.events == events
+
+        time.run(main())
+    assert any("rxloop-tool-stubborn" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_sync_tool_is_left_to_itself_reported_and_its_result_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    release, began, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @tool
+    def blocks(ctx: RunContext) -> str:
+        """Block."""
+        began.set()
+        release.wait(5)
+        ctx.progress("late")
+        ctx.emit(CustomEvent(name="late"))
+        ended.set()
+        return "late"
+
+    run = Agent(ScriptedModel(call("blocks"), "never"), tools=[blocks]).run("Go.")
+    recorder = Recorder(run.events)
+    await until(began.is_set)
+    run.cancel()
+    async with asyncio.timeout(3):
+        await cancelled(run, recorder)
+    events = list(recorder.events)
+    assert any("blocks" in record.getMessage() for record in caplog.records)
+    release.set()
+    await until(ended.is_set)
+    await settled()
+    assert recorder.events == events
+    assert "custom" not in kinds(events)
+
+
+async def test_a_tool_may_clean_up_and_what_it_says_meanwhile_is_dropped() -> None:
+    cleaned: list[str] = []
+
+    @tool
+    async def careful(ctx: RunContext) -> str:
+        """Clean up."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await settled()
+            ctx.progress("cleaning")
+            cleaned.append("cleaned")
+        return ""
+
+    run = Agent(ScriptedModel(call("careful")), tools=[careful]).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: "tool-start" in kinds(recorder.events))
+    run.cancel()
+    await cancelled(run, recorder)
+    assert cleaned == ["cleaned"]
+    assert "tool-progress" not in kinds(recorder.events)
+
+
+async def test_a_tool_that_fails_in_its_clean_up_changes_nothing() -> None:
+    @tool
+    async def careless() -> str:
+        """Fail on the way out."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ZeroDivisionError
+
+    run = Agent(ScriptedModel(call("careless")), tools=[careless]).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: "tool-start" in kinds(recorder.events))
+    run.cancel()
+    await cancelled(run, recorder)
+
+
+async def test_the_agent_goes_on() -> None:  # L122
+    agent = Agent(ScriptedModel(frames("-a-", frame=0.001), "Hi."))
+    run = agent.run("1")
+    recorder = Recorder(run.events)
+    await until(lambda: "content-delta" in kinds(recorder.events))
+    run.cancel()
+    await cancelled(run, recorder)
+    assert (await agent.run("2")).output == "Hi."
+
+
+async def test_a_cancelled_run_in_a_conversation_leaves_no_open_call_in_its_history() -> None:  # L122
+    log = MemoryEventLog()
+    model = ScriptedModel([call("waits"), call("quick")], "Hi.")
+    agent = Agent(model, tools=[waits, quick], log=log)
+    run = agent.run("1", context_id="c")
+    recorder = Recorder(run.events)
+    await until(lambda: kinds(recorder.events).count("tool-start") == 2)
+    run.cancel()
+    await cancelled(run, recorder)
+    assert (await agent.run("2", context_id="c")).output == "Hi."
+    messages = list(model.requests[1].messages)
+    assert_answered(messages)
+    assert [message.role for message in messages] == ["user", "assistant", "tool", "tool", "user"]
+    [record, _] = await log.runs(context_id="c")
+    assert record.state == "canceled"
+
+
+async def test_a_cancelled_run_can_be_resumed() -> None:
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(frames("-a-", frame=0.001), "Hi."), log=log)
+    run = agent.run("1")
+    recorder = Recorder(run.events)
+    await until(lambda: "content-delta" in kinds(recorder.events))
+    run.cancel()
+    await cancelled(run, recorder)
+    resumed = agent.resume(run.task_id)
+    assert (await resumed).output == "Hi."

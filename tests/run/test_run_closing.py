@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from run_checks import (
+    Recorder,
+    assert_ended,
+    assert_numbered,
+    kinds,
+    nothing_left,
+    other_tasks,
+    settled,
+    until,
+)
+from rxloop import Agent, RunContext, op, tool
+from rxloop.errors import RunCancelled
+from rxloop.eventlog import MemoryEventLog
+from rxloop.providers import openai_chat
+from rxloop.testing import ScriptedModel, call, frames
+from servers import connections, say, serving
+
+
+@tool
+async def waits() -> str:
+    """Wait for ever."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+@tool
+async def quick() -> str:
+    """Be quick."""
+    return "quick"
+
+
+def endless() -> ScriptedModel:
+    return ScriptedModel(frames("-a-", frame=0.001))
+
+
+async def cancelled(run: Any, recorder: Recorder) -> None:
+    """The run ends as cancelled, in good order."""
+    with pytest.raises(RunCancelled) as caught:
+        await run
+    assert caught.value.code == "canceled"
+    assert_ended(recorder.events, "canceled", "canceled")
+    assert_numbered(recorder.events)
+    assert recorder.completed
+    assert_answered(caught.value.result.messages)
+    await nothing_left()
+
+
+def assert_answered(messages: Sequence[Any]) -> None:
+    """Every call of a history has its answer."""
+    calls = [call.id for message in messages for call in message.tool_calls]
+    assert calls == [message.tool_call_id for message in messages if message.role == "tool"]
+
+
+LEAVINGS = {
+    "in the model": "run = Agent(ScriptedModel(frames('-a-', frame=0.001))).run('Go.')",
+    "in a tool": "run = Agent(ScriptedModel(call('waits')), tools=[waits]).run('Go.')",
+    "in a slow log": "run = Agent(ScriptedModel(call('waits')), tools=[waits], log=SlowLog()).run('Go.')",
+    "in the instructions": "run = Agent(ScriptedModel('x'), instructions=slow).run('Go.')",
+    "by a subscription alone": "run = Agent(ScriptedModel(frames('-a-'))).run('Go.')",
+    "by an iterator": "run = Agent(ScriptedModel(frames('-a-'))).run('Go.'); it = aiter(run); await anext(it)",
+    "by server-sent events": "run = Agent(ScriptedModel(frames('-a-'))).run('Go.'); it = run.sse(); await anext(it)",
+}
+PROGRAM = """
+import asyncio, gc, logging, sys
+logging.basicConfig(level=logging.WARNING)
+from rxloop import Agent, tool
+from rxloop.eventlog import MemoryEventLog
+from rxloop.testing import ScriptedModel, call, frames
+
+class SlowLog(MemoryEventLog):
+    async def append(self, *args, **options):
+        await asyncio.sleep(0.004)
+        await super().append(*args, **options)
+
+@tool
+async def waits() -> str:
+    '''Wait.'''
+    await asyncio.Event().wait()
+
+async def slow(ctx):
+    await asyncio.Event().wait()
+
+async def main(name):
+    {leaving}
+    seen = []
+    run.events.subscribe(seen.append)
+    await asyncio.sleep(0.02)
+    return seen
+
+seen = asyncio.run(main({name!r}))
+gc.collect()
+print({name!r}, seen[-1].kind, seen[-1].state, sum(getattr(event, "final", False) for event in seen))
+"""
+
+
+def test_a_loop_that_closes_ends_its_runs_as_cancelled_and_without_noise() -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    programs = [f"import sys; sys.path[:0] = [{source!r}]"]
+    programs += [PROGRAM.format(name=name, leaving=leaving) for name, leaving in LEAVINGS.items()]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-X",
+            "dev",
+            "-W",
+            "error",
+            "-c",
+            "\n".join(programs),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [f"{name} status-update canceled 1" for name in LEAVINGS]
+    assert done.returncode == 0
+
+
+async def closing(run: Any, log: MemoryEventLog) -> None:
+    recorder = Recorder(run.events)
+    await until(lambda: "tool-start" in kinds(recorder.events))
+    for task in other_tasks():
+        task.cancel()
+    await asyncio.wait(other_tasks())
+
+
+def test_a_run_that_the_closing_loop_ended_can_be_resumed() -> None:
+    log = MemoryEventLog()
+
+    @tool(idempotent=True)
+    async def once(ctx: RunContext) -> str:
+        """Wait the first time."""
+        if ctx.attempt == 1:
+            await asyncio.Event().wait()
+        return "done"
+
+    agent = Agent(ScriptedModel(call("once"), "Hi."), tools=[once], log=log)
+    run = agent.run("Go.")
+    asyncio.run(closing(run, log))
+    [record] = asyncio.run(log.runs())
+    assert record.state == "canceled"
+    assert asyncio.run(agent.resume(run.task_id).result()).output == "Hi."
+
+
+@pytest.mark.parametrize("logged", [False, True])
+async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(logged: bool) -> None:
+    stopping: list[int] = []
+
+    @tool
+    async def slow_to_stop() -> str:
+        """Stop slowly."""
+        stopping.append(0)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopping.append(1)
+            await settled(20)
+            stopping.append(2)
+        return ""
+
+    log = MemoryEventLog() if logged else None
+    run = Agent(ScriptedModel(call("slow_to_stop"), "never"), tools=[slow_to_stop], log=log).run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: stopping)
+    run.cancel()
+    await until(lambda: 1 in stopping)
+    driver = run.share.driver
+    assert driver is not None
+    for _ in range(3):
+        driver.cancel()
+        await settled(3)
+    await cancelled(run, recorder)
+    assert stopping == [0, 1, 2]
+
+
+async def test_a_slow_reader_that_blocks_holds_the_socket_of_the_model_back() -> None:  # L13
+    async with serving() as server:
+        words = [f"{'x' * 2_000} " for _ in range(3_000)]
+        server.answer(say(*words))
+        async with Agent(openai_chat("m", base_url=server.base_url, api_key="k")) as agent:
+            run = agent.run("Go.")
+            recorder = Recorder(run.events)
+            iterator = aiter(run.stream(op.text(), overflow="block", buffer=4))
+            await anext(iterator)
+            counts: list[int] = []
+            for _ in range(3):
+                await asyncio.sleep(0.05)
+                counts.append(len(recorder.events))
+            assert counts[0] == counts[1] == counts[2] < 2_000, "nothing comes while the reader does not read"
+            text = words[0] + "".join([piece async for piece in iterator])
+            assert text == "".join(words)
+            assert (await run).output == text
+            await agent.model.aclose()
+
+
+@pytest.mark.parametrize("how", ["cancel", "abandon", "awaiter", "async with"])
+async def test_cancelling_closes_the_socket_of_the_model(how: str) -> None:
+    async with serving() as server:
+        server.answer(say("Hi", end="hang", finished=False))
+        provider = openai_chat("m", base_url=server.base_url, api_key="k", transport="httpx")
+        run = Agent(provider).run("Go.")
+        iterator = aiter(run.text())
+        waiting = asyncio.ensure_future(run.result()) if how == "awaiter" else None
+        assert await anext(iterator) == "Hi"
+        assert server.open == 1
+        if how == "cancel":
+            run.cancel()
+        elif how == "async with":
+            async with run:
+                pass
+        elif waiting is not None:
+            waiting.cancel()
+        del iterator, run
+        gc.collect()
+        async with asyncio.timeout(3):
+            await server.all_closed.wait()
+        for client in provider._pool.clients:
+            assert connections(client) == []
+        await provider.aclose()

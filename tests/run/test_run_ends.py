@@ -1,0 +1,404 @@
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from reactivex import operators as ops
+
+from run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, nothing_left, places, until
+from rxloop import Agent, RunContext, ToolError, op, tool
+from rxloop.errors import (
+    EventLogError,
+    InvalidOutput,
+    LimitReached,
+    NotFinished,
+    RateLimited,
+    RunError,
+)
+from rxloop.eventlog import MemoryEventLog
+from rxloop.pipeline import patience
+from rxloop.pipeline.requests import Signal
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    CustomEvent,
+    Event,
+    StatusUpdateEvent,
+    TaskEvent,
+)
+from rxloop.protocol.messages import Usage
+from rxloop.protocol.settings import Limits
+from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+async def progressing(ctx: RunContext, steps: int) -> str:
+    """Report some progress."""
+    for step in range(steps):
+        ctx.progress(f"step {step}")
+        await asyncio.sleep(0.01)
+    return "done"
+
+
+@tool
+async def broken() -> str:
+    """Always fail."""
+    raise ToolError("it broke")
+
+
+def two_steps() -> ScriptedModel:
+    return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")
+
+
+async def test_every_event_is_numbered_and_stamped() -> None:  # L1, L2
+    run = Agent(two_steps(), tools=[add]).run("Add.")
+    events = await events_of(run)
+    assert_numbered(events)
+    assert {event.task_id for event in events} == {run.task_id}
+    assert {event.context_id for event in events} == {run.context_id}
+
+
+async def test_ids_that_are_there_are_kept() -> None:  # L2
+    @tool
+    async def foreign(ctx: RunContext) -> str:
+        """Emit an event of somebody else."""
+        ctx.emit(CustomEvent(name="x", task_id="theirs", context_id="their context", timestamp=42))
+        return ""
+
+    events = await events_of(Agent(ScriptedModel(call("foreign"), "ok"), tools=[foreign]).run("Go."))
+    [event] = [event for event in events if isinstance(event, CustomEvent)]
+    assert (event.task_id, event.context_id, event.timestamp) == ("theirs", "their context", 42)
+    assert_numbered(events)
+
+
+async def test_a_run_begins_with_the_task_and_the_working_state() -> None:  # L3
+    task, status, *_ = await events_of(Agent(ScriptedModel("Hi."), name="greeter").run("Hello."))
+    assert isinstance(task, TaskEvent)
+    assert (task.initiator, task.agent_name, task.model) == ("user", "greeter", "scripted")
+    assert [message.text for message in task.messages] == ["Hello."]
+    assert isinstance(status, StatusUpdateEvent)
+    assert (status.state, status.final) == ("working", False)
+
+
+async def test_a_run_that_answers_ends_with_one_final_event() -> None:  # L4
+    model = ScriptedModel(turn("Hi.", usage=Usage(input_tokens=3, output_tokens=2)))
+    run = Agent(model).run("Hello.")
+    final = assert_ended(await events_of(run), "completed")
+    assert (final.content, final.finish_reason) == ("Hi.", "stop")
+    result = await run
+    assert (result.output, result.state, result.reason, result.finish_reason) == ("Hi.", "completed", None, "stop")
+    assert result.usage == final.usage == Usage(input_tokens=3, output_tokens=2)
+    assert [message.role for message in result.messages] == ["user", "assistant"]
+    assert (result.task_id, result.context_id) == (run.task_id, run.context_id)
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+async def test_an_answer_that_was_cut_short_is_an_answer(reason: str) -> None:
+    result = await Agent(ScriptedModel(turn("Hi", finish_reason=reason))).run("Hello.")
+    assert (result.output, result.state, result.finish_reason) == ("Hi", "completed", reason)
+
+
+async def test_the_order_of_a_run_with_tools() -> None:
+    assert kinds(durable(await events_of(Agent(two_steps(), tools=[add]).run("Add.")))) == [
+        *("task", "status-update", "llm-call", "content-complete"),
+        *("tool-start", "tool-complete", "tool-start", "tool-complete", "checkpoint"),
+        *("llm-call", "content-complete", "checkpoint", "status-update"),
+    ]
+
+
+ENDS: list[tuple[str, dict[str, Any], str, str, str]] = [
+    ("max_iterations", {"limits": Limits(iterations=1)}, "failed", "max_iterations", "max_iterations"),
+    ("tokens", {"limits": Limits(tokens=1)}, "failed", "tokens", "tokens"),
+]
+
+
+@pytest.mark.parametrize(("reason", "options"), [(end[0], end[1]) for end in ENDS])
+async def test_a_limit_ends_the_run_as_failed_and_is_raised(reason: str, options: dict[str, Any]) -> None:  # L5
+    model = ScriptedModel(turn(calls=[call("add", a=1, b=2)], usage=Usage(input_tokens=5)), "never")
+    run = Agent(model, tools=[add], **options).run("Add.")
+    assert_ended(await events_of(run), "failed", reason)
+    with pytest.raises(LimitReached) as caught:
+        await run
+    assert caught.value.code == caught.value.result.reason == reason
+    assert [message.role for message in caught.value.result.messages] == ["user", "assistant", "tool"]
+
+
+async def test_tools_that_fail_again_and_again_end_the_run() -> None:  # L5
+    run = Agent(ScriptedModel(*[call("broken")] * 9), tools=[broken]).run("Go.")
+    assert_ended(await events_of(run), "failed", "tool_failures")
+    with pytest.raises(LimitReached, match="3 iterations"):
+        await run
+
+
+def test_a_timeout_ends_the_run() -> None:  # L5
+    with virtual_time() as time:
+        run = Agent(ScriptedModel(frames("--a--b--")), limits=Limits(seconds=2)).run("Go.")
+        with pytest.raises(LimitReached) as caught:
+            time.run(run)
+        assert time.now == 2
+    assert caught.value.code == "timeout"
+    assert caught.value.result.content == "ab"
+
+
+def test_slow_instructions_count_against_the_timeout() -> None:  # L5
+    async def slow(ctx: RunContext) -> str:
+        await asyncio.sleep(60)
+        return "never"
+
+    with virtual_time() as time:
+        run = Agent(ScriptedModel("Hi."), instructions=slow, limits=Limits(seconds=2)).run("Go.")
+        with pytest.raises(LimitReached):
+            time.run(run)
+        assert time.now == 2
+
+
+async def test_a_failing_provider_fails_the_run_with_its_code(caplog: pytest.LogCaptureFixture) -> None:  # L5, L81
+    model = ScriptedModel(call("add", a=1, b=2), RateLimited("slow down"))
+    run = Agent(model, tools=[add]).run("Add.")
+    recorder = Recorder(run.events)
+    with pytest.raises(RunError, match="slow down") as caught:
+        await run
+    final = assert_ended(recorder.events, "failed", "error")
+    assert final.error is not None
+    assert (final.error.code, final.error.message) == ("rate_limited", "slow down")
+    assert recorder.completed
+    assert recorder.error is None
+    error = caught.value
+    assert error.code == "rate_limited"
+    assert isinstance(error.__cause__, RateLimited)
+    assert error.result.state == "failed"
+    assert [message.role for message in error.result.messages] == ["user", "assistant", "tool"]
+    with pytest.raises(NotFinished):
+        _ = error.result.output
+
+
+def test_a_provider_that_fails_in_the_middle_leaves_its_text_and_no_message() -> None:  # L5
+    with virtual_time() as time:
+        run = Agent(ScriptedModel(frames("-Once-upon-#"))).run("Tell.")
+        recorder: list[Event] = []
+
+        async def main() -> None:
+            run.events.subscribe(recorder.append)
+            with pytest.raises(RunError) as caught:
+                await run
+            assert [message.role for message in caught.value.result.messages] == ["user"]
+
+        time.run(main())
+    [complete] = [event for event in recorder if isinstance(event, ContentCompleteEvent)]
+    assert (complete.content, complete.finish_reason) == ("Onceupon", "canceled")
+    assert_ended(recorder, "failed", "error")
+
+
+async def test_a_pipeline_that_answers_nothing_fails_the_run() -> None:  # L5
+    run = Agent(ScriptedModel("Hi."), loop=[op.run_tools()]).run("Go.")
+    assert_ended(await events_of(run), "failed", "error")
+    with pytest.raises(RunError) as caught:
+        await run
+    assert caught.value.code == "pipeline"
+
+
+async def test_an_operator_that_raises_when_it_is_applied_fails_the_run() -> None:  # L5
+    def broken_operator(source: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    for options in ({"loop": [broken_operator]}, {"strategy": lambda pipeline: broken_operator}):
+        run = Agent(ScriptedModel("Hi."), **options).run("Go.")  # type: ignore[arg-type]
+        final = assert_ended(await events_of(run), "failed", "error")
+        assert final.error is not None
+        with pytest.raises(RunError, match="a bug"):
+            await run
+    await nothing_left()
+
+
+async def test_an_operator_that_raises_on_an_event_fails_the_run() -> None:  # L5
+    def view(source: Any) -> Any:
+        def explode(signal: Signal) -> Signal:
+            if isinstance(signal, ContentCompleteEvent):
+                raise ZeroDivisionError("a bug")
+            return signal
+
+        return ops.map(explode)(source)
+
+    run = Agent(ScriptedModel("Hi."), loop=[op.call_model(), view, op.run_tools()]).run("Go.")
+    assert_ended(await events_of(run), "failed", "error")
+    with pytest.raises(RunError, match="a bug"):
+        await run
+
+
+async def test_instructions_that_raise_fail_the_run() -> None:  # L5
+    def bad(ctx: RunContext) -> str:
+        raise ZeroDivisionError("a bug")
+
+    run = Agent(ScriptedModel("Hi."), instructions=bad).run("Go.")
+    assert_ended(await events_of(run), "failed", "error")
+    with pytest.raises(RunError, match="a bug"):
+        await run
+
+
+async def test_an_answer_that_does_not_fit_fails_the_run() -> None:  # L5
+    run = Agent(ScriptedModel(*["no number"] * 5), output_type=int, output_retries=1).run("Go.")
+    assert_ended(await events_of(run), "failed", "error")
+    with pytest.raises(RunError) as caught:
+        await run
+    assert caught.value.code == "output"
+    assert isinstance(caught.value.__cause__, InvalidOutput)
+
+
+async def test_a_pause_ends_the_attempt_with_its_questions() -> None:  # L5
+    @tool
+    async def asks(ctx: RunContext) -> str:
+        """Ask."""
+        return "yes" if await ctx.ask("Sure?") else "no"
+
+    log = MemoryEventLog()
+    run = Agent(ScriptedModel(call("asks"), "ok"), tools=[asks], log=log).run("Go.")
+    final = assert_ended(await events_of(run), "input-required", "input")
+    result = await run
+    assert [pending.prompt for pending in result.pending] == ["Sure?"]
+    assert result.pending == final.pending
+    with pytest.raises(NotFinished, match=result.pending[0].input_id):
+        _ = result.output
+
+
+async def test_each_awaiter_gets_an_exception_of_its_own() -> None:
+    run = Agent(ScriptedModel(RateLimited("slow down"))).run("Go.")
+    caught: list[RunError] = []
+    depths: list[int] = []
+    for _ in range(5):
+        with pytest.raises(RunError) as info:
+            await run
+        caught.append(info.value)
+        depths.append(len(traceback.extract_tb(info.value.__traceback__)))
+    assert len({id(error) for error in caught}) == 5
+    assert len(set(depths)) == 1
+    causes = [len(traceback.extract_tb(error.__cause__.__traceback__)) for error in caught if error.__cause__]
+    assert len(set(causes)) == 1
+
+
+async def test_each_awaiter_of_a_run_that_was_refused_gets_an_exception_of_its_own() -> None:
+    run: Any = Agent(ScriptedModel("Hi."), log=MemoryEventLog()).resume("no such run")
+    caught: list[BaseException] = []
+    depths: list[int] = []
+    for _ in range(4):
+        with pytest.raises(EventLogError, match="no such run") as info:
+            await run
+        caught.append(info.value)
+        depths.append(len(traceback.extract_tb(info.value.__traceback__)))
+    assert len({id(error) for error in caught}) == 4
+    assert len(set(depths)) == 1
+    await nothing_left()
+
+
+class FailingLog(MemoryEventLog):
+    """Takes some events, and then no more."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+        if events[-1].seq > self.after:
+            raise OSError("no space left on device")
+        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+
+
+@pytest.mark.parametrize("after", range(13))
+async def test_a_log_that_is_gone_ends_the_attempt_and_not_the_run(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0)
+    run = Agent(two_steps(), tools=[add], log=FailingLog(after)).run("Add.")
+    recorder = Recorder(run.events)
+    with pytest.raises(RunError, match="no space left") as caught:
+        await run
+    assert caught.value.code == "log"
+    # The log has no end of it, and so nobody is told that the run has failed for good.
+    final = assert_ended(recorder.events, "working", "error")
+    assert final.error is not None
+    assert (final.error.code, final.error.retryable) == ("log", True)
+    assert "agent.resume" in final.error.message
+    assert_numbered(recorder.events)
+    assert recorder.completed
+    await nothing_left()
+
+
+class SlowLog(MemoryEventLog):
+    """Appends when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.waiting = 0
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+        self.waiting += 1
+        await self.gate.wait()
+        self.waiting -= 1
+        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+
+
+async def test_the_final_event_is_published_once_it_is_durable_and_nothing_overtakes_it() -> None:
+    context: list[RunContext[Any]] = []
+
+    def keep(ctx: RunContext) -> str:
+        context.append(ctx)
+        return ""
+
+    log = SlowLog()
+    agent = Agent(ScriptedModel("Hi."), instructions=keep, log=log, loop=[op.call_model(), op.run_tools()])
+    run = agent.run("Go.")
+    recorder = Recorder(run.events)
+    await until(lambda: log.waiting and len(recorder.events) > 4)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    context[0].emit(CustomEvent(name="too late"))
+    assert not recorder.completed
+    log.gate.set()
+    await run
+    assert_ended(recorder.events, "completed")
+    assert_numbered(recorder.events)
+    assert places(await log.read(run.task_id)) == places(durable(recorder.events))
+
+
+async def test_what_the_log_holds_is_what_the_stream_showed() -> None:
+    log = MemoryEventLog()
+    run = Agent(two_steps(), tools=[add], log=log).run("Add.")
+    events = await events_of(run)
+    assert list(await log.read(run.task_id)) == durable(events)
+
+
+async def test_an_event_that_comes_after_the_end_is_dropped() -> None:
+    context: list[RunContext[Any]] = []
+
+    def keep(ctx: RunContext) -> str:
+        context.append(ctx)
+        return ""
+
+    run = Agent(ScriptedModel("Hi."), instructions=keep).run("Go.")
+    recorder = Recorder(run.events)
+    await run
+    before = list(recorder.events)
+    context[0].emit(CustomEvent(name="too late"))
+    assert recorder.events == before
+    assert await events_of(run) == [event for event in before if event.durable]
+
+
+async def test_an_event_that_is_emitted_twice_is_two_events() -> None:  # L1
+    event = CustomEvent(name="x")
+
+    @tool
+    async def twice(ctx: RunContext) -> str:
+        """Emit."""
+        ctx.emit(event)
+        ctx.emit(event)
+        return ""
+
+    events = await events_of(Agent(ScriptedModel(call("twice"), "ok"), tools=[twice]).run("Go."))
+    assert_numbered(events)
+    assert len([event for event in events if isinstance(event, CustomEvent)]) == 2

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reactivex import operators as ops
+
+from run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, places
+from rxloop import Agent, RunContext, ToolError, op, tool
+from rxloop.errors import (
+    ConfigurationError,
+    SlowReader,
+)
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    GapEvent,
+    MessageAddedEvent,
+    StatusUpdateEvent,
+    ToolCompleteEvent,
+)
+from rxloop.protocol.messages import Usage
+from rxloop.protocol.settings import Limits
+from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+async def progressing(ctx: RunContext, steps: int) -> str:
+    """Report some progress."""
+    for step in range(steps):
+        ctx.progress(f"step {step}")
+        await asyncio.sleep(0.01)
+    return "done"
+
+
+@tool
+async def broken() -> str:
+    """Always fail."""
+    raise ToolError("it broke")
+
+
+def two_steps() -> ScriptedModel:
+    return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")
+
+
+VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
+
+
+async def test_readers_of_every_kind_see_one_run_and_the_model_is_asked_once() -> None:  # L11
+    model = two_steps()
+    run = Agent(model, tools=[add]).run("Add.")
+    first, second, result, last, text = await asyncio.gather(
+        events_of(run), events_of(run), run, _await(run.events), _join(run.text())
+    )
+    assert first == second
+    assert last == first[-1]
+    assert text == result.output == "The sums are 3 and 7."
+    assert len(model.requests) == 2
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+async def _join(stream: Any) -> str:
+    return "".join([text async for text in stream])
+
+
+async def test_awaiting_a_view_starts_the_run_and_gives_its_last_item() -> None:
+    model = ScriptedModel("Hi.")
+    assert await Agent(model).run("Hello.").pipe(op.text()) == "Hi."
+    assert await Agent(ScriptedModel("Hi.")).run("Hello.").pipe(ops.count()) > 4
+
+
+@pytest.mark.parametrize("wait", [False, True])
+async def test_a_subscriber_that_raises_hurts_nobody(wait: bool, caplog: pytest.LogCaptureFixture) -> None:  # L14
+    run = Agent(two_steps(), tools=[add]).run("Add.")
+
+    def fails(event: Event) -> None:
+        raise ZeroDivisionError("a bug of the subscriber")
+
+    if wait:
+        await run
+    run.events.subscribe(fails)
+    other = Recorder(run.events)
+    assert (await run).output == "The sums are 3 and 7."
+    assert_ended(other.events, "completed")
+    [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+async def test_a_subscriber_may_put_events_on_the_stream_and_all_see_one_order() -> None:
+    context: list[RunContext[Any]] = []
+
+    def keep(ctx: RunContext) -> str:
+        context.append(ctx)
+        return ""
+
+    def steer(event: Event) -> None:
+        if event.kind == "tool-start":
+            context[0].emit(MessageAddedEvent(content="Be brief."))
+
+    model = two_steps()
+    run = Agent(model, tools=[add], instructions=keep).run("Add.")
+    before = Recorder(run.events)
+    run.events.subscribe(steer)
+    after = Recorder(run.events)
+    await run
+    assert before.events == after.events
+    assert_numbered(before.events)
+    assert kinds(before.events).count("message-added") == 2
+    assert [message.role for message in model.requests[1].messages] == [
+        *("user", "assistant", "tool", "tool", "user", "user")
+    ], "the messages that came in the middle of the batch stand behind it"
+
+
+def visible_late(live: Sequence[Event], arrived: int) -> list[Event]:
+    """What a subscriber that came after `arrived` events has to see of a run."""
+    closed: set[tuple[str, object]] = set()
+    for event in live[:arrived]:
+        if isinstance(event, ContentCompleteEvent):
+            closed.add(("message", event.step))
+        elif isinstance(event, ToolCompleteEvent):
+            closed.add(("call", (event.step, event.index)))
+        elif isinstance(event, StatusUpdateEvent) and event.final:
+            return [event for event in live if event.durable]
+
+    def is_open(event: Event) -> bool:
+        if event.kind == "tool-progress":
+            return ("call", (event.step, event.index)) not in closed  # type: ignore[attr-defined]
+        return ("message", event.step) not in closed
+
+    return [event for event in live[:arrived] if event.durable or is_open(event)] + list(live[arrived:])
+
+
+def test_a_late_subscriber_at_any_point_sees_what_it_has_to() -> None:  # L12
+    with virtual_time() as time:
+
+        async def main() -> None:
+            model = ScriptedModel(
+                turn(
+                    frames("-let-me-see-|"), reasoning="hm", calls=[call("progressing", steps=2), call("add", a=1, b=2)]
+                ),
+                frames("-it-is-three-|"),
+            )
+            run = Agent(model, tools=[progressing, add]).run("Add.")
+            live = Recorder()
+            late: list[tuple[int, Recorder]] = []
+
+            def arrive(event: Event) -> None:
+                live.events.append(event)
+                late.append((len(live.events), Recorder(run.events)))
+
+            run.events.subscribe(arrive)
+            await run
+            late.append((len(live.events), Recorder(run.events)))
+            assert len(live.events) > 20
+            assert_numbered(live.events)
+            for arrived, recorder in late:
+                assert recorder.events == visible_late(live.events, arrived), arrived
+                assert recorder.completed
+
+        time.run(main())
+
+
+@given(
+    plans=st.lists(
+        st.lists(st.tuples(st.sampled_from(["a-b", "--a", "ab-", ""]), st.integers(0, 3)), min_size=1, max_size=3),
+        min_size=1,
+        max_size=3,
+    ),
+    arrivals=st.lists(st.integers(0, 400), max_size=6),
+)
+@settings(max_examples=40, deadline=None)
+def test_ids_and_sequences_hold_however_models_tools_and_readers_interleave(
+    plans: list[list[tuple[str, int]]], arrivals: list[int]
+) -> None:  # L1, L5, L11, L12
+    turns: list[Any] = [
+        turn(
+            frames(text + "|") if text else "",
+            calls=[call("progressing", steps=steps) for _, steps in plan],
+            usage=Usage(output_tokens=1),
+        )
+        for plan in plans
+        for text in [plan[0][0]]
+    ]
+    with virtual_time() as time:
+        run = Agent(
+            ScriptedModel(*turns, frames("-end-|")), tools=[progressing], limits=Limits(tool_failures=None)
+        ).run("Go.")
+        live = Recorder()
+        late: list[tuple[int, Recorder]] = []
+        for moment in arrivals:
+            time.at(moment / 1000, lambda: late.append((len(live.events), Recorder(run.events))))
+
+        async def main() -> None:
+            live.subscription = run.events.subscribe(live)
+            await run
+            await asyncio.sleep(1)
+
+        time.run(main())
+        assert_numbered(live.events)
+        assert_ended(live.events, "completed")
+        for arrived, recorder in late:
+            assert recorder.events == visible_late(live.events, arrived)
+
+
+async def test_the_context_variables_of_the_caller_are_there_in_tools() -> None:
+    seen: list[str] = []
+
+    @tool
+    async def on_the_loop() -> str:
+        """Look."""
+        seen.append(VARIABLE.get())
+        VARIABLE.set("changed by a tool")
+        return ""
+
+    @tool
+    def in_a_thread() -> str:
+        """Look."""
+        seen.append(VARIABLE.get())
+        return ""
+
+    VARIABLE.set("the caller's")
+    run = Agent(ScriptedModel(call("on_the_loop"), call("in_a_thread"), "ok"), tools=[on_the_loop, in_a_thread]).run(
+        "q"
+    )
+    VARIABLE.set("changed after the call")
+    await run
+    assert seen == ["the caller's", "the caller's"]
+    assert VARIABLE.get() == "changed after the call"
+
+
+def slow_reader(overflow: Any, buffer: int) -> tuple[list[Any], list[Event], ScriptedModel]:
+    """What a reader gets that takes a second for each item, and what there was."""
+    with virtual_time() as time:
+        model = ScriptedModel(frames("a-b-c-d-e-f-g-h-|"))
+        run = Agent(model).run("Go.")
+        live = Recorder()
+
+        async def main() -> list[Any]:
+            live.subscription = run.events.subscribe(live)
+            items: list[Any] = []
+            try:
+                async for item in run.stream(overflow=overflow, buffer=buffer):
+                    items.append(item)
+                    await asyncio.sleep(1)
+            except SlowReader as error:
+                items.append(error)
+            await run
+            return items
+
+        return time.run(main()), live.events, model
+
+
+def text_of(events: Sequence[Any]) -> str:
+    return "".join(event.delta for event in events if isinstance(event, ContentDeltaEvent))
+
+
+def test_a_slow_reader_gets_merged_deltas_by_default() -> None:  # L13
+    items, live, _ = slow_reader("coalesce", 2)
+    assert text_of(items) == text_of(live) == "abcdefgh"
+    assert len(items) < len(live)
+    assert durable(items) == durable(live)
+
+
+def test_a_slow_reader_can_drop_deltas_and_is_told() -> None:  # L13
+    items, live, _ = slow_reader("drop_oldest", 2)
+    gaps = [item for item in items if isinstance(item, GapEvent)]
+    assert len(items) - len(gaps) + sum(gap.count or 0 for gap in gaps) == len(live)
+    assert gaps
+    assert durable(items) == durable(live)
+    assert places(items) == sorted(places(items))
+    assert {item.task_id for item in items} == {live[0].task_id}
+
+
+def test_a_slow_reader_can_be_an_error_and_the_run_goes_on() -> None:  # L13
+    items, live, _ = slow_reader("error", 2)
+    assert isinstance(items[-1], SlowReader)
+    assert_ended(live, "completed")
+
+
+def test_a_slow_reader_can_hold_the_model_back() -> None:  # L13
+    items, live, _ = slow_reader("block", 2)
+    assert items == live
+    stamps = [event.timestamp for event in live if isinstance(event, ContentDeltaEvent)]
+    assert stamps[-1] - stamps[0] > 4_000, "the model waited for the reader"
+
+
+@pytest.mark.parametrize("options", [{"overflow": "wait"}, {"buffer": 0}, {"after": "nonsense"}])
+async def test_an_option_that_makes_no_sense_is_refused_at_once(options: dict[str, Any]) -> None:
+    run = Agent(ScriptedModel("Hi.")).run("Go.")
+    with pytest.raises(ConfigurationError):
+        run.stream(**options)
+    await run

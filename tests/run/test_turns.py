@@ -1,0 +1,174 @@
+"""One run at a time in each conversation, whichever log object and event loop of the process it is in."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rxloop import Agent, ContextBusy, MemoryEventLog, Message, SqliteEventLog
+from rxloop.run import turns
+from rxloop.testing import ScriptedModel
+
+
+@pytest.fixture
+def log() -> MemoryEventLog:
+    return MemoryEventLog()
+
+
+async def test_who_waits_for_a_turn_that_is_free_by_now_has_it(log: MemoryEventLog) -> None:
+    assert turns.take(log, "c")
+    turns.give_back(log, "c")
+
+    await turns.wait(log, "c")
+
+    assert not turns.take(log, "c")
+    turns.give_back(log, "c")
+    assert turns.take(log, "c")
+    turns.give_back(log, "c")
+
+
+async def test_a_run_that_waits_goes_on_whenever_the_one_before_it_ends() -> None:
+    for turns_of_the_loop in range(20):
+        log = MemoryEventLog()
+        agent = Agent(ScriptedModel("one", "two"), log=log)
+        first = agent.run("1", context_id="c")
+        first.events.subscribe(lambda event: None)
+        for _ in range(turns_of_the_loop):
+            await asyncio.sleep(0)
+        second = await agent.run("2", context_id="c", when_busy="wait")
+        assert [message.text for message in second.messages] == ["1", "one", "2", "two"]
+        await first
+
+
+async def test_who_is_cancelled_while_it_waits_has_no_turn_and_keeps_nobody_from_it(log: MemoryEventLog) -> None:
+    assert turns.take(log, "c")
+    waiting = [asyncio.create_task(turns.wait(log, "c")) for _ in range(3)]
+    await asyncio.sleep(0)
+
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    turns.give_back(log, "c")
+    # It has the turn, and has not heard of it yet.
+    waiting[1].cancel()
+    await asyncio.wait(waiting, timeout=5)
+
+    assert [task.cancelled() for task in waiting] == [True, True, False]
+    turns.give_back(log, "c")
+    assert turns.take(log, "c")
+    turns.give_back(log, "c")
+
+
+def in_a_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_who_waits_in_the_event_loop_of_another_thread_is_woken(log: MemoryEventLog) -> None:
+    assert turns.take(log, "c")
+    waits = threading.Event()
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_later(0.01, waits.set)
+        await turns.wait(log, "c")
+        turns.give_back(log, "c")
+
+    thread = in_a_thread(lambda: asyncio.run(wait()))
+    assert waits.wait(5)
+    turns.give_back(log, "c")
+
+    thread.join(5)
+    assert not thread.is_alive()
+    assert turns.take(log, "c")
+    turns.give_back(log, "c")
+
+
+def test_an_event_loop_that_was_closed_keeps_nobody_from_the_turn(log: MemoryEventLog) -> None:
+    assert turns.take(log, "c")
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(turns.wait(log, "c"))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+    turns.give_back(log, "c")
+
+    assert turns.take(log, "c")
+    turns.give_back(log, "c")
+    waiting._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+    waiting.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def test_many_threads_take_turns(log: MemoryEventLog) -> None:
+    inside, most, done = 0, 0, 0
+
+    async def work() -> None:
+        nonlocal inside, most, done
+        for _ in range(50):
+            if not turns.take(log, "c"):
+                await turns.wait(log, "c")
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+            done += 1
+            turns.give_back(log, "c")
+
+    threads = [in_a_thread(lambda: asyncio.run(work())) for _ in range(4)]
+    for thread in threads:
+        thread.join(30)
+
+    assert (done, most) == (200, 1)
+
+
+@pytest.mark.parametrize("named", ["same", "relative", "link"])
+async def test_two_logs_on_one_file_have_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link.db").symlink_to("runs.db")
+    path = {"same": tmp_path / "runs.db", "relative": Path("runs.db"), "link": Path("link.db")}[named]
+    first, second = SqliteEventLog(tmp_path / "runs.db"), SqliteEventLog(path)
+    gate = asyncio.Event()
+
+    async def instructions(ctx: object) -> str:
+        await gate.wait()
+        return "Be brief."
+
+    running = Agent(ScriptedModel("one"), instructions=instructions, log=first).run("1", context_id="c")
+    running.events.subscribe(lambda event: None)
+    await asyncio.sleep(0)
+    other = Agent(ScriptedModel("two"), log=second)
+
+    with pytest.raises(ContextBusy):
+        await other.run("2", context_id="c")
+    gate.set()
+    result = await other.run("2", context_id="c", when_busy="wait")
+
+    assert [message.text for message in result.messages] == ["1", "one", "2", "two"]
+    assert result.messages[0] == Message.user("1")
+    await running
+    await first.aclose()
+    await second.aclose()
+
+
+async def test_conversations_of_two_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    logs = [SqliteEventLog(tmp_path / name) for name in ("a.db", "b.db")]
+    assert all(turns.take(log, "c") for log in logs)
+    for log in logs:
+        turns.give_back(log, "c")
+
+
+def test_a_forked_process_has_none_of_the_turns_of_its_parent() -> None:
+    program = """
+import os
+from rxloop import MemoryEventLog, turns
+log = MemoryEventLog()
+assert turns.take(log, "c")
+if os.fork() == 0:
+    os._exit(0 if turns.take(log, "c") else 1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+assert not turns.take(log, "c")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
