@@ -16,12 +16,6 @@ class _Lazy(ModuleType):
         setattr(self, name, value)
         return value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # The import system stores each module in its package. Here the public name of the same spelling stands instead.
-        if isinstance(value, ModuleType) and name in self._homes:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
     def __dir__(self) -> list[str]:
         return [*{*super().__dir__(), *self._homes}]
 

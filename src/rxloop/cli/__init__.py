@@ -1,4 +1,4 @@
-"""The command `rxloop`: runs, conversations, and everything that a log of runs is good for."""
+"""The command `rxloop`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The context of a request under control: counting tokens, blocks, facts, and compressors."""
+"""What fits the window: counting, compressors, workspaces."""
 
 from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
 from rxloop.context.composition import ChainedCompressor
@@ -9,9 +9,10 @@ from rxloop.context.folder import FolderWorkspace
 from rxloop.context.ledger import FactLedger
 from rxloop.context.semantic import SemanticCompressor
 from rxloop.context.sliding_window import SlidingWindowCompressor
-from rxloop.context.summarising import Summary, ThinkingResult, reflect
+from rxloop.context.summarising import Summary, reflect
 from rxloop.context.token_budget import TokenBudgetCompressor
 from rxloop.context.workspace import CompositeWorkspace, Scratchpad, TextWorkspace
+from rxloop.pipeline.values import ThinkingResult
 
 __all__ = [
     "Block",

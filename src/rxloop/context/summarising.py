@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from rxloop.protocol.messages import Message, Usage, Wire
+from rxloop.pipeline.values import ThinkingResult
+from rxloop.protocol.messages import Message, Wire
 from rxloop.state.run_state import RunState
 from rxloop.thoughts.drawing import one_line
 
 _LINE = 200
 """Characters of one thing in a note."""
 _FEW = 3
-_NOTE = "[Where you are, for you alone; the conversation above is what counts.]"
 _PLANS, _FINDINGS = ("planning", "strategy"), ("decision", "reflection", "observation", "critique", "analysis")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThinkingResult:
-    """What the thinking phase made of a run, before one of its model calls."""
-
-    summary: str = ""
-    """What stands for the messages that are left out."""
-    current_state: str = ""
-    """How far the run is, in a sentence or two."""
-    insights: tuple[str, ...] = ()
-    """What the model has found so far, by its own thoughts."""
-    next_actions: tuple[str, ...] = ()
-    """What it meant to do, by its own thoughts, and what went wrong last."""
-    compressed_history: Sequence[Message] = field(default=(), repr=False)
-    """The messages that are sent for the history."""
-    thinking_tokens: Usage = field(default_factory=Usage)
-    """What the thinking model used for it."""
-
-    def note(self) -> str:
-        """Write the note for the model, in a few lines; empty if there is nothing to say."""
-        lines = [self.current_state] if self.current_state else []
-        lines += [f"You found: {each}" for each in self.insights]
-        lines += [f"To do: {each}" for each in self.next_actions]
-        return "\n".join([_NOTE, *lines]) if lines else ""
 
 
 def reflect(state: RunState) -> ThinkingResult:

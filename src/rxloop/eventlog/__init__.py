@@ -1,4 +1,4 @@
-"""Event logs: where the durable events of runs are kept, and beside them thinking sessions."""
+"""Where the durable events of runs are kept: in memory, in SQLite."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

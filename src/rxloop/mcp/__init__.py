@@ -1,1 +1,1 @@
-"""Servers: what rxloop offers to other programs. Each needs an extra, and its module says which."""
+"""MCP: the server of sequential thinking."""

@@ -1,4 +1,4 @@
-"""Operators of the loop, and views for subscribers. One a file; import this as `op`.
+"""The one way to extend: `loop/` works in the loop, `views/` for subscribers.
 
 An operator works in the loop: events pass untouched and at once, and only a request may be held, replaced, answered or
 multiplied. A view works for a subscriber, and any reactivex operator is one.

@@ -1,1 +1,1 @@
-"""What travels in the loop, and the seams it meets."""
+"""What travels in the loop, and the seams that it meets: requests, Provider, Tool, EventLog."""

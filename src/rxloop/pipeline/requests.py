@@ -21,9 +21,9 @@ from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.protocol.storable import settle, storable
 
 if TYPE_CHECKING:
-    from rxloop.context import ThinkingResult
     from rxloop.pipeline.asked import Asked
     from rxloop.pipeline.seams import Clock, EventLog, Provider, Tool
+    from rxloop.pipeline.values import ThinkingResult
     from rxloop.state.run_state import RunState
     from rxloop.stream.scope import Scope
 

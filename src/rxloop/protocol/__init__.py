@@ -1,1 +1,1 @@
-"""What is on the stream: messages, events and their envelope, settings, and their JSON."""
+"""What is on the stream: messages, events, their envelope, and their JSON."""

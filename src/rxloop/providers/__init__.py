@@ -1,4 +1,4 @@
-"""LLM providers over httpx."""
+"""Models: the chat protocol, its transports, and retry, fallback, hedge, limits around it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Runs once more, out of their logs."""
+"""Runs once more, out of their logs: replay, follow, diff."""

@@ -1,1 +1,1 @@
-"""Everything that is a fold of events."""
+"""Everything that is a fold of events: run state, history, conversations, limits."""

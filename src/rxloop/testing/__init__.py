@@ -1,4 +1,4 @@
-"""Help for tests and examples: a scripted model, virtual time, marble lines, and an offline model behind a socket."""
+"""Help for tests: a scripted model, virtual time, marble diagrams."""
 
 from rxloop.demo.conversation import Conversation, PastCall, Reply, Rule
 from rxloop.demo.offline import OfflineModel, demo_model, serve_in_thread

@@ -1,1 +1,1 @@
-"""Thoughts: the graph of a run, thinking sessions, and strategies."""
+"""Sequential thinking in sessions, and stage flows."""

@@ -1,4 +1,4 @@
-"""Tools: functions that a model can call, the sets that an agent offers, and the tool by which a model thinks aloud."""
+"""What a model may call: functions, `think_aloud`, questions, typed answers."""
 
 from rxloop.tools._result import ToolResult, encode_result
 from rxloop.tools.final_answer import FINAL_ANSWER, FinalAnswer
