@@ -148,10 +148,10 @@ if TYPE_CHECKING:
     from rxloop.recorded.diff import RunDiff as RunDiff
     from rxloop.recorded.diff import RunSide as RunSide
     from rxloop.recorded.diff import diff as diff
-    from rxloop.recorded.playback import RecordedStream as RecordedStream
-    from rxloop.recorded.playback import Replay as Replay
-    from rxloop.recorded.playback import follow as follow
-    from rxloop.recorded.playback import replay as replay
+    from rxloop.recorded.follow import follow as follow
+    from rxloop.recorded.replay import Replay as Replay
+    from rxloop.recorded.replay import replay as replay
+    from rxloop.recorded.stream import RecordedStream as RecordedStream
     from rxloop.run.handle import Run as Run
     from rxloop.run.options import ForkOptions as ForkOptions
     from rxloop.run.options import RunOptions as RunOptions

@@ -15,7 +15,7 @@ from reactivex.disposable import CompositeDisposable, Disposable
 from run_checks import nothing_left, settled
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent
 from rxloop.protocol.messages import ErrorInfo
-from rxloop.recorded.playback import RecordedStream
+from rxloop.recorded.stream import RecordedStream
 from rxloop.stream.sse import HEARTBEAT, frame, frames
 from rxloop.testing import virtual_time
 

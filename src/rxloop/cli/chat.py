@@ -16,7 +16,7 @@ from rxloop.cli.session import Session
 from rxloop.cli.store import short_ids
 from rxloop.cli.terminal import logged, read_line, report, say, told, write
 from rxloop.errors import RxloopError
-from rxloop.recorded.playback import replay
+from rxloop.recorded.replay import replay
 from rxloop.thoughts.drawing import one_line
 
 

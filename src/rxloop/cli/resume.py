@@ -20,7 +20,7 @@ from rxloop.cli.terminal import FAILED, WAITS, asks, running, say
 from rxloop.pipeline.seams import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import Event, PendingInput
-from rxloop.recorded.playback import replay
+from rxloop.recorded.replay import replay
 from rxloop.thinking.flow import STAGE_TABLES
 
 

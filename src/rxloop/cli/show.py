@@ -16,8 +16,8 @@ from rxloop.cli.terminal import running, write, write_json
 from rxloop.cli.views import numbered
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import Event
-from rxloop.recorded.playback import follow as following
-from rxloop.recorded.playback import replay as replaying
+from rxloop.recorded.follow import follow as following
+from rxloop.recorded.replay import replay as replaying
 from rxloop.thoughts.drawing import one_line
 
 

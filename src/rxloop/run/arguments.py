@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from rxloop import operators
 from rxloop.errors import ConfigurationError, InvalidEvent
-from rxloop.operators.loop._declared import answers, misplaced, misplaced_around
+from rxloop.operators.loop._places import answers, misplaced, misplaced_around
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.seams import AppendsNow, EventLog, Provider, ReadsConversations

@@ -11,7 +11,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError, StrategyError
-from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop._places import declared
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import IterationEnd, Operator, RunContext, RunRequest, Signal, Strategy

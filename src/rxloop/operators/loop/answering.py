@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop._places import declared
 from rxloop.pipeline.requests import Operator, Request, Signal
 from rxloop.stream.connect import Connections, connect, dispose_after
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from reactivex import Observable, abc
 
-from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop._places import declared
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.stream.connect import Connections, connect
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from reactivex import Observable, abc
 
 from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderError
-from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop._places import declared
 from rxloop.operators.loop.answering import answering
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest, marked
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
@@ -18,7 +18,7 @@ from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 
 if TYPE_CHECKING:
-    from rxloop.operators.loop._leaving import Leaving
+    from rxloop.operators.loop._repairing import RequestRepair
 
 CHARACTERS_PER_TOKEN = 4
 _UNSTAMPED: dict[str, Any] = {
@@ -52,20 +52,20 @@ def call_model() -> Operator:
     in order; the newest message of the user, pinned messages and the system prompt are there. What is not so is put
     right; `llm-call` says what it was, and a warning names the loop.
     """
-    leaving: Leaving | None = None
+    repair: RequestRepair | None = None
 
     def checked(request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
-        nonlocal leaving
+        nonlocal repair
         request = _up_to_date(request)
         ctx = request.ctx
         if request.messages is ctx.state.messages and request.system is ctx.host.system:
             return request, ()
-        if leaving is None:
+        if repair is None:
             # Not before an operator has changed something: most programs do not need it.
-            from rxloop.operators.loop._leaving import Leaving
+            from rxloop.operators.loop._repairing import RequestRepair
 
-            leaving = Leaving()
-        return leaving.checked(request)
+            repair = RequestRepair()
+        return repair.checked(request)
 
     def answer(request: ModelRequest) -> Observable[Signal]:
         recorded = request.ctx.host.recorded(request.step)

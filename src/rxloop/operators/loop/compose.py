@@ -5,7 +5,7 @@ from types import FunctionType
 from reactivex import Observable
 
 from rxloop.errors import PipelineError, RxloopError
-from rxloop.operators.loop._declared import PARTS
+from rxloop.operators.loop._places import PARTS
 from rxloop.pipeline.requests import Operator, Signal
 from rxloop.stream.guard import as_error
 

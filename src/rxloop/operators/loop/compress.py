@@ -44,23 +44,23 @@ def compress(
         ConfigurationError: An argument is of a wrong kind.
     """
     # Imported when something is to be compressed: most programs need neither it nor what it is made of.
-    from rxloop.operators.loop._fitting import Fitting
+    from rxloop.operators.loop._cutting import RequestCutter
 
-    fitting = Fitting(compressor, counter, every, timeout)
+    cutter = RequestCutter(compressor, counter, every, timeout)
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        if fitting.skips(request):
+        if cutter.skips(request):
             return emit(request)
-        known = fitting.counter(request)
-        compression = fitting.compression(request, known)
+        known = cutter.counter(request)
+        compression = cutter.compression(request, known)
         if compression.fits:
-            return emit(fitting.smaller(request, compression.unchanged().messages, known))
+            return emit(cutter.smaller(request, compression.unchanged().messages, known))
 
         async def cut(push: Push[Any]) -> None:
-            made = await fitting.cut(request, compression)
-            for event in fitting.told(request, made):
+            made = await cutter.cut(request, compression)
+            for event in cutter.events(request, made):
                 push(event)
-            push(fitting.smaller(request, made.messages, known))
+            push(cutter.smaller(request, made.messages, known))
 
         return from_task(cut, request.ctx, name="rxloop-compress")
 

@@ -7,7 +7,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable
 
 from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocolError
-from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop._places import declared
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import (

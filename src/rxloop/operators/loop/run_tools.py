@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reactivex import Observable
 
 from rxloop.errors import InvalidEvent, ToolError
-from rxloop.operators.loop._declared import declared
+from rxloop.operators.loop._places import declared
 from rxloop.operators.loop.answering import answering
 from rxloop.pipeline.requests import Operator, RunContext, Signal, ToolRequest, marked
 from rxloop.pipeline.seams import Tool

@@ -55,11 +55,11 @@ def thinking_phase(
         raise ConfigurationError(f"summary_tokens={summary_tokens!r} is not a number of tokens: give 1 or more")
     _check_model(thinking_model)
     # Imported when there is a phase: most programs need neither it nor what it is made of.
-    from rxloop.operators.loop._fitting import Fitting
-    from rxloop.operators.loop._thinking import Phase
+    from rxloop.operators.loop._cutting import RequestCutter
+    from rxloop.operators.loop._summarising import SummarisingPhase
 
-    fitting = Fitting(compressor, counter, every, timeout, summary_tokens if thinking_model is not None else 0)
-    phase = Phase(fitting, thinking_model, note, summary_tokens, timeout)
+    cutter = RequestCutter(compressor, counter, every, timeout, summary_tokens if thinking_model is not None else 0)
+    phase = SummarisingPhase(cutter, thinking_model, note, summary_tokens, timeout)
     operator = answering(ModelRequest, phase.answer)
     operator.__qualname__ = f"thinking_phase({compressor!r})"
     return operator

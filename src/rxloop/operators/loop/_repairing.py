@@ -1,10 +1,10 @@
-"""What leaves for the model: the one place where the messages of a request are checked, and repaired by rule.
+"""Checks the messages of a request before it leaves for the model, and repairs them by rule.
 
 An operator may trim and rewrite what the model sees. What a provider would refuse, or what would leave the model
 without its question, is put right here, whoever did it:
 
-* What is not a list of messages is thrown away: the history goes.
-* Results of no call are dropped. The results of a call are put into the order of its calls.
+* Something that is not a list of messages is thrown away, and the history is sent.
+* Results without a call are dropped. The results of a message are put into the order of its calls.
 * A message whose calls have not all their results is dropped with them. The newest one of the history is the
   exception: the model has not seen its results yet, so they are put back.
 * The newest message of the user, the question that the run was asked, pinned messages and the layers of the system
@@ -30,11 +30,11 @@ from rxloop.state.run_state import RunState
 log = logging.getLogger("rxloop")
 
 
-class Leaving:
-    """Checks requests that are not the history as it stands.
+class RequestRepair:
+    """Checks requests whose messages are not the history itself.
 
-    Of each line of a run it keeps the last messages that were right, so that of those that only grow at their end the
-    new ones are looked at and no others.
+    For each line of a run it keeps the last messages that were right: of messages that only grow at their end, it
+    looks at the new ones alone.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Leaving:
         self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
     def checked(self, request: ModelRequest) -> tuple[ModelRequest, list[str]]:
-        """The request as it may leave, and what was wrong with it; nothing, and the same object, if all is well."""
+        """Give the request as it may leave, and its problems: none, and the same object, if all is well."""
         host, state = request.ctx.host, request.ctx.state
         system, problems = _with_layers(request.system, host.system)
         messages, wrong = self._checked(request, state)
@@ -64,7 +64,7 @@ class Leaving:
         given = cast("object", request.messages)
         if given is history:
             return history, []
-        wrong = _no_messages(given)
+        wrong = _not_messages(given)
         if wrong is not None:
             return history, [wrong]
         messages = cast("Sequence[Message]", given)
@@ -81,7 +81,7 @@ class Leaving:
 
 
 def pair_problems(messages: Sequence[Message], same: int = 0) -> list[str]:
-    """What is wrong with calls and their results, in words.
+    """Say what is wrong with calls and their results.
 
     Args:
         messages: Those of a request.
@@ -116,8 +116,8 @@ def _problem(block: Block, place: int) -> str | None:
     return f"the results of message {place} are not in the order of its calls"
 
 
-def _no_messages(given: object) -> str | None:
-    """What is wrong with something that is not a list of messages."""
+def _not_messages(given: object) -> str | None:
+    """Say what is wrong if something is not a list of messages."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return f"the messages are {_typed(given)} and not a list: the history was sent"
     for item in cast("Sequence[object]", given):
@@ -131,7 +131,7 @@ def _typed(value: object) -> str:
 
 
 def _with_layers(given: object, own: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
-    """The system prompt with the layers of the run that are gone; one that is new stands for them."""
+    """Restore the layers of the run's system prompt that are gone, unless a new layer stands for them."""
     if given is own:
         return own, []
     if not isinstance(given, Sequence) or not all(
@@ -146,12 +146,12 @@ def _with_layers(given: object, own: tuple[Message, ...]) -> tuple[tuple[Message
 
 
 def _holds(messages: Sequence[Message], message: Message) -> bool:
-    """Whether that very message is among them. By identity: two users' words may be equal, and both are needed."""
+    """Tell whether that very message is among them. By identity: two equal messages of a user are both needed."""
     return any(map(is_, messages, repeat(message)))
 
 
 def _missing(messages: Sequence[Message], history: History, state: RunState) -> list[int]:
-    """The places in the history of the messages that have to be there and are not."""
+    """Find the places in the history of the messages that are missing and have to be there."""
     places: list[int] = []
     newest = history.newest_user
     if newest is not None and not _holds(messages, history[newest]):
@@ -170,7 +170,7 @@ def _missing(messages: Sequence[Message], history: History, state: RunState) -> 
 
 
 def _rewritten(messages: Sequence[Message], history: History, kind: Callable[[Message], bool]) -> bool:
-    """Whether there is a message of that kind that the history does not know."""
+    """Tell whether there is a message of that kind that the history does not know."""
     return any(kind(message) and not _holds(history, message) for message in messages)
 
 
@@ -183,7 +183,7 @@ def _is_pinned(message: Message) -> bool:
 
 
 def _repaired(messages: Sequence[Message], history: History, missing: Sequence[int]) -> list[Message]:
-    """The messages with what has to be there, and without what a provider would refuse."""
+    """Put in what has to be there, and leave out what a provider would refuse."""
     start, newest = _newest_block(history)
     kept: list[Message] = []
     for block in blocks_of(messages):
@@ -206,7 +206,7 @@ def _repaired(messages: Sequence[Message], history: History, missing: Sequence[i
 
 
 def _newest_block(history: History) -> tuple[int, list[Message]]:
-    """The newest message of the model with its results, and its place, if it calls tools."""
+    """Find the newest message of the model that calls tools: its place, and the message with its results."""
     start = len(history) - 1
     while start >= 0 and history[start].role != "assistant":
         start -= 1
@@ -216,7 +216,7 @@ def _newest_block(history: History) -> tuple[int, list[Message]]:
 
 
 def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message] | None:
-    """One result for each call, in the order of the calls; None if one is missing."""
+    """Find one result for each call, in the order of the calls; None if one is missing."""
     found: list[Message] = []
     for call in calls:
         at = next((at for at, message in enumerate(results) if message.tool_call_id == call.id), None)
@@ -227,7 +227,7 @@ def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message
 
 
 def _place_for(kept: Sequence[Message], place: int, order: dict[int, int], *, last: bool) -> int:
-    """Where a message of the history belongs among those that are left: behind what was before it."""
+    """Find where a message of the history belongs among those that are left: after what was before it."""
     before = [at for at, message in enumerate(kept) if order.get(id(message), len(order)) < place]
     behind = next((at for at, message in enumerate(kept) if order.get(id(message), -1) > place), None)
     at = before[-1] + 1 if before else behind if behind is not None else len(kept) if last else 0

@@ -1,4 +1,4 @@
-"""The inside of `thinking_phase`."""
+"""Summarises what leaves the view of the model: the inside of `thinking_phase`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from reactivex import Observable
 from rxloop.context.compressing import Compressed, LastCut
 from rxloop.context.summarising import ASK, Summary, ThinkingResult, question, reflect
 from rxloop.errors import RxloopError
-from rxloop.operators.loop._fitting import Fitting
-from rxloop.pipeline.requests import ModelRequest, RunContext, Signal
+from rxloop.operators.loop._cutting import RequestCutter
+from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.pipeline.seams import Provider, TokenCounter
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThinkingFailedEvent, UsageEvent
 from rxloop.protocol.messages import Message, Usage
@@ -21,67 +21,67 @@ from rxloop.protocol.settings import ModelSettings
 from rxloop.stream.bridges import Push, emit, from_task
 
 _SHOWN = 24_000
-"""Characters of what leaves the view that the thinking model is shown."""
+"""Characters of what leaves the view that the summarising model reads."""
 _TITLE = "[Summary of the messages that are left out here:]\n"
 
 
-class Phase:
-    """What one thinking phase is made of; it holds nothing of a run."""
+class SummarisingPhase:
+    """Cuts requests, notes how far the run is, and has a model summarise what is left out."""
 
     def __init__(
-        self, fitting: Fitting, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
+        self, cutter: RequestCutter, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
     ) -> None:
-        self._fitting = fitting
+        self._cutter = cutter
         self._model = model
         self._note = note
         self._summary_tokens = summary_tokens
         self._timeout = timeout
 
     def answer(self, request: ModelRequest) -> Observable[Signal]:
-        """The request as it is to be sent."""
-        if self._fitting.skips(request):
+        """Answer a request with the one to send in its place."""
+        if self._cutter.skips(request):
             return emit(request)
         result = reflect(request.ctx.state)
         if self._note and result.note():
             request = request.replace(tail=(*request.tail, Message.user(result.note())))
-        counter = self._fitting.counter(request)
-        compression = self._fitting.compression(request, counter)
+        counter = self._cutter.counter(request)
+        compression = self._cutter.compression(request, counter)
         if compression.fits:
-            return emit(self._thought(request, compression.unchanged(), result, counter))
+            return emit(self._request(request, compression.unchanged(), result, counter))
 
         async def cut(push: Push[Any]) -> None:
-            made = await self._fitting.cut(request, compression)
+            made = await self._cutter.cut(request, compression)
             fields: dict[str, Any] = {}
             if made.cut and self._model is not None and not request.pressure:
                 made, fields, failure = await self._summarised(self._model, request, made, counter)
                 if failure is not None:
                     push(failure)
-            for event in self._fitting.told(request, made, **fields):
+            for event in self._cutter.events(request, made, **fields):
                 push(event)
             used = fields.get("thinking", Usage())
-            push(self._thought(request, made, replace(result, thinking_tokens=used), counter))
+            push(self._request(request, made, replace(result, thinking_tokens=used), counter))
 
         return from_task(cut, request.ctx, name="rxloop-thinking", shielded=True)
 
-    def _thought(
+    def _request(
         self, request: ModelRequest, found: Compressed, result: ThinkingResult, counter: TokenCounter
     ) -> ModelRequest:
         thinking = replace(result, summary=found.state.summary, compressed_history=found.messages)
-        return self._fitting.smaller(request.replace(thinking=thinking), found.messages, counter)
+        return self._cutter.smaller(request.replace(thinking=thinking), found.messages, counter)
 
     async def _summarised(
         self, model: Provider | str, request: ModelRequest, made: Compressed, counter: TokenCounter
     ) -> tuple[Compressed, dict[str, Any], Event | None]:
-        """The cut with a summary by the model, what it used; and what went wrong with it, if anything did."""
+        """Put the summary of a model into the cut; give the fields of its event, and the failure if there is one."""
         used = Usage()
         name = model if isinstance(model, str) else type(model).__name__
         try:
             provider = request.ctx.host.provider(model)
             name = provider.name
             async with asyncio.timeout(self._timeout):
-                said, used = await self._ask(provider, request, made)
-            text = Summary.read(said).text(lambda each: counter.count([Message.user(each)]) <= self._summary_tokens)
-            made = _with_summary(made, text, request, counter)
+                text, used = await self._ask(provider, request, made)
+            summary = Summary.read(text).text(lambda part: counter.count([Message.user(part)]) <= self._summary_tokens)
+            made = _with_summary(made, summary, request, counter)
             return made, {"thinking_model": name, "thinking": used}, None
         except TimeoutError:
             reason = f"the thinking model {name} took more than {self._timeout:g} s"
@@ -95,13 +95,13 @@ class Phase:
         return made, {"thinking_model": name, "thinking": used}, failure
 
     async def _ask(self, model: Provider, request: ModelRequest, made: Compressed) -> tuple[str, Usage]:
-        """What the model says of the messages that leave the view, and the tokens that it used."""
+        """Have the model summarise the messages that leave the view; give its text and the tokens that it used."""
         history = request.messages
-        before = self._fitting.state(request) or LastCut()
+        before = self._cutter.last_cut(request) or LastCut()
         gone = set(made.state.left_out) - set(before.left_out)
         task = next((message.text for message in history if message.role == "user"), "")
         asked = question(task, before.summary, [history[place] for place in sorted(gone)], _SHOWN)
-        thinking = ModelRequest(
+        summarise = ModelRequest(
             system=(Message.system(ASK),),
             messages=[Message.user(asked)],
             settings=ModelSettings(max_tokens=2 * self._summary_tokens + 200),
@@ -109,11 +109,11 @@ class Phase:
             branch=request.branch,
             ctx=request.ctx,
         )
-        return await _answered(model, thinking, request.ctx)
+        return await _answer_of(model, summarise)
 
 
-async def _answered(model: Provider, request: ModelRequest, ctx: RunContext[Any]) -> tuple[str, Usage]:
-    """One answer of a model, beside the stream of the run; cancelling it closes the connection."""
+async def _answer_of(model: Provider, request: ModelRequest) -> tuple[str, Usage]:
+    """Get one answer of a model, beside the stream of the run; cancelling closes the connection."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     text, used = "", Usage()
 
@@ -141,7 +141,7 @@ async def _answered(model: Provider, request: ModelRequest, ctx: RunContext[Any]
 
 
 def _with_summary(made: Compressed, text: str, request: ModelRequest, counter: TokenCounter) -> Compressed:
-    """The cut with the model's summary before the facts.
+    """Put the model's summary before the facts of the cut.
 
     Raises:
         ValueError: The summary is empty, or takes no less than what it stands for.
@@ -155,7 +155,7 @@ def _with_summary(made: Compressed, text: str, request: ModelRequest, counter: T
     if at is not None:
         view[at] = message
     else:
-        view.insert(_behind_task(view, request.messages), message)
+        view.insert(_after_task(view, request.messages), message)
     state = replace(made.state, view=tuple(view))
     messages = state.messages(request.messages)
     after = counter.count(messages)
@@ -171,6 +171,6 @@ def _place_of_summary(view: Sequence[int | Message]) -> int | None:
     return next(made, None)
 
 
-def _behind_task(view: Sequence[int | Message], history: Sequence[Message]) -> int:
+def _after_task(view: Sequence[int | Message], history: Sequence[Message]) -> int:
     users = (at for at, item in enumerate(view) if isinstance(item, int) and history[item].role == "user")
     return next(users, -1) + 1

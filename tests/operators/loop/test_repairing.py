@@ -12,7 +12,7 @@ from long_runs import look, looks, run_of, sent
 from runs import shape, well_formed
 from rxloop import Agent, Event, MemoryEventLog, Message, ModelRequest, Signal, op
 from rxloop.context import SlidingWindowCompressor
-from rxloop.operators.loop import _leaving
+from rxloop.operators.loop import _repairing
 from rxloop.protocol.events import LLMCallEvent, MessageAddedEvent, StatusUpdateEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call, turn
@@ -184,7 +184,7 @@ async def test_the_culprit_is_named_once_a_run(caplog: pytest.LogCaptureFixture)
 
 
 async def test_a_request_that_nobody_touched_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_leaving, "pair_problems", lambda *_: pytest.fail("there was nothing to check"))
+    monkeypatch.setattr(_repairing, "pair_problems", lambda *_: pytest.fail("there was nothing to check"))
     model = ScriptedModel(*looks(5), "Done.")
     await run_of(model, op.compress(SlidingWindowCompressor(100_000)), instructions="Be brief.")
     assert len(model.requests) == 6
@@ -194,14 +194,14 @@ async def test_of_messages_that_grow_at_their_end_only_the_new_ones_are_looked_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[int] = []
-    original = _leaving.blocks_of
+    original = _repairing.blocks_of
 
     def counting(messages: Iterable[Message]) -> Any:
         given = list(messages)
         looked.append(len(given))
         return original(given)
 
-    monkeypatch.setattr(_leaving, "blocks_of", counting)
+    monkeypatch.setattr(_repairing, "blocks_of", counting)
     model = ScriptedModel(*looks(60), "Done.")
     await run_of(model, op.compress(SlidingWindowCompressor(6_000)))
     assert len(looked) > 20

@@ -1,4 +1,4 @@
-"""What the operators that make requests smaller have in common."""
+"""Cuts requests: the common part of `compress` and `thinking_phase`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rxloop.protocol.messages import Message
 log = logging.getLogger("rxloop")
 
 _BELIEVED = 0.4
-"""A report below this part of the estimate is not of the whole request."""
+"""A report below this part of the estimate does not count the whole request."""
 MOST_FAILURES = 3
-"""After so many failures the rest of the run goes without."""
+"""After this many failures the rest of the run is not compressed."""
 
 
-class Fitting:
-    """Fits requests into the limit of a compressor.
+class RequestCutter:
+    """Cuts requests to the limit of a compressor.
 
-    It holds what is known of models, and of a run no more than what its last request was estimated to take.
+    It keeps what it learns about models. Of a run it keeps only the estimate of the last request.
 
     Args:
         compressor: Makes the cuts.
@@ -58,25 +58,25 @@ class Fitting:
         self._read: WeakKeyDictionary[Any, dict[str | None, tuple[Event, LastCut]]] = WeakKeyDictionary()
 
     def counter(self, request: ModelRequest) -> TokenCounter:
-        """The counter for the model of a request, with what the provider said of the last one."""
+        """Get the counter for the model of a request, corrected by what the provider reported for the last one."""
         if not isinstance(self._counter, TokenEstimator):
             return self._counter
         counter = self._counter.for_model(request.ctx.model.name)
         step, raw = self._sent.get(request.ctx.host, {}).pop(request.branch, ("", 0.0))
         measured = request.ctx.state.measured
-        # Some report the uncached tokens alone: who believed that would never cut.
+        # Some providers report the uncached tokens alone: whoever believed them would never cut.
         if measured is not None and measured.step == step and measured.input_tokens > _BELIEVED * raw:
             counter.observe(raw, measured.input_tokens)
         return counter
 
     def skips(self, request: ModelRequest) -> bool:
-        """Whether a request goes as it is: its answer is in the log, or there were too many failures."""
+        """Tell whether a request is sent as it is: its answer is in the log, or compression has failed too often."""
         return (
             request.ctx.host.recorded(request.step) is not None or request.ctx.state.thinking_failures >= MOST_FAILURES
         )
 
-    def state(self, request: ModelRequest) -> LastCut | None:
-        """What the last cut left: the same object until the next one, so that its messages are the same ones too."""
+    def last_cut(self, request: ModelRequest) -> LastCut | None:
+        """Give what the last cut left: the same object, with the same messages, until the next cut."""
         event = request.ctx.state.compressed
         if event is None or not event.view:
             return None
@@ -87,12 +87,12 @@ class Fitting:
         return known[1]
 
     def compression(self, request: ModelRequest, counter: TokenCounter) -> Compression:
-        """The history of a request on its way into it."""
+        """Set up the compression of the history of a request."""
         return Compression(
             self._compressor,
             request.messages,
             counter,
-            state=self.state(request),
+            state=self.last_cut(request),
             overhead=self._overhead(request, counter),
             pressure=request.pressure,
             every=self._every,
@@ -103,7 +103,7 @@ class Fitting:
         return await compression.result(pinned=_pinned(request), seconds=self._timeout)
 
     def smaller(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
-        """The request with these messages, and with what it is estimated to take."""
+        """Make the request with these messages and the estimate of their tokens."""
         everything = [*request.system, *messages, *request.tail]
         if not isinstance(counter, TokenEstimator):
             return request.replace(messages=messages, estimate=counter.count(everything, request.tools))
@@ -113,12 +113,12 @@ class Fitting:
 
     def _overhead(self, request: ModelRequest, counter: TokenCounter) -> int:
         layers = [*request.system, *request.tail]
-        # What a model takes for every request, its preamble, counts here and not in the messages.
+        # The preamble that a model adds to every request counts here and not in the messages.
         count = counter.request if isinstance(counter, TokenEstimator) else counter.count
         return count(layers, request.tools) + self._reserve
 
-    def told(self, request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
-        """What is to be said on the stream of a compression; nothing where nothing happened."""
+    def events(self, request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
+        """Make the events that report a compression; none if nothing happened."""
         failed = found.failed
         if found.problems and not found.cut:
             failed = f"nothing of the result was left after its repair: {'; '.join(found.problems)}"
@@ -127,10 +127,10 @@ class Fitting:
         if failed:
             step, branch = request.step, request.branch
             return [ThinkingFailedEvent(reason=failed, tokens_before=found.tokens_before, step=step, branch=branch)]
-        return _told(request, found, **fields)
+        return _compressed(request, found, **fields)
 
     def _warn(self, request: ModelRequest, what: str) -> None:
-        """Name the compressor, once a run."""
+        """Name the compressor in a warning, once a run."""
         if request.ctx.host not in self._warned:
             self._warned[request.ctx.host] = True
             log.warning(
@@ -141,7 +141,7 @@ class Fitting:
             )
 
 
-def _told(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
+def _compressed(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
     known = request.ctx.state.compressed
     stuck = found.budget_unmet and not (known is not None and known.budget_unmet)
     if not (found.cut or stuck):
@@ -165,16 +165,16 @@ def _told(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signa
 
 
 def _pinned(request: ModelRequest) -> frozenset[int]:
-    """The places of the messages that must stay: those that are pinned, and what the run was asked."""
+    """Find the places of the messages that must stay: the pinned ones, and the question that the run was asked."""
     asked = next((message for message in reversed(request.ctx.state.asked) if message.role == "user"), None)
     return frozenset(place for place, message in enumerate(request.messages) if message.pinned or (message is asked))
 
 
 def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:
-    """Refuse what is not a compressor, a counter or a number.
+    """Refuse arguments of a wrong kind.
 
     Raises:
-        ConfigurationError: An argument is of a wrong kind.
+        ConfigurationError: One is.
     """
     if not callable(getattr(compressor, "compress", None)) or not _is_number(getattr(compressor, "max_tokens", None)):
         raise ConfigurationError(
@@ -182,7 +182,7 @@ def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:
             "object of your own with max_tokens and compress(messages, budget)"
         )
     if counter is not None and not callable(getattr(counter, "count", None)):
-        raise ConfigurationError(f"counter={counter!r} cannot count: give an object with count(messages, tools)")
+        raise ConfigurationError(f"counter={counter!r} is not a counter: give an object with count(messages, tools)")
     if every is not None and (not isinstance(every, int) or every < 1):
         raise ConfigurationError(f"every={every!r} is not a number of model calls: give 1 or more")
     if not _is_number(timeout) or not timeout > 0:
