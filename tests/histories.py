@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rxloop.context import Compressed, Compression, TokenEstimator
-from rxloop.pipeline.seams import Compressor, TokenCounter
-from rxloop.pipeline.values import Budget
+from rxloop.pipeline.seams import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import Message, ToolCall
 
 WORDS = [

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import Any
 
 from rxloop import AttemptError, Event, MemoryEventLog, Message, Result, Run, RunState
-from rxloop.pipeline.requests import ModelRequest, RunContext
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing.marbles import letter
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/rxloop"
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-CONTRACT = tomllib.loads(PYPROJECT)["tool"]["importlinter"]["contracts"][0]
+CONTRACT, CIRCLES = tomllib.loads(PYPROJECT)["tool"]["importlinter"]["contracts"][:2]
 FLOORS = [re.findall(r"[a-z]+", floor) for floor in CONTRACT["layers"] if not floor.startswith("_")]
 ROOMS = [room for floor in FLOORS for room in floor]
 
@@ -37,6 +37,14 @@ def test_there_are_at_most_twelve_floors() -> None:
 
 def test_only_the_types_that_the_contract_names_look_upward() -> None:
     assert len(CONTRACT["ignore_imports"]) == 3
+
+
+def test_only_types_go_in_a_circle() -> None:
+    assert CIRCLES["type"] == "acyclic_siblings"
+    for line in CIRCLES["ignore_imports"]:
+        importer, imported = line.removeprefix("rxloop.").split(" -> ")
+        text = SOURCE.joinpath(*importer.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+        assert f"    from {imported} import " in text.split("if TYPE_CHECKING:\n")[1].split("\n\n")[0]
 
 
 def test_a_room_says_what_it_is_in_the_words_of_the_map() -> None:

@@ -13,7 +13,7 @@ from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Thoughts, Tool
 from rxloop.context import SlidingWindowCompressor
 from rxloop.errors import AttemptError, ServerError
 from rxloop.operators import View
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     InputRequiredEvent,

@@ -72,12 +72,13 @@ if TYPE_CHECKING:
     from rxloop.pipeline.requests import IterationEnd as IterationEnd
     from rxloop.pipeline.requests import ModelRequest as ModelRequest
     from rxloop.pipeline.requests import Operator as Operator
-    from rxloop.pipeline.requests import RunContext as RunContext
     from rxloop.pipeline.requests import RunRequest as RunRequest
     from rxloop.pipeline.requests import Signal as Signal
     from rxloop.pipeline.requests import Strategy as Strategy
     from rxloop.pipeline.requests import ToolDefinition as ToolDefinition
     from rxloop.pipeline.requests import ToolRequest as ToolRequest
+    from rxloop.pipeline.run_context import RunContext as RunContext
+    from rxloop.pipeline.seams import Budget as Budget
     from rxloop.pipeline.seams import Clock as Clock
     from rxloop.pipeline.seams import Compressor as Compressor
     from rxloop.pipeline.seams import EventLog as EventLog
@@ -87,7 +88,6 @@ if TYPE_CHECKING:
     from rxloop.pipeline.seams import Tool as Tool
     from rxloop.pipeline.seams import ToolProvider as ToolProvider
     from rxloop.pipeline.seams import Workspace as Workspace
-    from rxloop.pipeline.values import Budget as Budget
     from rxloop.pipeline.values import RunRecord as RunRecord
     from rxloop.pipeline.values import SessionChange as SessionChange
     from rxloop.pipeline.values import SessionRecord as SessionRecord

@@ -19,7 +19,8 @@ from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.operators.loop.standard import standard
 from rxloop.operators.loop.typed_output import typed_output
-from rxloop.pipeline.requests import D, Operator, RunContext, Strategy
+from rxloop.pipeline.requests import Operator, Strategy
+from rxloop.pipeline.run_context import D, RunContext
 from rxloop.pipeline.seams import EventLog, MakesModels, Provider
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.messages import Message, as_messages
@@ -419,9 +420,9 @@ class Agent(Generic[D, O]):
                 f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
             )
         # Not before it is needed: importing rxloop is quicker without.
-        from rxloop.state.conversation import reading
+        from rxloop.state.conversation import read_log
 
-        state = fold_all(await reading(self.log.read, task_id))
+        state = fold_all(await read_log(self.log.read, task_id))
         if state.finished or state.state == "canceled":
             return
         run = self._start(self._spec(task_id, "", None, {}, resume=True, cancel=reason or "cancelled"))

@@ -14,8 +14,7 @@ from rxloop.context import (
     TokenBudgetCompressor,
     TokenEstimator,
 )
-from rxloop.pipeline.seams import Compressor
-from rxloop.pipeline.values import Budget
+from rxloop.pipeline.seams import Budget, Compressor
 from rxloop.protocol.messages import Message
 from rxloop.state.history import History
 

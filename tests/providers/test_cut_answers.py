@@ -16,7 +16,8 @@ import pytest
 from recorded import body, choice, names, needs_recordings, oracle, recording
 from rxloop import Agent, Limits, ToolCompleteEvent, ToolStartEvent
 from rxloop.errors import LimitReached, ProviderConnectionError, RunError
-from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.providers import OpenAIChat, Retry, openai_chat
 from servers import REQUEST, Answer, collect, delta, sse, text

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from rxloop.errors import BadRequest, ConfigurationError, ProviderTimeout, RateLimited
-from rxloop.pipeline.requests import ModelRequest, RunContext
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.messages import Message
 from rxloop.providers import PRESETS, OpenAIChat, Preset, openai_chat, resolve_model, routed

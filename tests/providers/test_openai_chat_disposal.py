@@ -9,7 +9,7 @@ import pytest
 from reactivex import operators as ops
 
 from rxloop.errors import ServerError as ServerFailed
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event
 from rxloop.providers import Retry
 from rxloop.stream.scope import Scope

@@ -14,7 +14,8 @@ from graphs import rebuilds
 from recorded import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
 from rxloop import Agent, Limits, Message, SqliteEventLog, op, replay
 from rxloop.errors import LimitReached, RunError
-from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import ImagePart, Part, TextPart, ToolCall
 from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel

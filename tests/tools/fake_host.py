@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from rxloop.pipeline.requests import Host, RunContext
+from rxloop.pipeline.run_context import Host, RunContext
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import ToolCall
 from rxloop.state.run_state import RunState, fold

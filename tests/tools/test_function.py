@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool
 from rxloop.protocol.events import CustomEvent, Event, ToolProgressEvent
 from rxloop.protocol.messages import ToolCall

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from rxloop.errors import ConfigurationError, ToolError
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.tools import FunctionTool, tool
 from tools.fake_host import FakeHost
 

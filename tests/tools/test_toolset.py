@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool
 from rxloop.tools import Toolset, think_aloud, tool
 from tools.fake_host import FakeHost

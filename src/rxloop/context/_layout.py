@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rxloop.context.blocks import blocks_of
 from rxloop.context.facts import facts_of
 from rxloop.context.ledger import FactLedger, ledger_of
-from rxloop.pipeline.values import Budget
+from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import Message
 
 # The ledger's share of the room: much of a small one, where little else fits; less of what is beyond.

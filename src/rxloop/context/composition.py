@@ -8,8 +8,7 @@ from inspect import isawaitable
 
 from rxloop.context._marks import Marks
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.seams import Compressor
-from rxloop.pipeline.values import Budget
+from rxloop.pipeline.seams import Budget, Compressor
 from rxloop.protocol.messages import Message
 
 

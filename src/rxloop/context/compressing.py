@@ -10,8 +10,7 @@ from itertools import islice
 from typing import Any, cast
 
 from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
-from rxloop.pipeline.seams import Compressor, TokenCounter
-from rxloop.pipeline.values import Budget
+from rxloop.pipeline.seams import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import Message
 from rxloop.stream.within import called
 

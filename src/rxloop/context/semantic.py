@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from rxloop.context._bm25 import bag_of, bm25
 from rxloop.context._layout import Layout, text_of
 from rxloop.context._marks import Marks
-from rxloop.pipeline.values import Budget
+from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import Message
 
 Embedder = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]

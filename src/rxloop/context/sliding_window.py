@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rxloop.context._layout import Layout
 from rxloop.context._marks import Marks
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.values import Budget
+from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import Message
 
 

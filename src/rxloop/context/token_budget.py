@@ -7,7 +7,7 @@ from functools import partial
 
 from rxloop.context._layout import Layout, brief, marked
 from rxloop.context._marks import Marks
-from rxloop.pipeline.values import Budget
+from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import Message
 
 _SAME = "[left out: a later result says the same]"

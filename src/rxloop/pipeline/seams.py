@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from reactivex import Observable
 
-from rxloop.pipeline.requests import ModelRequest, RunContext, ToolDefinition
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.pipeline.run_context import RunContext
+from rxloop.pipeline.values import Histories, Mark, Rendered, RunRecord, SessionChange, SessionRecord, Until
 from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
-
-if TYPE_CHECKING:
-    from rxloop.pipeline.values import Budget, Histories, Mark, Rendered, RunRecord, SessionChange, SessionRecord, Until
 
 
 @runtime_checkable
@@ -237,6 +237,29 @@ class TokenCounter(Protocol):
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
         """The number of tokens, exact or estimated; what a list of messages takes is the sum of what each takes."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a compressor is to keep to."""
+
+    tokens: int
+    """What the messages may take: the request's limit less what goes with them (system prompt, tools, workspace)."""
+    target: int
+    """What they are to be cut to, so that it is a while until the next cut."""
+    counter: TokenCounter
+    pinned: frozenset[int] = frozenset()
+    """The places of messages that must stay, beside the first user message."""
+    sent: Sequence[Message] = ()
+    """What goes out if nothing is cut: the history as the last cut left it, and what came since."""
+    dropped: Sequence[Message] = ()
+    """What another compressor before this one left out: a summary is to cover it too."""
+    messages: int | None = None
+    """How many messages there are to be after the cut, for a window that counts them."""
+
+    def count(self, *messages: Message) -> int:
+        """The tokens of these messages."""
+        return self.counter.count(messages)
 
 
 class Compressor(Protocol):

@@ -1,17 +1,13 @@
-"""The values that pass through the seams: what logs and stores know, what compressors keep to, what workspaces show."""
+"""The values that pass through the seams: what logs and stores know, what workspaces show, what summaries are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rxloop.protocol.events import Event, State
 from rxloop.protocol.messages import Message, Usage
-
-if TYPE_CHECKING:
-    from rxloop.pipeline.seams import TokenCounter
-
 
 _NOTE = "[Where you are, for you alone; the conversation above is what counts.]"
 
@@ -90,29 +86,6 @@ class SessionChange:
     """The entries that come to it, as JSON."""
     call_id: str | None = None
     """The tool call that the change was made for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """What a compressor is to keep to."""
-
-    tokens: int
-    """What the messages may take: the request's limit less what goes with them (system prompt, tools, workspace)."""
-    target: int
-    """What they are to be cut to, so that it is a while until the next cut."""
-    counter: TokenCounter
-    pinned: frozenset[int] = frozenset()
-    """The places of messages that must stay, beside the first user message."""
-    sent: Sequence[Message] = ()
-    """What goes out if nothing is cut: the history as the last cut left it, and what came since."""
-    dropped: Sequence[Message] = ()
-    """What another compressor before this one left out: a summary is to cover it too."""
-    messages: int | None = None
-    """How many messages there are to be after the cut, for a window that counts them."""
-
-    def count(self, *messages: Message) -> int:
-        """The tokens of these messages."""
-        return self.counter.count(messages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from rxloop.protocol.envelope import Event, absent
 from rxloop.protocol.messages import Content, ErrorInfo, Message, ToolCall, Usage, Wire
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 from rxloop.protocol.visibility import public_question
 
 Verbosity = Literal["brief", "normal", "detailed"]
@@ -286,7 +286,7 @@ class UsageEvent(Event):
         )
 
 
-_usage = trusted(Usage)
+_usage = unchecked(Usage)
 
 
 class MessageAddedEvent(Event):

@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema
 
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.protocol.storable import readable, storable
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -191,7 +191,7 @@ class ToolCall(Wire):
         return _call(id=id, name=name, arguments=arguments, raw=raw)
 
 
-_call = trusted(ToolCall)
+_call = unchecked(ToolCall)
 
 
 class Message(Wire):
@@ -322,7 +322,7 @@ class Usage(Wire):
         )
 
 
-_usage = trusted(Usage)
+_usage = unchecked(Usage)
 
 
 class ErrorInfo(Wire):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from rxloop.providers._timeouts import Timeouts
 from rxloop.providers._vendors import PRESETS
 from rxloop.providers.bounds import Bounds
 from rxloop.providers.fallback import Fallback, fallback
 from rxloop.providers.hedge import Hedge, hedge
 from rxloop.providers.limited import Limited, limited
 from rxloop.providers.models import resolve_model
-from rxloop.providers.openai_chat import OpenAIChat, Timeouts, openai_chat
+from rxloop.providers.openai_chat import OpenAIChat, openai_chat
 from rxloop.providers.presets import Preset
 from rxloop.providers.prices import PRICES, Price
 from rxloop.providers.retry import Retry, retrying

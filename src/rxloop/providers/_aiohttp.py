@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from rxloop.providers._errors import Endpoint
+    from rxloop.providers._timeouts import Timeouts
     from rxloop.providers.bounds import Bounds
-    from rxloop.providers.openai_chat import Timeouts
 
 LARGEST_BODY = 2**20
 """aiohttp takes no more in one piece without a warning: sending it would hold up the event loop."""

@@ -13,12 +13,12 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.events import Event, ToolCallDeltaEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.storable import readable
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 from rxloop.providers._documents import check_document, values_in
 from rxloop.providers._sanitize import clean_name
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 
-_delta = trusted(ToolCallDeltaEvent)
+_delta = unchecked(ToolCallDeltaEvent)
 _NOTHING: dict[str, Any] = {}
 
 

@@ -13,7 +13,7 @@ from rxloop.errors import ProviderProtocolError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
 from rxloop.protocol.storable import readable
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 from rxloop.providers._calls import CallAssembler, dumped
 from rxloop.providers._documents import SMALL, check_document
 from rxloop.providers._errors import Endpoint, cut_short, from_error_object
@@ -43,8 +43,8 @@ _FINISH = {
 _NOTICE = frozenset(("message", "msg", "detail"))
 # Finish reasons with which a vendor reports that the answer failed.
 _FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
-_complete = trusted(ContentCompleteEvent)
-_usage = trusted(UsageEvent)
+_complete = unchecked(ContentCompleteEvent)
+_usage = unchecked(UsageEvent)
 
 
 class ChatAccumulator:

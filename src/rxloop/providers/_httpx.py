@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from rxloop.providers._errors import Endpoint
+    from rxloop.providers._timeouts import Timeouts
     from rxloop.providers.bounds import Bounds
-    from rxloop.providers.openai_chat import Timeouts
 
 AT_ONCE = 256
 """Pieces that are read without a turn of the event loop: each takes the parser some twenty microseconds."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rxloop.providers._aiohttp import AiohttpClient
     from rxloop.providers._exchange import Client
-    from rxloop.providers.openai_chat import Timeouts
+    from rxloop.providers._timeouts import Timeouts
 
 Transport = Literal["httpx", "aiohttp"]
 """What carries the requests."""

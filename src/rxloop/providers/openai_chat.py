@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers._secrets import shown_address
 from rxloop.providers._tags import THOUGHT_TAGS
 from rxloop.providers._text import TextRules
+from rxloop.providers._timeouts import Timeouts
 from rxloop.providers._vendors import CUSTOM, find_preset
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.presets import Preset, checked_url
@@ -34,23 +35,6 @@ if TYPE_CHECKING:
     from rxloop.providers._watch import Watch
 
 Push = Callable[[Event], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """The seconds that a model call may take; None is no limit, except for `event`."""
-
-    connect: float | None = 10.0
-    """Until there is a connection."""
-    idle: float | None = 60.0
-    """Without a single byte, while an answer streams and before it begins."""
-    answer: float | None = 600.0
-    """The same for an answer that is not streamed: it comes in one piece."""
-    event: float | None = None
-    """Without a single event of the answer, although something comes, such as comments that keep the connection open;
-    None is ten times `idle`, or `answer`. A stream has events, of an answer that is not streamed the whole is one."""
-    total: float | None = 3600.0
-    """From the request to the end of the answer, retries included."""
 
 
 class OpenAIChat:

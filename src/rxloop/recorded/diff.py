@@ -19,7 +19,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Usage
-from rxloop.state.conversation import conversation, reading
+from rxloop.state.conversation import conversation, read_log
 
 if TYPE_CHECKING:
     from rxloop.providers.prices import Price
@@ -119,7 +119,7 @@ async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | N
     Raises:
         UnknownRun: The log does not hold one of them.
     """
-    runs = [await reading(log.read, task_id) for task_id in (a, b)]
+    runs = [await read_log(log.read, task_id) for task_id in (a, b)]
     before = [await conversation(log, events[0].context_id, before=events[0].task_id) for events in runs]
     lines = [comparable(events) for events in runs]
     left = parted(lines[0], lines[1], before[0].messages, before[1].messages)

@@ -9,7 +9,7 @@ from rxloop.operators.views.after import Cursor, read_cursor
 from rxloop.pipeline.seams import EventLog
 from rxloop.protocol.events import Event, GapEvent, ends_attempt
 from rxloop.recorded.stream import RecordedStream
-from rxloop.state.conversation import reading
+from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push, from_task
 
 
@@ -106,10 +106,10 @@ class _Follower:
         assert cursor is not None
         if cursor.task_id == self._task_id and cursor.attempt > 0:
             # Where the cursor is good, the event at it is all that has to be read beside what follows.
-            held = await reading(self._log.read, self._task_id, after_seq=max(cursor.seq - 1, 0))
+            held = await read_log(self._log.read, self._task_id, after_seq=max(cursor.seq - 1, 0))
             if not cursor.seq or (held and (held[0].seq > cursor.seq or held[0].attempt == cursor.attempt)):
                 return cursor.seq
-        whole = await reading(self._log.read, self._task_id)
+        whole = await read_log(self._log.read, self._task_id)
         if cursor.task_id == self._task_id and cursor.attempt > 0:
             later = next((event for event in whole if event.attempt > cursor.attempt), None)
             if later is not None and later.seq <= cursor.seq:

@@ -10,7 +10,7 @@ from rxloop.pipeline.seams import EventLog
 from rxloop.protocol.events import Event
 from rxloop.recorded.stream import RecordedStream
 from rxloop.run.result import Result
-from rxloop.state.conversation import conversation, reading
+from rxloop.state.conversation import conversation, read_log
 from rxloop.state.run_state import RunState, fold_all
 from rxloop.stream.bridges import Push, from_task
 from rxloop.thoughts.graph import ThoughtGraph
@@ -90,7 +90,7 @@ class Replay(RecordedStream):
 
     async def _events(self, *, deltas: bool) -> list[Event]:
         """The events of this replay, read anew."""
-        events = await reading(self._log.read, self._task_id, deltas=deltas and self._log.keeps_deltas)
+        events = await read_log(self._log.read, self._task_id, deltas=deltas and self._log.keeps_deltas)
         until = (self._until or _ALL, 0)
         return [event for event in events if (event.seq, event.sub) <= until]
 

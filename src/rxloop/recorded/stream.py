@@ -12,7 +12,7 @@ from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.public import public
 from rxloop.pipeline.seams import EventLog
 from rxloop.protocol.events import Event, ends_attempt
-from rxloop.state.conversation import reading
+from rxloop.state.conversation import read_log
 from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import Gate
 from rxloop.stream.sse import frames
@@ -76,5 +76,5 @@ class RecordedStream(Stream[Event]):
         cursor = read_cursor(after or "", strict=False)
         # Of a good cursor at the end, one event is all that has to be read.
         from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
-        events = await reading(log.read, task_id, after_seq=from_there) or await reading(log.read, task_id)
+        events = await read_log(log.read, task_id, after_seq=from_there) or await read_log(log.read, task_id)
         return not ends_attempt(events[-1]) or is_behind(cursor, events[-1])

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rxloop.errors import InvalidInput, Paused
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import InputReceivedEvent, InputRequiredEvent, PendingInput
 
 OnInput = Callable[[PendingInput], Any]

@@ -17,16 +17,8 @@ from reactivex.disposable import SerialDisposable
 from rxloop.errors import InvalidEvent, PipelineError, RxloopError
 from rxloop.operators.loop._faults import from_thread, no_signal, stuck, unordered
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import (
-    ModelRequest,
-    Request,
-    RunContext,
-    RunRequest,
-    Signal,
-    ToolDefinition,
-    ToolRequest,
-    marked,
-)
+from rxloop.pipeline.requests import ModelRequest, Request, RunRequest, Signal, ToolDefinition, ToolRequest, marked
+from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Clock, EventLog, Provider, Tool
 from rxloop.protocol.envelope import ROOT, check_time
 from rxloop.protocol.events import (
@@ -655,7 +647,7 @@ class Core:
 
     async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
         """Put a question to the person or client behind the run."""
-        asker = f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asker}"
+        asker = f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asked_by}"
         input_id = self._question_id(asker, readable(prompt))
         return await ask(ctx, input_id, prompt, answer, options, self.spec.on_input, self._turn_to_ask)
 

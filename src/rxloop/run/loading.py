@@ -15,7 +15,7 @@ from rxloop.run.attempt import Core
 from rxloop.run.endings import final_event, unrecorded_end
 from rxloop.run.inputs import check_waiting, new_answers
 from rxloop.run.spec import CLOSING, Canceled
-from rxloop.state.conversation import check_whole, conversation, reading
+from rxloop.state.conversation import check_whole, conversation, read_log
 from rxloop.state.run_state import RunState, fold_all
 from rxloop.stream.scope import GRACE
 from rxloop.stream.writer import LogWriter
@@ -78,7 +78,7 @@ async def load(core: Core, event_log: EventLog) -> Event | None:
 
 async def _load_run(core: Core, event_log: EventLog) -> Event | None:
     # An attempt that is cancelled before it began is loaded all the same: its end belongs into the log.
-    events = await until_end(core, reading(event_log.read, core.task_id), GRACE)
+    events = await until_end(core, read_log(event_log.read, core.task_id), GRACE)
     if events is None:
         return None
     if not events:
@@ -88,7 +88,7 @@ async def _load_run(core: Core, event_log: EventLog) -> Event | None:
     if core.spec.cancel is None and not _occupied(core, event_log):
         await until_end(core, _turn(core, event_log))
         # Somebody may have gone on with this run meanwhile.
-        events = await until_end(core, reading(event_log.read, core.task_id), GRACE)
+        events = await until_end(core, read_log(event_log.read, core.task_id), GRACE)
         if events is None or (not core.occupies and fold_all(events).state == "working"):
             return None
     if core.spec.cancel is None:
@@ -111,7 +111,7 @@ async def _see_that_it_waits(core: Core, event_log: EventLog, state: RunState) -
     paused = state.state in ("input-required", "auth-required")
     if not state.pending or not (paused or core.spec.inputs):
         return
-    runs = [record.task_id for record in await reading(event_log.runs, context_id=core.context_id)]
+    runs = [record.task_id for record in await read_log(event_log.runs, context_id=core.context_id)]
     later = runs[runs.index(core.task_id) + 1 :] if core.task_id in runs else []
     if later:
         raise InvalidInput(
@@ -131,7 +131,7 @@ def end_before_it_began(core: Core) -> Event:
 
 
 async def _load_fork(core: Core, event_log: EventLog, fork: Fork) -> None:
-    events = await reading(event_log.read, fork.task_id)
+    events = await read_log(event_log.read, fork.task_id)
     check_whole(fork.task_id, events, 1)
     before = await conversation(event_log, events[0].context_id, before=fork.task_id)
     core.past = fork.past(

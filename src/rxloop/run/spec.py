@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rxloop.pipeline.requests import Operator, RunContext
+from rxloop.pipeline.requests import Operator
+from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import EventLog, Provider
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings

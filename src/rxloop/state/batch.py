@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from rxloop.protocol.events import PendingInput, ToolCompleteEvent
 from rxloop.protocol.messages import Message, ToolCall
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 from rxloop.state.history import Ledger
 
-_message = trusted(Message)
+_message = unchecked(Message)
 
 THINK_ALOUD = "think_aloud"
 CANCELED_CALL = "The call was cancelled before it had a result."

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from rxloop.errors import EventLogError, RxloopError
 from rxloop.pipeline.patience import patiently
 from rxloop.pipeline.seams import EventLog, ReadsConversations
+from rxloop.pipeline.values import Histories, Mark, RunRecord
 from rxloop.state.run_state import RunState, fold_all
 
 if TYPE_CHECKING:
-    from rxloop.pipeline.values import Histories, Mark, RunRecord
     from rxloop.protocol.events import Event
 
 P = ParamSpec("P")
@@ -28,14 +28,14 @@ _CHARACTERS = 20_000_000
 """How many conversations of a log are remembered, and how much text they may have in all."""
 
 
-async def reading(ask: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
-    """What a log answers; one that fails for a moment is asked again, as for what is appended.
+async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
+    """Read from a log; one that fails for a moment is asked again, as for what is appended.
 
     Raises:
-        EventLogError: The log failed, by whatever error, and for longer than it is waited for.
+        EventLogError: The log failed, by whatever error, for longer than `PATIENCE`.
     """
     try:
-        return await patiently(lambda: ask(*args, **options), "the event log cannot be read")
+        return await patiently(lambda: read(*args, **options), "the event log cannot be read")
     except RxloopError:
         raise
     except Exception as error:
@@ -83,19 +83,15 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
 async def _histories(log: EventLog, context_id: str, before: str, after: Mark | None) -> Histories:
     """What a log has of a conversation behind a mark; of one that cannot tell it in one go, run by run."""
     if isinstance(log, ReadsConversations):
-        return await reading(log.histories, context_id, before=before, after=after)
-    from rxloop.pipeline.values import Histories
-
-    every = await reading(log.runs, context_id=context_id)
+        return await read_log(log.histories, context_id, before=before, after=after)
+    every = await read_log(log.runs, context_id=context_id)
     records = list(takewhile(lambda record: record.task_id != before, every))
     known = after.runs if after is not None and _mark(records[: after.runs]) == after else 0
-    events = [event for record in records[known:] for event in await reading(log.read, record.task_id)]
+    events = [event for record in records[known:] for event in await read_log(log.read, record.task_id)]
     return Histories(events, _mark(records), whole=not known)
 
 
 def _mark(records: Sequence[RunRecord]) -> Mark:
-    from rxloop.pipeline.values import Mark
-
     return Mark(len(records), sum(record.seq for record in records), records[-1].task_id if records else "")
 
 

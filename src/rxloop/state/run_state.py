@@ -30,12 +30,12 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Usage
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 from rxloop.state.batch import Batch
 from rxloop.state.compression import CompressionTotals
 from rxloop.state.history import History, Ledger
 
-_message = trusted(Message)
+_message = unchecked(Message)
 
 _EARLIER = 1_000
 """Ids of earlier runs that are known in any case; twice as many are kept at most."""

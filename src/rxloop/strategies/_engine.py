@@ -14,7 +14,8 @@ from rxloop.errors import ConfigurationError, StrategyError
 from rxloop.operators.loop._places import declared
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import IterationEnd, Operator, RunContext, RunRequest, Signal, Strategy
+from rxloop.pipeline.requests import IterationEnd, Operator, RunRequest, Signal, Strategy
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.strategies._run import StrategyRun
 from rxloop.strategies._sending import Sender

@@ -12,14 +12,8 @@ import orjson
 
 from rxloop.errors import PipelineError, StageRefused
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import (
-    IterationEnd,
-    ModelRequest,
-    RunContext,
-    ToolDefinition,
-    ToolRequest,
-    marked,
-)
+from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest, marked
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,

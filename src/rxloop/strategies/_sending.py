@@ -15,7 +15,8 @@ from rxloop.operators.loop._faults import from_thread, no_signal
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
-from rxloop.pipeline.requests import ModelRequest, Operator, Request, RunContext, RunRequest, Signal
+from rxloop.pipeline.requests import ModelRequest, Operator, Request, RunRequest, Signal
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.state.limits import check_limits
 from rxloop.stream.bridges import emit

@@ -21,7 +21,7 @@ from rxloop.stream.scope import report
 if TYPE_CHECKING:
     from anyio import CancelScope
 
-    from rxloop.pipeline.requests import RunContext
+    from rxloop.pipeline.run_context import RunContext
 
 T = TypeVar("T")
 Push = Callable[[T], None]

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from rxloop.errors import ToolError
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.protocol.storable import readable
 from rxloop.tools._blocking import watched

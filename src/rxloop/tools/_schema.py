@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from rxloop.errors import ConfigurationError, ToolError
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 
 _CONTEXT = re.compile(r"^(\w+\.)*RunContext(\[.*\])?$", re.DOTALL)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -18,7 +18,8 @@ from rxloop.errors import (
     StrategyError,
     ToolError,
 )
-from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import CustomEvent, SessionLink, StageEvent, ThoughtStreamEvent
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtResult, thought_id
 from rxloop.thinking.sessions.places import was_given_out

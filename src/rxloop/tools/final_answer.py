@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rxloop.errors import ToolError
-from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
 
 FINAL_ANSWER = "final_answer"
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from rxloop.errors import ConfigurationError, RxloopError
-from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool
 from rxloop.tools import _docstring
 from rxloop.tools._calling import caller_of

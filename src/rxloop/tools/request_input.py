@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from rxloop.errors import ToolError
-from rxloop.pipeline.requests import RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.tools.function import tool
 
 FieldType = Literal["string", "number", "integer", "boolean"]

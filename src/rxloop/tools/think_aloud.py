@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from rxloop.errors import ConfigurationError, ToolError
-from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import THOUGHT_TYPES, ThoughtStreamEvent, ThoughtType, Verbosity
 from rxloop.thoughts.drawing import one_line
 from rxloop.tools._schema import json_schema, validate

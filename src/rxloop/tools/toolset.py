@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.requests import RunContext, ToolDefinition
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool, ToolProvider
 from rxloop.stream.closing import in_turn
 from rxloop.tools.function import FunctionTool, as_tool, check_name, is_tool

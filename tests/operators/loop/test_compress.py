@@ -33,7 +33,8 @@ from rxloop.context import (
     TokenEstimator,
     problems_of,
 )
-from rxloop.pipeline.values import Budget, Rendered, WorkspacePart
+from rxloop.pipeline.seams import Budget
+from rxloop.pipeline.values import Rendered, WorkspacePart
 from rxloop.testing import ScriptedModel, turn, virtual_time
 
 

@@ -10,7 +10,8 @@ from reactivex import operators as ops
 from runs import called, context
 from rxloop import op
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import IterationEnd, ModelRequest, RunContext, Signal, ToolRequest
+from rxloop.pipeline.requests import IterationEnd, ModelRequest, Signal, ToolRequest
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import CustomEvent, ToolCompleteEvent
 from rxloop.protocol.messages import Message
 from rxloop.stream.bridges import emit
@@ -88,7 +89,7 @@ async def test_the_handler_gets_the_context_of_the_request() -> None:
     asked = request()
     await through(handler, asked)
 
-    assert seen == [asked.ctx.bind(asker="handler")]
+    assert seen == [asked.ctx.bind(asked_by="handler")]
 
 
 def test_requests_are_handled_side_by_side_and_a_disposed_handler_is_closed() -> None:

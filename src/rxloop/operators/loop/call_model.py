@@ -12,7 +12,7 @@ from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.protocol.messages import ErrorInfo, Message
 from rxloop.protocol.storable import readable, settle
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 from rxloop.state.history import History
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
@@ -29,7 +29,7 @@ _UNSTAMPED: dict[str, Any] = {
     "attempt": 0,
     "timestamp": 0,
 }
-_llm_call = trusted(LLMCallEvent)
+_llm_call = unchecked(LLMCallEvent)
 
 
 def call_model() -> Operator:

@@ -8,11 +8,11 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.at_end import at_end
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.protocol.events import CheckpointEvent
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 from rxloop.stream.bridges import Push, emit, from_task
 
 log = logging.getLogger("rxloop")
-_checkpoint = trusted(CheckpointEvent)
+_checkpoint = unchecked(CheckpointEvent)
 
 
 def checkpoint(every: int = 1) -> Operator:

@@ -10,16 +10,8 @@ from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocol
 from rxloop.operators.loop._places import declared
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import (
-    IterationEnd,
-    ModelRequest,
-    Operator,
-    Request,
-    RunContext,
-    RunRequest,
-    Signal,
-    ToolRequest,
-)
+from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Request, RunRequest, Signal, ToolRequest
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import LLMFailedEvent, MessageAddedEvent
 from rxloop.state.batch import Batch
 from rxloop.state.limits import check_limits

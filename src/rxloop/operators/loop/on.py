@@ -10,7 +10,8 @@ from reactivex import operators as ops
 from rxloop.errors import ConfigurationError, PipelineError
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.at_end import at_end
-from rxloop.pipeline.requests import IterationEnd, Operator, Request, RunContext, Signal
+from rxloop.pipeline.requests import IterationEnd, Operator, Request, Signal
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.stream.bridges import from_async_iter
 
@@ -73,7 +74,7 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
             )
 
         def answer(request: R) -> Observable[Signal]:
-            ctx = request.ctx.bind(asker=name)
+            ctx = request.ctx.bind(asked_by=name)
             signals = from_async_iter(lambda: handler(request, ctx), ctx, name=f"rxloop-handler-{name}")
             return signals.pipe(ops.map(lambda signal: _own(signal, name)))
 

@@ -10,13 +10,14 @@ from reactivex import Observable
 from rxloop.errors import InvalidEvent, ToolError
 from rxloop.operators.loop._places import declared
 from rxloop.operators.loop.answering import answering
-from rxloop.pipeline.requests import Operator, RunContext, Signal, ToolRequest, marked
+from rxloop.pipeline.requests import Operator, Signal, ToolRequest, marked
+from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool
 from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
 from rxloop.protocol.frozen import thawed
 from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.storable import readable, storable
-from rxloop.protocol.unchecked import trusted
+from rxloop.protocol.unchecked import unchecked
 from rxloop.state.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rxloop")
 
 _NO_DEPS = " (the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...))"
-_start = trusted(ToolStartEvent)
-_complete = trusted(ToolCompleteEvent)
+_start = unchecked(ToolStartEvent)
+_complete = unchecked(ToolCompleteEvent)
 
 
 def run_tools(concurrency: int = 5) -> Operator:

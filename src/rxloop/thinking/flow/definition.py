@@ -181,7 +181,7 @@ class StrategyDefinition:
         """
         from rxloop.thinking.flow import load
 
-        return load.from_json(source)
+        return load.from_json(cls, source)
 
     @classmethod
     def from_yaml(cls, source: str | bytes | PathLike[str]) -> StrategyDefinition:
@@ -192,7 +192,7 @@ class StrategyDefinition:
         """
         from rxloop.thinking.flow import load
 
-        return load.from_yaml(source)
+        return load.from_yaml(cls, source)
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is worked out from the fields, of which some cannot be copied.

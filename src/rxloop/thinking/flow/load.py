@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails
 
 from rxloop.errors import ConfigurationError
 from rxloop.thinking.flow._nesting import MOST_CHARACTERS, TooMuch, check_json, check_yaml
-from rxloop.thinking.flow.definition import StrategyDefinition
 from rxloop.thoughts.brief import brief
 
 T = TypeVar("T")
@@ -23,8 +22,8 @@ _FAULTS = 20
 """Faults that an error names."""
 
 
-def from_json(source: str | bytes | PathLike[str]) -> StrategyDefinition:
-    """Read a strategy from JSON text, or from a JSON file."""
+def from_json(model: type[T], source: str | bytes | PathLike[str]) -> T:
+    """Read a strategy, as a value of that class, from JSON text, or from a JSON file."""
     text, where = _read(source, "the JSON of a strategy")
     try:
         check_json(text)
@@ -38,11 +37,11 @@ def from_json(source: str | bytes | PathLike[str]) -> StrategyDefinition:
     except ValueError as error:
         # Our own errors, and a number with too many digits.
         raise ConfigurationError(f"{where}: {error}") from None
-    return _strategy(data, where)
+    return _strategy(model, data, where)
 
 
-def from_yaml(source: str | bytes | PathLike[str]) -> StrategyDefinition:
-    """Read a strategy from YAML text, or from a YAML file."""
+def from_yaml(model: type[T], source: str | bytes | PathLike[str]) -> T:
+    """Read a strategy, as a value of that class, from YAML text, or from a YAML file."""
     try:
         import yaml
     except ModuleNotFoundError:
@@ -67,7 +66,7 @@ def from_yaml(source: str | bytes | PathLike[str]) -> StrategyDefinition:
         raise ConfigurationError(f"{where}: {error}") from None
     if isinstance(data, str):
         raise ConfigurationError(f"{where} is a piece of text, not a mapping{_hint(text)}")
-    return _strategy(data, where)
+    return _strategy(model, data, where)
 
 
 def validated(model: type[T], data: object, what: str) -> T:
@@ -94,14 +93,14 @@ def _adapter(model: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(model)
 
 
-def _strategy(data: Any, where: str) -> StrategyDefinition:
+def _strategy(model: type[T], data: Any, where: str) -> T:
     if isinstance(data, Mapping):
         fields = dict(cast("Mapping[str, Any]", data))
         if isinstance(stages := fields.get("stages"), Mapping):
             by_name = cast("Mapping[Any, Any]", stages)
             fields["stages"] = [_named(name, stage, where) for name, stage in by_name.items()]
         data = fields
-    return validated(StrategyDefinition, data, where)
+    return validated(model, data, where)
 
 
 def _named(name: Any, stage: Any, where: str) -> Any:

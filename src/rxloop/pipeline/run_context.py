@@ -1,0 +1,308 @@
+"""`RunContext`, which rides on each request: what tools, instructions and operators get to see of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol
+
+from typing_extensions import TypeVar
+
+from rxloop.errors import InvalidEvent, RxloopError
+from rxloop.protocol.events import Event, ToolProgressEvent
+from rxloop.protocol.messages import Message, ToolCall, Usage
+from rxloop.protocol.settings import Limits
+from rxloop.protocol.storable import settle
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.asked import Asked
+    from rxloop.pipeline.requests import ModelRequest, ToolRequest
+    from rxloop.pipeline.seams import Clock, EventLog, Provider, Tool
+    from rxloop.state.run_state import RunState
+    from rxloop.stream.scope import Scope
+
+D = TypeVar("D", default=None)
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """The run, as it looks to those who work inside it."""
+
+    @property
+    def context_id(self) -> str: ...
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def agent_name(self) -> str: ...
+    @property
+    def model(self) -> Provider: ...
+    @property
+    def log(self) -> EventLog | None: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def thought_limit(self) -> int: ...
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def system(self) -> tuple[Message, ...]:
+        """The layers of the system prompt that the run itself has."""
+        ...
+
+    def provider(self, model: Provider | str) -> Provider:
+        """The provider that a model string stands for: one for each string, closed with the agent."""
+        ...
+
+    @property
+    def loop_name(self) -> str:
+        """The loop with the names of its operators."""
+        ...
+
+    def state(self, branch: str | None) -> RunState:
+        """The fold of everything published so far on that branch."""
+        ...
+
+    def publish(self, event: Event) -> None:
+        """Stamp an event, fold it into the state, and put it on the stream."""
+        ...
+
+    def emit(self, event: Event, out: Callable[[Event], None] | None) -> None:
+        """Give an event to `out`, or else to `publish`; from any thread."""
+        ...
+
+    async def durable(self) -> int | None:
+        """Wait until all that is published is in the log; its last `seq`, or None without a log."""
+        ...
+
+    def durable_now(self) -> int | None:
+        """The same without waiting; None if that takes waiting, or there is no log."""
+        ...
+
+    async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
+        """Put a question to the person or client behind the run."""
+        ...
+
+    def request(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
+        """The request of the next model call: layers, history, tools and settings; `ctx` names step and branch."""
+        ...
+
+    def tool(self, request: ToolRequest) -> Tool | str:
+        """The tool that a call asks for, or the reason why it cannot be called."""
+        ...
+
+    def hides(self, name: str) -> bool:
+        """Whether the tool of that name is not for clients."""
+        ...
+
+    async def disabled(self, request: ToolRequest, tool: Tool) -> str | None:
+        """The reason why a tool cannot be called after all, where code of somebody else decides; None if it can."""
+        ...
+
+    def recorded(self, step: str) -> Event | None:
+        """The message that an earlier attempt received for that step, if there is one."""
+        ...
+
+    def recorded_result(self, slot: tuple[str, int]) -> Event | None:
+        """The answer that an earlier attempt had for that slot, if there is one."""
+        ...
+
+    def interrupted(self, slot: tuple[str, int]) -> bool:
+        """Whether an earlier attempt started the call of that slot and never heard of its end."""
+        ...
+
+    def take(self, slot: tuple[str, int]) -> bool:
+        """Take a call to carry it out; False if this attempt has taken it before."""
+        ...
+
+    def abandon(self, ctx: RunContext[Any]) -> None:
+        """Close the message, or the call, of a subscription that was disposed before its end."""
+        ...
+
+
+# No slots: with them `RunContext[Deps](deps)` fails, which people write in tests of their tools.
+@dataclass(frozen=True)
+class RunContext(Generic[D]):
+    """What a tool, an instruction or an operator gets of the run.
+
+    Attributes:
+        deps: What was given to `agent.run(deps=...)`.
+        call: The tool call that this context belongs to, if any.
+        index: The place of the call in its message.
+        step: The model call that this context belongs to.
+        branch: The line of a strategy that it belongs to; None on the main line.
+        asked_by: Who asks questions where there is no call: the name of the operator.
+        answer: The call gives the answer of the run.
+    """
+
+    deps: D = field(default=None)  # pyright: ignore[reportAssignmentType]
+    run: Host | None = field(default=None, repr=False)
+    call: ToolCall | None = None
+    index: int = 0
+    step: str | None = None
+    branch: str | None = None
+    answer: bool = False
+    asked_by: str = "run"
+    out: Callable[[Event], None] | None = field(default=None, repr=False)
+    """Where `emit` puts events: the pipeline, for a tool; otherwise straight onto the stream."""
+    questions: list[Asked[Any]] | None = field(default=None, repr=False, compare=False)
+    """What a tool has asked in this call."""
+
+    @property
+    def host(self) -> Host:
+        """The run; an error in a context that was made outside one."""
+        if self.run is None:
+            raise RxloopError("this RunContext belongs to no run: it was made by hand, outside agent.run()")
+        return self.run
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the call is not for clients."""
+        return self.call is not None and self.call.hidden
+
+    @property
+    def context_id(self) -> str:
+        """The conversation."""
+        return self.host.context_id
+
+    @property
+    def task_id(self) -> str:
+        """The run."""
+        return self.host.task_id
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the run this is, from 1."""
+        return self.host.attempt
+
+    @property
+    def agent_name(self) -> str:
+        """The name of the agent."""
+        return self.host.agent_name
+
+    @property
+    def model(self) -> Provider:
+        """The model of the run."""
+        return self.host.model
+
+    @property
+    def log(self) -> EventLog | None:
+        """The event log of the agent, if it has one."""
+        return self.host.log
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the run."""
+        return self.host.limits
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was given to `agent.run(metadata=...)`."""
+        return self.host.metadata
+
+    @property
+    def clock(self) -> Clock:
+        """Where time comes from."""
+        return self.host.clock
+
+    @property
+    def scope(self) -> Scope:
+        """Owns the tasks of the run."""
+        return self.host.scope
+
+    @property
+    def state(self) -> RunState:
+        """The fold of everything published so far."""
+        return self.host.state(self.branch)
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of the run so far."""
+        return self.state.usage
+
+    @property
+    def idempotency_key(self) -> str:
+        """The name of this tool call, the same in every attempt to carry it out: for a service that knows such keys."""
+        if self.call is None:
+            raise RxloopError("ctx.idempotency_key belongs in a tool: this context has no tool call")
+        return f"{self.task_id}:{self.step}:{self.index}"
+
+    def emit(self, event: Event) -> None:
+        """Put an event on the stream of the run; from any thread.
+
+        Raises:
+            InvalidEvent: It is not an event, cannot be written as JSON, or is one that only the run itself may publish.
+        """
+        if not isinstance(event, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidEvent(
+                f"ctx.emit() takes an event, such as CustomEvent(name='found', data={{'a': 1}}), and not {event!r}"
+            )
+        # A copy, since the run stamps what it publishes: who emits an event may keep it as a constant.
+        unset = event.step is None and self.step is not None
+        event = event.model_copy(update={"step": self.step, "branch": self.branch} if unset else None)
+        # Here, and not only where the run stamps it: what cannot be written is for the one who emits it to hear of.
+        settle(event)
+        self.host.emit(event, self.out)
+
+    def progress(self, message: str, fraction: float | None = None) -> None:
+        """Say how far the tool is.
+
+        Args:
+            message: For the person who waits.
+            fraction: The part that is done, from 0 to 1.
+        """
+        if self.call is None:
+            raise RxloopError("ctx.progress() belongs in a tool: this context has no tool call")
+        self.emit(
+            ToolProgressEvent(
+                call=self.call,
+                index=self.index,
+                hidden=self.hidden,
+                message=message,
+                fraction=fraction,
+                step=self.step,
+                branch=self.branch,
+            )
+        )
+
+    def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Coroutine[Any, Any, T]:
+        """Ask the person or client behind the run, and wait: `await ctx.ask(...)`.
+
+        Without the await nothing is asked: what this gives is then neither true nor false but an error, and a tool that
+        forgets it has failed.
+
+        With `agent.run(on_input=...)` the answer comes at once. Without it the attempt ends as `input-required`, and
+        this call returns when `agent.resume(task_id, inputs={input_id: value})` runs the tool again.
+
+        Args:
+            prompt: The question.
+            answer: The type of the answer; the value is validated against it.
+            options: The values to choose from.
+
+        Raises:
+            InvalidInput: The answer does not fit.
+        """
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.pipeline.asked import Asked
+
+        asked: Asked[T] = Asked(prompt, lambda: self.host.ask(self, prompt, answer, options))
+        if self.questions is not None:
+            self.questions.append(asked)
+        return asked
+
+    def bind(self, **changes: Any) -> RunContext[D]:
+        """The same context for another call, step or branch."""
+        # A fifth of what `replace` costs, which several times in each iteration is worth it.
+        if not changes.keys() <= vars(self).keys():
+            raise TypeError(f"RunContext has no {', '.join(sorted(changes.keys() - vars(self).keys()))}")
+        ctx = object.__new__(type(self))
+        fields = vars(ctx)
+        fields.update(vars(self))
+        fields.update(changes)
+        return ctx

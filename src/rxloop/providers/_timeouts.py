@@ -1,0 +1,22 @@
+"""How long a model call may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """The seconds that a model call may take; None is no limit, except for `event`."""
+
+    connect: float | None = 10.0
+    """Until there is a connection."""
+    idle: float | None = 60.0
+    """Without a single byte, while an answer streams and before it begins."""
+    answer: float | None = 600.0
+    """The same for an answer that is not streamed: it comes in one piece."""
+    event: float | None = None
+    """Without a single event of the answer, although something comes, such as comments that keep the connection open;
+    None is ten times `idle`, or `answer`. A stream has events, of an answer that is not streamed the whole is one."""
+    total: float | None = 3600.0
+    """From the request to the end of the answer, retries included."""
