@@ -16,7 +16,7 @@ from rxloop import Agent, Limits, MemoryEventLog, Message, ModelRequest, Signal,
 from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import ToolCall
 from rxloop.providers import PRESETS
-from rxloop.providers._encode import RequestEncoder
+from rxloop.providers.chat._encode import RequestEncoder
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
 
 ENCODER = RequestEncoder("m", PRESETS["openai"], stream=True)

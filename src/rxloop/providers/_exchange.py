@@ -10,10 +10,10 @@ import anyio
 import httpx
 
 from rxloop.providers import _errors
-from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._sse import SSEDecoder
 from rxloop.providers._watch import Watch
 from rxloop.providers.bounds import Bounds, OutOfBounds
+from rxloop.providers.chat._chunks import ChatAccumulator
 from rxloop.stream.scope import Gate
 
 DRAIN_SECONDS = 1.0

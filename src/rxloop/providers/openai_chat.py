@@ -15,8 +15,6 @@ from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import Event
 from rxloop.providers import _errors
-from rxloop.providers._chunks import ChatAccumulator
-from rxloop.providers._encode import RequestEncoder
 from rxloop.providers._pool import ClientPool, Transport
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers._secrets import shown_address
@@ -25,6 +23,8 @@ from rxloop.providers._text import TextRules
 from rxloop.providers._timeouts import Timeouts
 from rxloop.providers._vendors import CUSTOM, find_preset
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
+from rxloop.providers.chat._chunks import ChatAccumulator
+from rxloop.providers.chat._encode import RequestEncoder
 from rxloop.providers.presets import Preset, checked_url
 from rxloop.providers.retry import Attempts, Retry
 from rxloop.stream.bridges import from_task

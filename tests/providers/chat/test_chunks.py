@@ -30,9 +30,9 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import ToolCall, Usage
-from rxloop.providers._chunks import ChatAccumulator
 from rxloop.providers._errors import Endpoint
 from rxloop.providers.bounds import OutOfBounds
+from rxloop.providers.chat._chunks import ChatAccumulator
 from servers import delta
 
 WHERE = Endpoint("zai:glm-4.7", "http://vendor/v1/chat/completions", "ZAI_API_KEY")

@@ -14,11 +14,11 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
 from rxloop.protocol.storable import readable
 from rxloop.protocol.unchecked import unchecked
-from rxloop.providers._calls import CallAssembler, dumped
 from rxloop.providers._documents import SMALL, check_document
 from rxloop.providers._errors import Endpoint, cut_short, from_error_object
 from rxloop.providers._text import HEAVIEST, AnswerText, TextRules
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
+from rxloop.providers.chat._calls import CallAssembler, dumped
 
 AS_IT_IS = TextRules()
 LENIENT = 2**18

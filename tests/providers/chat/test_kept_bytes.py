@@ -5,7 +5,7 @@ import tracemalloc
 from rxloop import Message
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers import PRESETS
-from rxloop.providers._encode import RequestEncoder
+from rxloop.providers.chat._encode import RequestEncoder
 
 MESSAGES = 200
 

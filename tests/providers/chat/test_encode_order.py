@@ -11,8 +11,9 @@ import pytest
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import FilePart, Message, ToolCall
-from rxloop.providers import PRESETS, Preset, _encode
-from rxloop.providers._encode import RequestEncoder
+from rxloop.providers import PRESETS, Preset
+from rxloop.providers.chat import _encode
+from rxloop.providers.chat._encode import RequestEncoder
 from rxloop.state.history import History
 
 CALLS = Message.assistant(tool_calls=[ToolCall(id="call_abc", name="look"), ToolCall(id="call_abd", name="look")])

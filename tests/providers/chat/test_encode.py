@@ -9,8 +9,9 @@ import orjson
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings
-from rxloop.providers import PRESETS, Preset, _encode
-from rxloop.providers._encode import RequestEncoder
+from rxloop.providers import PRESETS, Preset
+from rxloop.providers.chat import _encode
+from rxloop.providers.chat._encode import RequestEncoder
 
 OPENAI = PRESETS["openai"]
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}}, strict=True)
