@@ -9,6 +9,7 @@ from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, OpenAIChat, Preset, openai_chat, resolve_model
+from rxloop.providers.chat._address import chat_url
 from servers import REQUEST, Server, collect, say
 
 ALL = sorted(PRESETS)
@@ -73,7 +74,7 @@ def test_a_preset_stands_at_its_address(name: str) -> None:
     preset = PRESETS[name]
     assert preset.name == name
     if name != "azure":
-        assert preset.chat_url(preset.url(), "m") == ADDRESSES[name]
+        assert chat_url(preset, preset.url(), "m") == ADDRESSES[name]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -143,7 +144,7 @@ async def test_a_preset_of_ones_own_is_one_line(server: Server, monkeypatch: pyt
     ],
 )
 def test_azure_has_a_deployment_and_a_version_in_the_address(base: str, url: str) -> None:
-    assert AZURE.chat_url(base, "my gpt") == "https://r.openai.azure.com" + url
+    assert chat_url(AZURE, base, "my gpt") == "https://r.openai.azure.com" + url
 
 
 async def test_azure_takes_all_of_it_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ class AiohttpAnswer:
             data = await self._next()
             if not data:
                 return
-            if gate is not None and gate.closed:
+            if gate.closed:
                 limit.reschedule(None)
                 await batches.wait()
                 begun = -math.inf

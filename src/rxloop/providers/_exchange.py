@@ -9,11 +9,11 @@ from typing import Protocol
 import anyio
 import httpx
 
+from rxloop.errors import ProviderError
 from rxloop.providers import _errors
 from rxloop.providers._sse import SSEDecoder
 from rxloop.providers._watch import Watch
 from rxloop.providers.bounds import Bounds, OutOfBounds
-from rxloop.providers.chat._chunks import ChatAccumulator
 from rxloop.stream.scope import Gate
 
 DRAIN_SECONDS = 1.0
@@ -47,6 +47,49 @@ class Answer(Protocol):
 
     async def aclose(self) -> None:
         """Give the connection back; one with an answer that was not read to its end is closed."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads one answer in the protocol of its endpoint, and pushes its events."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the endpoint said that the answer is over."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether what has been read is a whole answer."""
+        ...
+
+    def feed(self, payloads: list[bytes]) -> None:
+        """Read the payloads of some events of a stream.
+
+        Raises:
+            ProviderError: The endpoint reports an error, or breaks the protocol.
+            OutOfBounds: The answer is too large.
+        """
+        ...
+
+    def last(self, payloads: list[bytes]) -> None:
+        """Read what came after the last complete event of a stream; raises as `feed` does."""
+        ...
+
+    def whole(self, body: bytes) -> None:
+        """Read an answer that was not streamed; raises as `feed` does."""
+        ...
+
+    def complete(self) -> None:
+        """Push what ends the answer.
+
+        Raises:
+            ProviderError: The bytes ended before the answer did.
+        """
+        ...
+
+    def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        """The error of an answer whose HTTP status is not one of success."""
         ...
 
 
@@ -104,9 +147,9 @@ async def send(client: Client, where: _errors.Endpoint, headers: dict[str, str],
 async def receive(
     response: Answer,
     where: _errors.Endpoint,
-    answer: ChatAccumulator,
+    reader: Reader,
     streamed: bool,
-    gate: Gate | None,
+    gate: Gate,
     watch: Watch,
     bounds: Bounds,
 ) -> None:
@@ -115,7 +158,7 @@ async def receive(
     Args:
         response: What came.
         where: Whom the request went to.
-        answer: Takes what comes.
+        reader: Reads what comes.
         streamed: Whether a stream was asked for.
         gate: Holds the reading back while it is closed.
         watch: Hears of each event.
@@ -128,12 +171,12 @@ async def receive(
     try:
         if not 200 <= response.status < 300:
             watch.stop()
-            raise _errors.from_response(response.status, response.headers, await _read_error(response), where)
+            raise reader.refusal(response.status, response.headers, await _read_error(response))
         if _is_stream(response, streamed):
-            await _read_stream(response, Batches(answer, gate, watch, bounds), where)
+            await _read_stream(response, Batches(reader, gate, watch, bounds), where)
         else:
-            answer.whole(await _read_whole(response, where, bounds))
-            answer.complete()
+            reader.whole(await _read_whole(response, where, bounds))
+            reader.complete()
     finally:
         await response.aclose()
 
@@ -161,19 +204,19 @@ class Batches:
     """Collects what one read of the socket brings, and hands it on together.
 
     Args:
-        answer: Takes it.
+        reader: Reads it.
         gate: Holds the reading back while it is closed.
         watch: Hears of each batch with an event in it.
         bounds: What it may come to.
     """
 
     __slots__ = (
-        "_answer",
         "_begun",
         "_body",
         "_bounds",
         "_bytes",
         "_decoder",
+        "_reader",
         "_watch",
         "failure",
         "gate",
@@ -181,7 +224,7 @@ class Batches:
         "over",
     )
 
-    def __init__(self, answer: ChatAccumulator, gate: Gate | None, watch: Watch, bounds: Bounds) -> None:
+    def __init__(self, reader: Reader, gate: Gate, watch: Watch, bounds: Bounds) -> None:
         self.failure: Exception | None = None
         """What was wrong with the answer."""
         self.over = False
@@ -190,7 +233,7 @@ class Batches:
         """While it is closed, and the answer not over, no more is to be added: `wait` for it."""
         self.held: list[bytes] = []
         """The chunks that have come: to be added here, and then handed on."""
-        self._answer = answer
+        self._reader = reader
         self._watch = watch
         self._bounds = bounds
         self._decoder = SSEDecoder(bounds.document)
@@ -207,14 +250,13 @@ class Batches:
     @property
     def ended(self) -> bool:
         """Whether what has been read is a whole answer."""
-        return self._answer.ended
+        return self._reader.ended
 
     async def wait(self) -> None:
         """Wait until more may be added."""
-        if self.gate is not None:
-            self._watch.hold()
-            await self.gate.wait()
-            self._watch.go_on()
+        self._watch.hold()
+        await self.gate.wait()
+        self._watch.go_on()
 
     def hand_on(self) -> None:
         """Read what has been collected; a failure is kept until the reading has ended."""
@@ -232,7 +274,7 @@ class Batches:
             self._take(data)
         except Exception as error:
             self.failure = error
-        self.over = self._answer.done or self.failure is not None
+        self.over = self._reader.done or self.failure is not None
         if self.over:
             self._watch.stop()
 
@@ -247,10 +289,10 @@ class Batches:
         payloads = self._decoder.feed(data)
         if payloads:
             self._watch.seen()
-            self._answer.feed(payloads)
-            if self._answer.done:
-                self._answer.complete()
-        if self._bytes > bounds.answer and not self._answer.done:
+            self._reader.feed(payloads)
+            if self._reader.done:
+                self._reader.complete()
+        if self._bytes > bounds.answer and not self._reader.done:
             raise OutOfBounds("answer", bounds.answer)
 
     def end(self) -> None:
@@ -259,14 +301,14 @@ class Batches:
         if self.failure is not None:
             return
         if self._body is not None:
-            self._answer.whole(bytes(self._body))
+            self._reader.whole(bytes(self._body))
         elif not self.over:
-            self._answer.last(self._decoder.flush())
+            self._reader.last(self._decoder.flush())
 
     def complete(self) -> None:
         """Complete the answer, unless that is done."""
         if not self.over:
-            self._answer.complete()
+            self._reader.complete()
 
 
 async def _read_error(response: Answer) -> bytes:

@@ -136,7 +136,7 @@ class HttpxAnswer:
                 while True:
                     data = await before_waiting(anext(source), before_wait)
                     # Behind the read: this one read waits here, and what comes after it in the socket.
-                    if gate is not None and gate.closed and not batches.over:
+                    if gate.closed and not batches.over:
                         await batches.wait()
                     held.append(data)
                     if len(held) >= AT_ONCE:

@@ -12,11 +12,11 @@ class Timeouts:
     connect: float | None = 10.0
     """Until there is a connection."""
     idle: float | None = 60.0
-    """Without a single byte, while an answer streams and before it begins."""
+    """Without a single byte, before a stream begins and while it goes on."""
     answer: float | None = 600.0
     """The same for an answer that is not streamed: it comes in one piece."""
     event: float | None = None
-    """Without a single event of the answer, although something comes, such as comments that keep the connection open;
-    None is ten times `idle`, or `answer`. A stream has events, of an answer that is not streamed the whole is one."""
+    """Without a single event of the answer, even if something else comes, such as comments that keep the connection
+    open; None is ten times `idle`, or `answer`. An answer that is not streamed counts as one event."""
     total: float | None = 3600.0
-    """From the request to the end of the answer, retries included."""
+    """From the request to the end of the answer, including retries."""

@@ -9,27 +9,18 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import Event, UsageEvent
-from rxloop.providers._answers import (
-    another_may_help,
-    ask,
-    begins_answer,
-    close_all,
-    close_made,
-    counted,
-    failed,
-    keep_to_schema,
-)
-from rxloop.providers.models import resolve_model
+from rxloop.providers._answers import begins_answer, failed
+from rxloop.providers._combined import Combined, another_may_help, ask, counted
 
 
 def fallback(*models: Provider | str) -> Fallback:
-    """A provider that asks the next model when one fails before anything of its answer was delivered.
+    """Make a provider that asks the next model when one fails before it has delivered anything.
 
-    It goes on after everything that may be otherwise elsewhere: a key that is missing or refused, an unknown model, no
-    room, trouble, silence, a context window that is too short, a content filter. It does not after a request that is
-    wrong in itself. Each failure that it goes on from is an internal `llm-failed` event; the error of the last model is
-    the error of the call. A model's own retries come first: give it `retry=Retry(attempts=1)` to turn to the next at
-    once.
+    It moves on after every failure that another vendor may not have: a key that is missing or refused, an unknown
+    model, an overloaded or broken server, silence, a context window that is too short, a content filter. It does not
+    move on after a request that is wrong in itself. Each failure that it moves on from is an internal `llm-failed`
+    event; the error of the last model is the error of the call. A model's own retries come first: give it
+    `retry=Retry(attempts=1)` to turn to the next one at once.
 
     ::
 
@@ -44,31 +35,20 @@ def fallback(*models: Provider | str) -> Fallback:
         *models: Providers or model strings, in the order in which they are asked.
 
     Raises:
-        ConfigurationError: There is none, or a model string names none.
+        ConfigurationError: No model is given, or a model string names no model.
     """
     if not models:
         raise ConfigurationError("fallback() needs at least one model")
-    providers = tuple(resolve_model(model) for model in models)
-    return Fallback(providers, tuple(one for one, model in zip(providers, models, strict=True) if one is not model))
+    return Fallback(*models)
 
 
-class Fallback:
+class Fallback(Combined):
     """A provider that turns to the next model when one fails; made by `fallback`."""
-
-    def __init__(self, providers: tuple[Provider, ...], made: tuple[Provider, ...] = ()) -> None:
-        self.providers = providers
-        """In the order in which they are asked."""
-        self._made = made
 
     @property
     def name(self) -> str:
         """What it is called on the stream."""
         return f"fallback({', '.join(provider.name for provider in self.providers)})"
-
-    @property
-    def keeps_to_schema(self) -> bool | None:
-        """Whether every model holds to the `response_schema` of a request; None where that is not known."""
-        return keep_to_schema(*self.providers)
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer of the first model that gives one."""
@@ -110,11 +90,3 @@ class Fallback:
             return current
 
         return Observable(subscribe)
-
-    async def aclose_made(self) -> None:
-        """Close the models that were made of strings."""
-        await close_made(self._made, self.providers)
-
-    async def aclose(self) -> None:
-        """Close every model."""
-        await close_all(*self.providers)

@@ -12,17 +12,8 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import Event, UsageEvent
-from rxloop.providers._answers import (
-    another_may_help,
-    ask,
-    begins_answer,
-    close_all,
-    close_made,
-    counted,
-    failed,
-    keep_to_schema,
-)
-from rxloop.providers.models import resolve_model
+from rxloop.providers._answers import begins_answer, failed
+from rxloop.providers._combined import Combined, another_may_help, ask, counted
 from rxloop.stream.guard import leave_to_loop
 from rxloop.stream.scheduler import timers
 
@@ -30,12 +21,12 @@ log = logging.getLogger("rxloop")
 
 
 def hedge(first: Provider | str, second: Provider | str, *, after: float) -> Hedge:
-    """A provider that asks a second model when the first has delivered nothing for a while; the first to deliver wins.
+    """Make a provider that asks a second model when the first has delivered nothing for a while.
 
-    The loser is disposed, which closes its connection, and no event of its answer is shown. What it cost is counted if
-    it has said so: a model that was cut off before its end has not. A model that fails before it has delivered anything
-    leaves the answer to the other one, which is asked at once if it was not yet; what cannot help there is decided as
-    in `fallback`.
+    The first model to deliver wins. The other one is disposed of, which closes its connection, and no event of its
+    answer is shown. Its tokens are counted if it has reported them, which a model does only at its end. A model that
+    fails before it has delivered anything leaves the answer to the other one, which is asked at once if it has not been
+    asked yet; the failures after which that cannot help are those of `fallback`.
 
     ::
 
@@ -56,30 +47,21 @@ def hedge(first: Provider | str, second: Provider | str, *, after: float) -> Hed
     """
     if after < 0:
         raise ConfigurationError(f"hedge() needs a wait of 0 s or more, not {after}")
-    made = Hedge(resolve_model(first), resolve_model(second), after)
-    made.made = tuple(one for one, model in ((made.first, first), (made.second, second)) if one is not model)
-    return made
+    return Hedge(first, second, after)
 
 
-class Hedge:
+class Hedge(Combined):
     """A provider that asks a second model when the first is slow to begin; made by `hedge`."""
 
-    def __init__(self, first: Provider, second: Provider, after: float) -> None:
-        self.first = first
-        self.second = second
+    def __init__(self, first: Provider | str, second: Provider | str, after: float) -> None:
+        super().__init__(first, second)
+        self.first, self.second = self.providers
         self.after = after
-        self.made: tuple[Provider, ...] = ()
-        """Those that were made of model strings."""
 
     @property
     def name(self) -> str:
         """What it is called on the stream."""
         return f"hedge({self.first.name}, {self.second.name})"
-
-    @property
-    def keeps_to_schema(self) -> bool | None:
-        """Whether both models hold to the `response_schema` of a request; None where that is not known."""
-        return keep_to_schema(self.first, self.second)
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer of the model that begins first."""
@@ -92,14 +74,6 @@ class Hedge:
             return race.disposable
 
         return Observable(subscribe)
-
-    async def aclose_made(self) -> None:
-        """Close the models that were made of strings."""
-        await close_made(self.made, (self.first, self.second))
-
-    async def aclose(self) -> None:
-        """Close both models."""
-        await close_all(self.first, self.second)
 
 
 class _Race:
@@ -166,8 +140,8 @@ class _Race:
         try:
             self.disposable.remove(slot)
         except BaseException as error:
-            # The answer that won, or the error of the last one, is told all the same.
-            log.warning("the model that is too late could not be stopped", exc_info=error)
+            # The answer of the winner, or the last error, is delivered all the same.
+            log.warning("the slower model of hedge() could not be stopped", exc_info=error)
             leave_to_loop(error)
 
     def _fail(self, slot: SingleAssignmentDisposable, error: Exception) -> None:

@@ -15,8 +15,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import Event
-from rxloop.providers._answers import ask, close_made, keep_to_schema
-from rxloop.providers.models import resolve_model
+from rxloop.providers._combined import Combined, ask
 from rxloop.stream.scheduler import timers
 from rxloop.stream.scope import Scope
 
@@ -25,11 +24,11 @@ log = logging.getLogger("rxloop")
 
 
 def limited(model: Provider | str, *, concurrent: int | None = None, per_minute: int | None = None) -> Limited:
-    """A provider whose calls wait for their turn, over all runs that use it.
+    """Make a provider whose calls wait for their turn, across all runs that use it.
 
     The limits belong to the object: give the same one to every agent that is to share them. Calls begin in the order in
-    which they came, each as soon as both limits allow it. A call that is disposed while it waits leaves the line. One
-    event loop keeps one line; loops in other threads have lines of their own.
+    which they arrived, each as soon as both limits allow it. A call that is disposed of while it waits leaves the line.
+    Each event loop has one line; loops in other threads have lines of their own.
 
     ::
 
@@ -44,8 +43,8 @@ def limited(model: Provider | str, *, concurrent: int | None = None, per_minute:
 
     Args:
         model: A provider or a model string. Its own retries count as one call.
-        concurrent: Calls that are under way at once, at most.
-        per_minute: Calls that begin within any sixty seconds, at most.
+        concurrent: How many calls may be under way at once.
+        per_minute: How many calls may begin within any sixty seconds.
 
     Raises:
         ConfigurationError: A limit is below 1, or the model string names no model.
@@ -53,20 +52,17 @@ def limited(model: Provider | str, *, concurrent: int | None = None, per_minute:
     for name, limit in (("concurrent", concurrent), ("per_minute", per_minute)):
         if limit is not None and limit < 1:
             raise ConfigurationError(f"limited() needs {name} of 1 or more, not {limit}")
-    made = Limited(resolve_model(model), concurrent, per_minute)
-    made.made = made.provider is not model
-    return made
+    return Limited(model, concurrent, per_minute)
 
 
-class Limited:
+class Limited(Combined):
     """A provider whose calls wait for their turn; made by `limited`."""
 
-    def __init__(self, provider: Provider, concurrent: int | None, per_minute: int | None) -> None:
-        self.provider = provider
+    def __init__(self, model: Provider | str, concurrent: int | None, per_minute: int | None) -> None:
+        super().__init__(model)
+        (self.provider,) = self.providers
         self.concurrent = concurrent
         self.per_minute = per_minute
-        self.made = False
-        """Whether the model was made of a string."""
         self._lines: dict[asyncio.AbstractEventLoop | None, _Line] = {}
 
     @property
@@ -76,20 +72,15 @@ class Limited:
 
     @property
     def running(self) -> int:
-        """The calls of this event loop that are under way."""
+        """How many calls of this event loop are under way."""
         line = self._lines.get(_loop())
         return 0 if line is None else line.running
 
     @property
     def waiting(self) -> int:
-        """The calls of this event loop that wait for their turn."""
+        """How many calls of this event loop wait for their turn."""
         line = self._lines.get(_loop())
         return 0 if line is None else len(line.waiting)
-
-    @property
-    def keeps_to_schema(self) -> bool | None:
-        """Whether the model holds to the `response_schema` of a request; None where that is not known."""
-        return keep_to_schema(self.provider)
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer of the model, when it is its turn."""
@@ -104,14 +95,6 @@ class Limited:
             return Disposable(turn.leave)
 
         return Observable(subscribe)
-
-    async def aclose_made(self) -> None:
-        """Close the model, if it was made of a string."""
-        await close_made([self.provider] if self.made else [], [self.provider])
-
-    async def aclose(self) -> None:
-        """Close the model."""
-        await self.provider.aclose()
 
     def _line(self, scheduler: abc.SchedulerBase | None) -> _Line:
         loop = _loop()
@@ -154,7 +137,7 @@ class _Line:
             turn.wait()
 
     def leave(self, turn: _Turn) -> bool:
-        """Whether a call stood in line, and does no more."""
+        """Remove a call from the line; whether it stood there."""
         if turn not in self.waiting:
             return False
         del self.waiting[turn]
@@ -163,12 +146,12 @@ class _Line:
         return True
 
     def ended(self) -> None:
-        """A call that was under way is over."""
+        """Take note that a call is over, and begin the next one."""
         self.running -= 1
         self.advance()
 
     def advance(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
-        """Begin those whose turn it is."""
+        """Begin the calls whose turn it is."""
         # A loop and not a recursion, for calls that end while they begin.
         if self._advancing:
             return
@@ -217,11 +200,11 @@ class _Turn:
         self._over = False
 
     def wait(self) -> None:
-        """Tell the run that something is to come, although nothing of its own is under way."""
+        """Keep the run waiting: an answer is still to come, although no task of the run is under way."""
         if self._scope is not None:
             self._scope.timers[self] = None
 
-    def _waited(self) -> None:
+    def _stop_waiting(self) -> None:
         if self._scope is not None and self in self._scope.timers:
             del self._scope.timers[self]
             self._scope.settle()
@@ -233,10 +216,10 @@ class _Turn:
                 self._observer.on_next, self._on_error, self._on_completed, scheduler=self._scheduler
             )
         except Exception:
-            # By a subscriber, at the end of its call. Where it comes out another call may be ending.
+            # A subscriber raised it at the end of its call. Raised further, it would hit the call that has just ended.
             log.exception("a subscriber failed at the end of a model call")
         finally:
-            self._waited()
+            self._stop_waiting()
 
     def leave(self) -> None:
         """End the call, or leave the line."""
@@ -244,7 +227,7 @@ class _Turn:
             return
         if self._line.leave(self):
             self._over = True
-            self._waited()
+            self._stop_waiting()
             return
         self._answer.dispose()
         self._end()

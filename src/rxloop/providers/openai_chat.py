@@ -15,6 +15,7 @@ from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import Event
 from rxloop.providers import _errors
+from rxloop.providers._gate import gate_of
 from rxloop.providers._pool import ClientPool, Transport
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers._secrets import shown_address
@@ -23,7 +24,8 @@ from rxloop.providers._text import TextRules
 from rxloop.providers._timeouts import Timeouts
 from rxloop.providers._vendors import CUSTOM, find_preset
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.providers.chat._chunks import ChatAccumulator
+from rxloop.providers.chat._address import chat_url
+from rxloop.providers.chat._chunks import ChatReader
 from rxloop.providers.chat._encode import RequestEncoder
 from rxloop.providers.presets import Preset, checked_url
 from rxloop.providers.retry import Attempts, Retry
@@ -134,9 +136,8 @@ class OpenAIChat:
                 async with lease as client:
                     # The body has no name: it would be kept until the answer ends.
                     response = await send(client, where, where.headers, self._encoder.encode(request))
-                    gate = request.ctx.scope.gate if request.ctx.run is not None else None
-                    answer = ChatAccumulator(push, request.step, where, request.tools, self._rules, self._bounds)
-                    await receive(response, where, answer, self._stream, gate, watch, self._bounds)
+                    reader = ChatReader(push, request.step, where, request.tools, self._rules, self._bounds)
+                    await receive(response, where, reader, self._stream, gate_of(request), watch, self._bounds)
                 await self._pool.close_idle()
         except OutOfBounds as error:
             failure = _errors.out_of_bounds(error, where)
@@ -158,7 +159,7 @@ class OpenAIChat:
         base, key = self._base_url or self.preset.url(), self._api_key or self.preset.key()
         if not more and self._where is not None and self._where[:2] == (base, key):
             return self._where[2]
-        url = self.preset.chat_url(base, self.model)
+        url = chat_url(self.preset, base, self.model)
         name = self.model if self.preset is CUSTOM else self.name
         where = _errors.Endpoint(name, url, self.preset.key_env, self.preset.hint)
         where = replace(where, headers=self._request_headers(more, key, where))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from rxloop.errors import ConfigurationError
 from rxloop.providers._secrets import redacted, shown_address
@@ -116,21 +116,6 @@ class Preset:
             variable = f"set {self.url_env}, or " if self.url_env else ""
             raise ConfigurationError(f"the endpoint {self.name!r} has no address: {variable}pass base_url=")
         return checked_url(url)
-
-    def chat_url(self, base: str, model: str) -> str:
-        """Where the requests for a model go.
-
-        With an `api_version`, a `base` without a path is a resource, in which the model's deployment is looked for;
-        one that ends in `/v1` is Azure's newer interface, which knows neither deployments nor versions.
-        """
-        scheme, host, path, query, _ = urlsplit(base)
-        path = path.rstrip("/")
-        if self.api_version is not None and not path.endswith("/v1"):
-            path = path or f"/openai/deployments/{quote(model, safe='')}"
-            if "api-version=" not in query:
-                version = os.environ.get(self.version_env or "", "").strip() or self.api_version
-                query = "&".join(part for part in (query, urlencode({"api-version": version})) if part)
-        return urlunsplit((scheme, host, f"{path}/chat/completions", query, ""))
 
     def key(self) -> str | None:
         """The key from the environment, or None."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reactivex import Observable
+from reactivex import Observable, abc
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.seams import Provider
-from rxloop.protocol.events import Event
-from rxloop.providers._answers import close_all, close_made, counting
+from rxloop.protocol.events import Event, UsageEvent
+from rxloop.providers._combined import close_made, counted
 from rxloop.providers.models import resolve_model
+from rxloop.stream.closing import in_turn
 
 
 def routed(choose: Callable[[ModelRequest], Provider | str], *, name: str = "routed") -> Routed:
-    """A provider that asks a function which model answers a request.
+    """Make a provider that asks a function which model answers a request.
 
     Example:
         >>> def by_plan(request):
@@ -23,7 +24,9 @@ def routed(choose: Callable[[ModelRequest], Provider | str], *, name: str = "rou
 
     Args:
         choose: Called for each request just before it is sent; the metadata of the run is in `request.ctx.metadata`.
-        name: What it is called on the stream.
+            A model string makes one provider, which is kept for the next request. A provider remains the caller's, who
+            closes it.
+        name: What the provider is called on the stream.
     """
     return Routed(choose, name)
 
@@ -35,7 +38,6 @@ class Routed:
         self._choose = choose
         self._name = name
         self._made: dict[str, Provider] = {}
-        self._given: list[Provider] = []
 
     @property
     def name(self) -> str:
@@ -44,25 +46,35 @@ class Routed:
 
     @property
     def keeps_to_schema(self) -> bool:
-        """No: which model it will be is not known when the prompt is written, and the words for it serve any."""
+        """False: when the prompt is written, the model is not known yet, and asking in words works with any model."""
         return False
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """The answer of the chosen model."""
-        chosen = self._choose(request)
+        provider = self._provider(self._choose(request))
+        source = provider.call(request)
+
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            def on_next(event: Event) -> None:
+                observer.on_next(counted(event, provider) if type(event) is UsageEvent else event)
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    def _provider(self, chosen: Provider | str) -> Provider:
         if not isinstance(chosen, str):
-            if not any(chosen is known for known in self._given):
-                self._given.append(chosen)
-            return counting(chosen.call(request), chosen)
-        provider = self._made.get(chosen)
-        if provider is None:
-            provider = self._made[chosen] = resolve_model(chosen)
-        return counting(provider.call(request), provider)
+            return chosen
+        if chosen not in self._made:
+            self._made[chosen] = resolve_model(chosen)
+        return self._made[chosen]
 
     async def aclose_made(self) -> None:
-        """Close the models that were made of strings."""
-        await close_made(self._made.values(), self._given)
+        """Close the models that were made from strings."""
+        await close_made(self._made.values())
 
     async def aclose(self) -> None:
-        """Close every model that has been chosen."""
-        await close_all(*self._made.values(), *self._given)
+        """Close the models that were made from strings, even if one of them cannot be closed."""
+        await in_turn([provider.aclose for provider in self._made.values()])

@@ -1,4 +1,4 @@
-"""A model that says what it was told to say: for tests, with no network and no key.
+"""A model that plays a script: for tests, without a network or a key.
 
     model = ScriptedModel(call("get_weather", city="Oslo"), "It is 7 C in Oslo.")
 
@@ -8,30 +8,33 @@ by `frames` take time, which is virtual inside `rxloop.testing.virtual_time`.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, Union, cast
 
-import orjson
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import ConfigurationError, ProviderError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import (
-    ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
-    ThoughtDeltaEvent,
-    ThoughtStreamEvent,
     ToolCallDeltaEvent,
-    UsageEvent,
 )
-from rxloop.protocol.messages import ToolCall, Usage
-from rxloop.protocol.storable import storable
+from rxloop.protocol.messages import Usage
 from rxloop.providers._recorded import RecordedAnswer, line_of, recorded_answers
+from rxloop.providers._script import (
+    Frames,
+    ScriptedCall,
+    ScriptedTurn,
+    hidden_tools,
+    push_end,
+    push_frames,
+    push_reasoning,
+    stay_open,
+)
 from rxloop.stream.bridges import Push, from_task
 from rxloop.stream.deltas import text_delta
 
@@ -40,35 +43,6 @@ class ScriptExhausted(ProviderError):
     """A `ScriptedModel` was asked more often than it has turns."""
 
     code = "script"
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedCall:
-    """A tool call of a script; `call` makes one."""
-
-    name: str
-    arguments: dict[str, Any]
-    id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """A text that takes time; `frames` makes one."""
-
-    symbols: tuple[str, ...]
-    frame: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptedTurn:
-    """One whole answer of a script; `turn` makes one."""
-
-    text: str | Frames = ""
-    calls: tuple[ScriptedCall, ...] = ()
-    reasoning: str | None = None
-    usage: Usage | None = None
-    finish_reason: str | None = None
-    raw_finish_reason: str | None = None
 
 
 Turn = Union[  # noqa: UP007
@@ -160,7 +134,7 @@ class ScriptedModel:
 
     def __init__(self, *turns: Turn, name: str = "scripted", reasoning: str | None = None) -> None:
         for item in turns:
-            _check(item)
+            _check_turn(item)
         self.requests: list[ModelRequest] = []
         self.open = 0
         self._turns = turns
@@ -187,11 +161,11 @@ class ScriptedModel:
         def answer(request: ModelRequest) -> RecordedAnswer:
             left = answers.get(line_of(request.branch, request.step))
             if not left:
-                known = ", ".join(str(each.step) for line in answers.values() for each in line) or "nothing"
+                known = ", ".join(str(answer.step) for line in answers.values() for answer in line) or "nothing"
                 raise ScriptExhausted(f"the recording has no answer for step {request.step}; left are: {known}")
             return left.pop(0)
 
-        # One more, so that a request that is one too many is told what the recording has.
+        # One turn more, so that one request too many fails with what the recording has left.
         return cls(*[answer] * (sum(map(len, answers.values())) + 1), name=name)
 
     @property
@@ -216,15 +190,15 @@ class ScriptedModel:
                 observer.on_error(error)
                 return Disposable()
             if isinstance(answer, RecordedAnswer):
-                return self._again(answer, request, observer)
+                return self._play_recorded(answer, request, observer)
             if isinstance(answer.text, Frames):
-                return self._over_time(answer, answer.text, request, number).subscribe(observer, scheduler=scheduler)
+                return self._play_frames(answer, answer.text, request, number).subscribe(observer, scheduler=scheduler)
             self.open += 1
             try:
-                _think(answer, number, observer.on_next)
+                push_reasoning(answer, number, observer.on_next)
                 if answer.text:
                     observer.on_next(text_delta(ContentDeltaEvent, answer.text, 0, None))
-                _finish(answer, answer.text, request, observer.on_next)
+                push_end(answer, answer.text, request, observer.on_next)
             finally:
                 self.open -= 1
             observer.on_completed()
@@ -232,7 +206,7 @@ class ScriptedModel:
 
         return Observable(subscribe)
 
-    def _again(
+    def _play_recorded(
         self, answer: RecordedAnswer, request: ModelRequest, observer: abc.ObserverBase[Event]
     ) -> abc.DisposableBase:
         """Play a recorded answer."""
@@ -246,7 +220,7 @@ class ScriptedModel:
         self.open += open_
         try:
             for event in answer.events:
-                hidden = isinstance(event, ToolCallDeltaEvent) and event.name in _hidden(request)
+                hidden = isinstance(event, ToolCallDeltaEvent) and event.name in hidden_tools(request)
                 observer.on_next(event.model_copy(update={"hidden": True} if hidden else None))
         except BaseException:
             close()
@@ -254,7 +228,7 @@ class ScriptedModel:
         if answer.cut_off:
             # A task, like the socket that it stands for: otherwise the run would seem to wait for nothing.
             name = f"{self._name}-stream"
-            leaf = from_task(_stay_open, request.ctx, name=name, shielded=True).subscribe(observer)
+            leaf = from_task(stay_open, request.ctx, name=name, shielded=True).subscribe(observer)
             return CompositeDisposable(leaf, Disposable(close))
         close()
         if answer.error is not None:
@@ -273,11 +247,11 @@ class ScriptedModel:
                 return item
             if isinstance(item, Exception):
                 raise item
-            item = item(request) if callable(item) else _message(item)
-            _check(item)
+            item = item(request) if callable(item) else _as_turn(item)
+            _check_turn(item)
         return replace(
             item,
-            calls=tuple(self._with_id(each) for each in item.calls),
+            calls=tuple(self._with_id(call) for call in item.calls),
             reasoning=self._reasoning if item.reasoning is None else item.reasoning,
         )
 
@@ -285,16 +259,16 @@ class ScriptedModel:
         self._calls += 1
         return item if item.id is not None else replace(item, id=f"call_{self._calls}")
 
-    def _over_time(self, answer: ScriptedTurn, text: Frames, request: ModelRequest, number: int) -> Observable[Event]:
+    def _play_frames(self, answer: ScriptedTurn, text: Frames, request: ModelRequest, number: int) -> Observable[Event]:
         started = False
 
         async def work(push: Push[Event]) -> None:
             nonlocal started
             started = True
             try:
-                _think(answer, number, push)
-                content = await _play(text, request, push)
-                _finish(answer, content, request, push)
+                push_reasoning(answer, number, push)
+                content = await push_frames(text, request, push)
+                push_end(answer, content, request, push)
             finally:
                 self.open -= 1
 
@@ -319,14 +293,7 @@ class ScriptedModel:
         return Observable(subscribe)
 
 
-def _think(answer: ScriptedTurn, number: int, push: Push[Event]) -> None:
-    if answer.reasoning:
-        push(text_delta(ThoughtDeltaEvent, answer.reasoning, 0, None))
-        thought_id = f"reasoning_{number}"
-        push(ThoughtStreamEvent(thought_id=thought_id, content=answer.reasoning, source="reasoning"))
-
-
-def _message(item: str | ScriptedCall | Frames | Sequence[str | ScriptedCall]) -> ScriptedTurn:
+def _as_turn(item: str | ScriptedCall | Frames | Sequence[str | ScriptedCall]) -> ScriptedTurn:
     if isinstance(item, str | Frames):
         return ScriptedTurn(text=item)
     if isinstance(item, ScriptedCall):
@@ -337,8 +304,8 @@ def _message(item: str | ScriptedCall | Frames | Sequence[str | ScriptedCall]) -
     )
 
 
-def _check(item: object) -> None:
-    """Refuse what is no turn where the script is written, and not when it is played."""
+def _check_turn(item: object) -> None:
+    """Refuse what is not a turn when the script is written, not when it is played."""
     if isinstance(item, str | ScriptedCall | Frames | ScriptedTurn | RecordedAnswer | Exception):
         return
     if isinstance(item, list | tuple):
@@ -347,62 +314,4 @@ def _check(item: object) -> None:
             return
         raise ConfigurationError(f"a message of a script is made of texts and calls, not {wrong[0]!r}")
     if isinstance(item, type) or not callable(item):
-        raise ConfigurationError(f"{item!r} is no turn of a script: give a text, a call, a list of them, or frames")
-
-
-async def _play(text: Frames, request: ModelRequest, push: Push[Event]) -> str:
-    """Push the deltas in their frames; the content when it is complete."""
-    content: list[str] = []
-    pause = 0
-    for symbol in text.symbols:
-        if symbol == "-":
-            pause += 1
-            continue
-        if pause:
-            await asyncio.sleep(pause * text.frame)
-        pause = 1
-        if symbol == "|":
-            return "".join(content)
-        if symbol == "#":
-            raise ProviderError("the script fails here: '#'")
-        push(text_delta(ContentDeltaEvent, symbol, len(content), None))
-        content.append(symbol)
-        if request.ctx.run is not None and request.ctx.scope.gate.closed:
-            await request.ctx.scope.gate.wait()
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError("unreachable: nothing resolves the future")
-
-
-def _hidden(request: ModelRequest) -> set[str]:
-    """The tools that are not for clients."""
-    return {tool.name for tool in request.tools if tool.hidden}
-
-
-def _finish(answer: ScriptedTurn, content: str, request: ModelRequest, push: Push[Event]) -> None:
-    hidden = _hidden(request)
-    calls: list[ToolCall] = []
-    for index, item in enumerate(answer.calls):
-        arguments = storable(item.arguments, f"the arguments of {item.name}")
-        raw = orjson.dumps(arguments).decode()
-        made = ToolCall(id=item.id or "", name=item.name, arguments=arguments, raw=raw)
-        calls.append(made)
-        push(
-            ToolCallDeltaEvent(
-                index=index, tool_call_id=made.id, name=made.name, fragment=raw, hidden=made.name in hidden
-            )
-        )
-    if answer.usage is not None:
-        push(UsageEvent(**answer.usage.model_dump(by_alias=False)))
-    push(
-        ContentCompleteEvent(
-            content=content,
-            reasoning=answer.reasoning,
-            tool_calls=calls,
-            finish_reason=answer.finish_reason or ("tool_calls" if calls else "stop"),
-            raw_finish_reason=answer.raw_finish_reason,
-        )
-    )
-
-
-async def _stay_open(push: Push[Event]) -> None:
-    await asyncio.get_running_loop().create_future()
+        raise ConfigurationError(f"{item!r} is not a turn of a script: give a text, a call, a list of them, or frames")

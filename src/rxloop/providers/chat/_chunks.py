@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from io import StringIO
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
 
-from rxloop.errors import ProviderProtocolError
+from rxloop.errors import ProviderError, ProviderProtocolError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
-from rxloop.protocol.storable import readable
 from rxloop.protocol.unchecked import unchecked
 from rxloop.providers._documents import SMALL, check_document
-from rxloop.providers._errors import Endpoint, cut_short, from_error_object
+from rxloop.providers._errors import Endpoint, cut_short
 from rxloop.providers._text import HEAVIEST, AnswerText, TextRules
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.providers.chat._calls import CallAssembler, dumped
+from rxloop.providers.chat._calls import CallAssembler
+from rxloop.providers.chat._details import ReasoningDetails
+from rxloop.providers.chat._errors import from_error_object, from_response
+from rxloop.providers.chat._fields import lenient_json, object_of, objects, text_of, tokens, unwrapped
 
 AS_IT_IS = TextRules()
-LENIENT = 2**18
-"""Bytes of the largest document that is read a second time where it is no JSON: the lenient parser is slow."""
-MOST_TOKENS = 2**53
 DONE = b"[DONE]"
 _PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
 _FINISH = {
@@ -47,7 +44,7 @@ _complete = unchecked(ContentCompleteEvent)
 _usage = unchecked(UsageEvent)
 
 
-class ChatAccumulator:
+class ChatReader:
     """Reads the chunks of one answer: pushes deltas as they come and, at the end, what they amount to.
 
     An answer that was not streamed is read as one large chunk, so that both have the same meaning.
@@ -56,11 +53,8 @@ class ChatAccumulator:
     __slots__ = (
         "_bounds",
         "_calls",
-        "_detail_text",
-        "_detailed",
         "_details",
         "_finish",
-        "_kept",
         "_notice",
         "_push",
         "_room",
@@ -90,13 +84,7 @@ class ChatAccumulator:
         self._bounds = bounds
         self._text = AnswerText(push, step, rules, bounds)
         self._calls = CallAssembler(push, step, tools, rules.strip, bounds)
-        self._details: list[dict[str, Any]] = []
-        self._detail_text = StringIO()
-        """The text of the newest of them."""
-        self._detailed = 0
-        """The characters of the text of all of them."""
-        self._kept = 0
-        """About how many characters they are but for that."""
+        self._details = ReasoningDetails()
         self._small = min(SMALL, bounds.document)
         self._room = bounds.text
         """How many more characters the message could have when its size was looked at last."""
@@ -171,7 +159,7 @@ class ChatAccumulator:
             if text:
                 write(text)
             if calls:
-                for call in _dicts(calls):
+                for call in objects(calls):
                     self._calls.feed(call)
 
     def last(self, payloads: list[bytes]) -> None:
@@ -192,18 +180,18 @@ class ChatAccumulator:
         try:
             answer: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
-            answer = _lenient(body)
+            answer = lenient_json(body)
             self._text.mind_halves()
-        answer = _alone(answer)
+        answer = unwrapped(answer)
         if not isinstance(answer, dict):
             raise ProviderProtocolError(f"{self._where} answered with what is no JSON object: {self._shown(body)}")
         answer = cast("dict[str, Any]", answer)
         choices: list[Any] = []
-        for choice in _dicts(answer.get("choices")):
-            message = dict(_dict(choice.get("message")))
+        for choice in objects(answer.get("choices")):
+            message = dict(object_of(choice.get("message")))
             # In a whole message each entry is a call of its own, whatever its id.
             message["tool_calls"] = [
-                {**call, "index": index} for index, call in enumerate(_dicts(message.get("tool_calls")))
+                {**call, "index": index} for index, call in enumerate(objects(message.get("tool_calls")))
             ]
             choices.append({**choice, "delta": message})
         if not choices and not answer.get("error"):
@@ -234,9 +222,8 @@ class ChatAccumulator:
         if self._usage is not None:
             self._push(self._usage_event(self._usage))
         calls = self._calls.finish()
-        self._join_detail()
         state: dict[str, Any] = {
-            "reasoning_details": self._details,
+            "reasoning_details": self._details.finish(),
             "extra_content": self._calls.extra_content(),
         }
         finish = _FINISH.get((self._finish or "").lower(), "stop")
@@ -254,11 +241,15 @@ class ChatAccumulator:
             )
         )
 
+    def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        """The error of an answer whose HTTP status is not one of success."""
+        return from_response(status, headers, body, self._where)
+
     def _check_size(self) -> None:
-        """See that what has been read is no more than a message may be. What is read together is little."""
-        # Opaque reasoning says once more what the readable one says.
-        more = max(self._detailed - self._text.reasoned, 0)
-        self._room = self._bounds.text - (self._text.size + more + self._kept + self._calls.size)
+        """Check that what has been read is not more than a message may be. What is read at once is little."""
+        # Opaque reasoning repeats what the readable reasoning says.
+        opaque = max(self._details.text_size - self._text.reasoned, 0) + self._details.other_size
+        self._room = self._bounds.text - (self._text.size + opaque + self._calls.size)
         self._uncounted = 0
         if self._room < 0:
             raise OutOfBounds("text", self._bounds.text)
@@ -271,7 +262,7 @@ class ChatAccumulator:
         if not text:
             return None
         check_document(text, self._bounds)
-        chunk = _lenient(text)
+        chunk = lenient_json(text)
         if chunk is None:
             raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON: {self._shown(text)}")
         # A gateway that cuts strings in JavaScript sends the halves of an emoji with two chunks.
@@ -283,14 +274,14 @@ class ChatAccumulator:
 
     def _chunk(self, chunk: Any) -> None:
         """Read any chunk, trusting nothing."""
-        chunk = _alone(chunk)
+        chunk = unwrapped(chunk)
         if not isinstance(chunk, dict):
             raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON object")
         chunk = cast("dict[str, Any]", chunk)
-        for choice in _dicts(chunk.get("choices")):
+        for choice in objects(chunk.get("choices")):
             if not choice.get("index"):
                 self._choice(choice)
-        usage = chunk.get("usage") or _dict(chunk.get("x_groq")).get("usage")
+        usage = chunk.get("usage") or object_of(chunk.get("x_groq")).get("usage")
         if usage and isinstance(usage, dict):
             self._usage = cast("dict[str, Any]", usage)
         if chunk.get("error") or chunk.get("object") == "error":
@@ -299,14 +290,14 @@ class ChatAccumulator:
             self._notice = chunk
 
     def _choice(self, choice: dict[str, Any]) -> None:
-        delta = _dict(choice.get("delta"))
+        delta = object_of(choice.get("delta"))
         self._think(delta)
         content = delta.get("content") or delta.get("refusal")
         if isinstance(content, str):
             self._text.write(content)
         else:
             self._parts(content)
-        for call in _dicts(delta.get("tool_calls")):
+        for call in objects(delta.get("tool_calls")):
             self._calls.feed(call)
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and (finish or self._finish is None):
@@ -316,63 +307,35 @@ class ChatAccumulator:
 
     def _think(self, delta: dict[str, Any]) -> None:
         """The reasoning of a delta, which some vendors send in two fields at once: the first that has any counts."""
-        details = _dicts(delta.get("reasoning_details"))
+        details = objects(delta.get("reasoning_details"))
         for detail in details:
-            self._keep(detail)
+            self._details.add(detail)
         for name in ("reasoning_content", "reasoning"):
-            if text := _text(delta.get(name)):
+            if text := text_of(delta.get(name)):
                 self._text.think(text)
                 return
         for detail in details:
-            self._text.think(_text(detail.get("text") or detail.get("summary")))
-
-    def _keep(self, detail: dict[str, Any]) -> None:
-        """Keep opaque reasoning for the next request; pieces of one block are joined again."""
-        last = self._details[-1] if self._details else None
-        if (
-            last is None
-            or detail.get("type") == "reasoning.encrypted"
-            or (last.get("type"), last.get("index")) != (detail.get("type"), detail.get("index"))
-        ):
-            self._join_detail()
-            self._details.append(dict(detail))
-            self._kept += len(dumped(detail))
-        else:
-            # Each piece says again what block it belongs to, in more characters than it has text.
-            changed = {name: value for name, value in detail.items() if value is not None and last.get(name) != value}
-            last.update(changed)
-            changed.pop(_part(detail), None)
-            self._kept += len(dumped(changed)) if changed else 0
-        if piece := _text(detail.get(_part(detail))):
-            self._detail_text.write(piece)
-            self._detailed += len(piece)
-
-    def _join_detail(self) -> None:
-        """Put the pieces of the newest block together: joined one by one, each would copy all before it."""
-        text = self._detail_text.getvalue()
-        if text:
-            self._details[-1][_part(self._details[-1])] = text
-            self._detail_text = StringIO()
+            self._text.think(text_of(detail.get("text") or detail.get("summary")))
 
     def _parts(self, content: Any) -> None:
         """Content as a list of typed parts, as Mistral's reasoning models send it."""
-        for part in _dicts(content):
+        for part in objects(content):
             if part.get("type") == "thinking":
                 inner = part.get("thinking")
-                texts = [inner] if isinstance(inner, str) else [each.get("text") for each in _dicts(inner)]
+                texts = [inner] if isinstance(inner, str) else [each.get("text") for each in objects(inner)]
                 for text in texts:
-                    self._text.think(_text(text))
+                    self._text.think(text_of(text))
             else:
-                self._text.write(_text(part.get("text")))
+                self._text.write(text_of(part.get("text")))
 
     def _usage_event(self, usage: dict[str, Any]) -> UsageEvent:
-        read = _dict(usage.get("prompt_tokens_details"))
-        written = _dict(usage.get("completion_tokens_details"))
+        read = object_of(usage.get("prompt_tokens_details"))
+        written = object_of(usage.get("completion_tokens_details"))
         return _usage(
-            input_tokens=_count(usage.get("prompt_tokens")),
-            output_tokens=_count(usage.get("completion_tokens")),
-            cached_tokens=_count(read.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")),
-            reasoning_tokens=_count(written.get("reasoning_tokens")),
+            input_tokens=tokens(usage.get("prompt_tokens")),
+            output_tokens=tokens(usage.get("completion_tokens")),
+            cached_tokens=tokens(read.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")),
+            reasoning_tokens=tokens(written.get("reasoning_tokens")),
             step=self._step,
         )
 
@@ -380,61 +343,3 @@ class ChatAccumulator:
 def _says_no_more(chunk: dict[str, Any]) -> bool:
     """Whether a chunk with calls has one choice, and no word of an error in its kind."""
     return len(chunk["choices"]) == 1 and chunk.get("object") != "error"
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        return []
-    return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
-
-
-def _part(detail: dict[str, Any]) -> str:
-    """The field that the text of a block of reasoning is in."""
-    return "summary" if detail.get("type") == "reasoning.summary" else "text"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: Any) -> int:
-    """A number of tokens; what can be none counts as none, so that no answer is lost for it."""
-    if value.__class__ is int and 0 <= value < MOST_TOKENS:
-        return value
-    if not isinstance(value, int | float) or not 0 <= value < MOST_TOKENS:
-        return 0
-    return int(value)
-
-
-def _alone(value: Any) -> Any:
-    """What a list of one object holds: Google's endpoint puts its errors into one."""
-    if isinstance(value, list) and len(items := cast("list[Any]", value)) == 1:
-        return items[0]
-    return cast("Any", value)
-
-
-def _lenient(data: bytes) -> Any:
-    """JSON that orjson refuses, with half a character in a text; None if it is no JSON."""
-    if len(data) > LENIENT:
-        return None
-    try:
-        return json.loads(data, parse_constant=lambda _: None, object_hook=_whole_characters)
-    except (ValueError, RecursionError):
-        return None
-
-
-_STREAMED = frozenset(
-    ["content", "refusal", "reasoning_content", "reasoning", "text", "summary", "thinking", "arguments"]
-)
-"""Texts that come in pieces: of a character that was cut in two the halves are joined where the pieces are."""
-
-
-def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: readable(value) if isinstance(value, str) and name not in _STREAMED else value
-        for name, value in fields.items()
-    }

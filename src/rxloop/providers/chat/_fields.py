@@ -1,0 +1,68 @@
+"""Values in what an endpoint sends, where any of them may be something else than it should be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from rxloop.protocol.storable import readable
+
+LENIENT = 2**18
+"""Bytes of the largest document that is read a second time if it is not JSON: the lenient parser is slow."""
+MOST_TOKENS = 2**53
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """The object that a value is; an empty one if it is something else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list; none if the value is something else."""
+    if not isinstance(value, list):
+        return []
+    return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
+
+
+def text_of(value: Any) -> str:
+    """The text that a value is; an empty one if it is something else."""
+    return value if isinstance(value, str) else ""
+
+
+def tokens(value: Any) -> int:
+    """A number of tokens; anything that cannot be one counts as 0, so that no answer is lost for it."""
+    if value.__class__ is int and 0 <= value < MOST_TOKENS:
+        return value
+    if not isinstance(value, int | float) or not 0 <= value < MOST_TOKENS:
+        return 0
+    return int(value)
+
+
+def unwrapped(value: Any) -> Any:
+    """A value without the list around it: Google's endpoint puts an error into a list of one object."""
+    if isinstance(value, list) and len(items := cast("list[Any]", value)) == 1:
+        return items[0]
+    return cast("Any", value)
+
+
+def lenient_json(data: bytes) -> Any:
+    """What JSON holds that orjson refuses because of half a character in a text; None if it is not JSON either."""
+    if len(data) > LENIENT:
+        return None
+    try:
+        return json.loads(data, parse_constant=lambda _: None, object_hook=_whole_characters)
+    except (ValueError, RecursionError):
+        return None
+
+
+_STREAMED = frozenset(
+    ["content", "refusal", "reasoning_content", "reasoning", "text", "summary", "thinking", "arguments"]
+)
+"""Texts that come in pieces; the halves of a character are joined where the pieces are."""
+
+
+def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: readable(value) if isinstance(value, str) and name not in _STREAMED else value
+        for name, value in fields.items()
+    }
