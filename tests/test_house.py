@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/rxloop"
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 CONTRACT, CIRCLES = tomllib.loads(PYPROJECT)["tool"]["importlinter"]["contracts"][:2]
-FLOORS = [re.findall(r"[a-z]+", floor) for floor in CONTRACT["layers"] if not floor.startswith("_")]
+FLOORS = [re.findall(r"(?<![_a-z])[a-z]+", floor) for floor in CONTRACT["layers"]]
 ROOMS = [room for floor in FLOORS for room in floor]
+PLANNED = {room for floor in CONTRACT["layers"] for room in re.findall(r"\(([a-z]+)\)", floor)}
 
 
 def first_line(room: str) -> str:
@@ -26,7 +27,7 @@ def first_line(room: str) -> str:
 
 def test_everything_lies_in_a_room() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert packages == {*ROOMS} - {"agent", "errors"}
+    assert packages == {*ROOMS} - {"agent", "errors"} - PLANNED
     files = {path.name for path in SOURCE.glob("*.py")}
     assert files == {"__init__.py", "__main__.py", "_lazy.py", "_version.py", "agent.py", "errors.py"}
 
@@ -48,7 +49,7 @@ def test_only_types_go_in_a_circle() -> None:
 
 
 def test_a_room_says_what_it_is_in_the_words_of_the_map() -> None:
-    for room in set(ROOMS) - {"agent", "errors"}:
+    for room in {*ROOMS} - {"agent", "errors"} - PLANNED:
         assert f"# {room}: {first_line(room)}" in PYPROJECT
 
 
@@ -60,8 +61,9 @@ def test_the_documents_show_the_same_map(page: str) -> None:
     assert {*said} == {*ROOMS}
     for number, floor in enumerate(reversed(FLOORS), start=1):
         for room in floor:
-            name = f"{room}/" if (SOURCE / room).is_dir() else f"{room}.py"
-            assert f"| {number} | `{name}` | {said[room]} |" in text
+            name = f"{room}.py" if room in {"agent", "errors"} else f"{room}/"
+            planned = " (planned)" if room in PLANNED else ""
+            assert f"| {number} | `{name}`{planned} | {said[room]} |" in text
 
 
 def test_imports_keep_to_the_map() -> None:
