@@ -156,6 +156,8 @@ class Agent(Generic[D, O]):
             operators.append(typed_output(self._output.parse, output_retries, by_tool=self._output.tool is not None))
         self._pipeline = compose(*operators)
         self._strategy = _strategy(strategy) if strategy is not None else iterate
+        if strategy is not None:
+            check_operator(self._strategy, self._strategy(self._pipeline))
         self._limits = limits or Limits()
         self._log = log
         self._settings = settings or ModelSettings()
@@ -477,7 +479,8 @@ class Agent(Generic[D, O]):
         given = options.get("strategy")
         strategy = _strategy(given) if given is not None else self._strategy
         loop = strategy(self._pipeline)
-        check_operator(strategy, loop)
+        if given is not None:
+            check_operator(strategy, loop)
         chosen = overrides.get("model") or (self._live.provider(model) if model is not None else self._provider)
         return RunSpec(
             task_id=task_id,

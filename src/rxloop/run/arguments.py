@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from rxloop import operators
 from rxloop.errors import ConfigurationError, InvalidEvent
-from rxloop.operators.loop._places import answers, misplaced, misplaced_around
+from rxloop.operators.loop._places import check_iteration, check_run
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.seams import AppendsNow, EventLog, Provider, ReadsConversations
@@ -231,22 +231,16 @@ def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:
 
 
 def check_operator(strategy: Callable[..., Any], operator: Any) -> None:
-    """Refuse what a strategy has made of the pipeline if it is no operator.
+    """Refuse what a strategy has made of the pipeline if it is not an operator, or holds one that guards nothing.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: It is so.
     """
     if not callable(operator):
         raise ConfigurationError(
             f"the strategy {describe(strategy)} gave {operator!r}: it has to give an operator, as op.iterate does"
         )
-    for each in misplaced_around([cast("Operator", operator)]):
-        kind = answers(each)
-        assert kind is not None
-        raise ConfigurationError(
-            f"the operator {describe(each)} answers each {kind.__name__}, and stands around the loop, where none ever "
-            "comes: put it into the loop"
-        )
+    check_run(cast("Operator", operator))
 
 
 def _check_loop(loop: Any) -> None:
@@ -266,13 +260,7 @@ def _check_loop(loop: Any) -> None:
         view = _view(each)
         if view is not None:
             raise _wrong(argument, each, f"it is a view, for those who read: write run.pipe({view}(...))")
-    for each, advice in misplaced(items):
-        kind = answers(each)
-        assert kind is not None
-        raise ConfigurationError(
-            f"the operator {describe(each)} answers each {kind.__name__}, and none ever comes where it stands in the "
-            f"loop {describe(operators.compose(*items))}: {advice}"
-        )
+    check_iteration(items)
 
 
 def _makes_an_operator(each: Callable[..., Any]) -> bool:

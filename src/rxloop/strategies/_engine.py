@@ -11,7 +11,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError, StrategyError
-from rxloop.operators.loop._places import declared
+from rxloop.operators.loop._places import handling
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import IterationEnd, Operator, RunRequest, Signal, Strategy
@@ -70,7 +70,7 @@ def strategy(
         def strategy(pipeline: Operator) -> Operator:
             operator = answering(RunRequest, lambda each: _reasoning(name, definition, function, pipeline, each.ctx))
             operator.__qualname__ = f"{name}({describe(pipeline)})"
-            return declared(operator, RunRequest, ends=True)
+            return handling(operator, RunRequest, ends=True, pipeline=pipeline)
 
         strategy.__name__ = strategy.__qualname__ = name
         strategy.__doc__ = function.__doc__

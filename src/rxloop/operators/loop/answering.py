@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.loop._places import declared
+from rxloop.operators.loop._places import handling
 from rxloop.pipeline.requests import Operator, Request, Signal
 from rxloop.stream.connect import Connections, connect, dispose_after
 
@@ -49,7 +49,7 @@ def answering(
         return Observable(subscribe)
 
     operator.__qualname__ = f"answering({request_type.__name__})"
-    return declared(operator, request_type)
+    return handling(operator, request_type)
 
 
 class _Answering(Generic[R]):

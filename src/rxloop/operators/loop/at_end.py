@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from reactivex import Observable, abc
 
-from rxloop.operators.loop._places import declared
+from rxloop.operators.loop._places import handling
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.stream.connect import Connections, connect
 
@@ -34,7 +34,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
         return Observable(subscribe)
 
     operator.__qualname__ = "at_end"
-    return declared(operator, IterationEnd)
+    return handling(operator, IterationEnd)
 
 
 class _AtEnd:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from reactivex import Observable, abc
 
 from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderError
-from rxloop.operators.loop._places import declared
+from rxloop.operators.loop._places import handling
 from rxloop.operators.loop.answering import answering
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest, marked
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
@@ -75,7 +75,7 @@ def call_model() -> Operator:
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = "call_model"
-    return declared(operator, ModelRequest, ends=True)
+    return handling(operator, ModelRequest, ends=True)
 
 
 def _up_to_date(request: ModelRequest) -> ModelRequest:

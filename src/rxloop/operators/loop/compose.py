@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from types import FunctionType
 
 from reactivex import Observable
 
 from rxloop.errors import PipelineError, RxloopError
-from rxloop.operators.loop._places import PARTS
 from rxloop.pipeline.requests import Operator, Signal
 from rxloop.stream.guard import as_error
+
+_PARTS = "rxloop_parts"
 
 
 def compose(*operators: Operator) -> Operator:
@@ -43,8 +45,18 @@ def compose(*operators: Operator) -> Operator:
         return source
 
     operator.__qualname__ = ", ".join(map(describe, operators)) or "nothing"
-    operator.__dict__[PARTS] = operators
+    operator.__dict__[_PARTS] = operators
     return operator
+
+
+def parts(operators: Iterable[Operator]) -> Iterator[Operator]:
+    """Give the operators that these are composed of, in order."""
+    for operator in operators:
+        composed = getattr(operator, _PARTS, None)
+        if composed is None:
+            yield operator
+        else:
+            yield from parts(composed)
 
 
 def describe(operator: Operator) -> str:

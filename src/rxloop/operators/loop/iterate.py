@@ -7,7 +7,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable
 
 from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocolError
-from rxloop.operators.loop._places import declared
+from rxloop.operators.loop._places import handling
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Request, RunRequest, Signal, ToolRequest
@@ -47,7 +47,7 @@ def iterate(pipeline: Operator, times: int | None = None) -> Operator:
     """
     operator = answering(RunRequest, lambda request: _iterations(pipeline, request.ctx, times))
     operator.__qualname__ = f"iterate({describe(pipeline)})"
-    return declared(operator, RunRequest, ends=True)
+    return handling(operator, RunRequest, ends=True, pipeline=pipeline)
 
 
 def _iterations(pipeline: Operator, ctx: RunContext[Any], times: int | None) -> Observable[Signal]:

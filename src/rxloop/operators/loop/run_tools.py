@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reactivex import Observable
 
 from rxloop.errors import InvalidEvent, ToolError
-from rxloop.operators.loop._places import declared
+from rxloop.operators.loop._places import handling
 from rxloop.operators.loop.answering import answering
 from rxloop.pipeline.requests import Operator, Signal, ToolRequest, marked
 from rxloop.pipeline.run_context import RunContext
@@ -53,7 +53,7 @@ def run_tools(concurrency: int = 5) -> Operator:
     """
     operator = answering(ToolRequest, _answer, concurrency)
     operator.__qualname__ = "run_tools"
-    return declared(operator, ToolRequest, ends=True)
+    return handling(operator, ToolRequest, ends=True)
 
 
 def _answer(request: ToolRequest) -> Observable[Signal]:
