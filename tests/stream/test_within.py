@@ -163,35 +163,6 @@ async def test_a_function_that_decides_about_a_tool_and_never_returns_ends_the_r
     assert "enabled= of the tool look" in await failure(Agent(ScriptedModel("Hi."), tools=[look], limits=SHORT))
 
 
-async def test_so_does_one_that_hangs_when_the_tool_is_called(released: threading.Event) -> None:
-    asked = 0
-
-    def once(ctx: RunContext[Any]) -> bool:
-        nonlocal asked
-        asked += 1
-        return asked == 1 or released.wait()
-
-    @tool(enabled=once)
-    async def look() -> str:
-        """Look."""
-        return "seen"
-
-    agent = Agent(ScriptedModel(call("look"), "Hi."), tools=[look], limits=SHORT)
-    assert "enabled= of the tool look" in await failure(agent)
-
-
-async def test_a_tool_that_is_not_enabled_any_more_when_it_is_called_is_refused() -> None:
-    answers = iter([True, False, True])
-
-    @tool(enabled=lambda ctx: next(answers))
-    async def look() -> str:
-        """Look."""
-        return "seen"
-
-    result = await Agent(ScriptedModel(call("look"), "Hi."), tools=[look]).run("Go.")
-    assert "not available now" in result.messages[2].text
-
-
 def test_what_takes_long_but_not_too_long_is_waited_for() -> None:
     async def mine(ctx: RunContext[Any]) -> str:
         await asyncio.sleep(59)

@@ -128,17 +128,15 @@ class ToolRequest(Request):
         """
         return self._complete(success=True, result=result, content=content)
 
+    def of(self, tool: ToolDefinition) -> ToolRequest:
+        """The same request, with what its tool says of each call: that it is hidden, or gives the answer of the run."""
+        if self.ctx.answer == tool.answer and self.call.hidden >= tool.hidden:
+            return self
+        call = self.call.model_copy(update={"hidden": True}) if tool.hidden else self.call
+        return ToolRequest(call, self.ctx.bind(call=call, answer=tool.answer), self.offered)
+
     def _complete(self, **fields: Any) -> ToolCompleteEvent:
-        ctx = self.ctx
-        return ToolCompleteEvent(
-            call=self.call,
-            index=ctx.index,
-            hidden=ctx.hidden,
-            answer=ctx.answer,
-            step=ctx.step,
-            branch=ctx.branch,
-            **fields,
-        )
+        return ToolCompleteEvent(answer=self.ctx.answer, **{**self.ctx.call_fields, "call": self.call}, **fields)
 
 
 def marked(call: ToolCall, host: Host) -> ToolCall:

@@ -101,10 +101,6 @@ class Host(Protocol):
         """Whether the tool of that name is not for clients."""
         ...
 
-    async def disabled(self, request: ToolRequest, tool: Tool) -> str | None:
-        """The reason why a tool cannot be called after all, where code of somebody else decides; None if it can."""
-        ...
-
     def recorded(self, step: str) -> Event | None:
         """The message that an earlier attempt received for that step, if there is one."""
         ...
@@ -165,6 +161,17 @@ class RunContext(Generic[D]):
     def hidden(self) -> bool:
         """Whether the call is not for clients."""
         return self.call is not None and self.call.hidden
+
+    @property
+    def call_fields(self) -> dict[str, Any]:
+        """The fields that each event of the call has."""
+        return {
+            "call": self.call,
+            "index": self.index,
+            "hidden": self.hidden,
+            "step": self.step,
+            "branch": self.branch,
+        }
 
     @property
     def context_id(self) -> str:
@@ -259,17 +266,7 @@ class RunContext(Generic[D]):
         """
         if self.call is None:
             raise RxloopError("ctx.progress() belongs in a tool: this context has no tool call")
-        self.emit(
-            ToolProgressEvent(
-                call=self.call,
-                index=self.index,
-                hidden=self.hidden,
-                message=message,
-                fraction=fraction,
-                step=self.step,
-                branch=self.branch,
-            )
-        )
+        self.emit(ToolProgressEvent(message=message, fraction=fraction, **self.call_fields))
 
     def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Coroutine[Any, Any, T]:
         """Ask the person or client behind the run, and wait: `await ctx.ask(...)`.

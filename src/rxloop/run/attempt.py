@@ -50,7 +50,6 @@ from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
 from rxloop.thoughts.graph import ThoughtGraph
-from rxloop.tools.toolset import asked, decided_elsewhere
 
 if TYPE_CHECKING:
     from rxloop.stream.writer import LogWriter
@@ -592,7 +591,7 @@ class Core:
         name = request.call.name
         offered = self._tools if request.offered is None else _names(request.offered)
         tool = self._tools.get(name) or self.spec.tools.plain.get(name)
-        if tool is None or name not in offered or not (decided_elsewhere(tool) or tool.enabled(request.ctx)):
+        if tool is None or name not in offered:
             return self.spec.tools.why_not(name, list(offered))
         return tool
 
@@ -611,13 +610,6 @@ class Core:
         if any(self.hides(call.name) and not call.hidden for call in message.tool_calls):
             changes["tool_calls"] = tuple(marked(call, self) for call in message.tool_calls)
         return message.model_copy(update=changes) if changes else message
-
-    async def disabled(self, request: ToolRequest, tool: Tool) -> str | None:
-        """The reason why a tool cannot be called after all, where code of somebody else decides; None if it can."""
-        if (await asked([tool], request.ctx))[0]:
-            return None
-        offered = self._tools if request.offered is None else _names(request.offered)
-        return self.spec.tools.why_not(request.call.name, list(offered))
 
     def set_tools(self, tools: dict[str, Tool]) -> None:
         """The tools that calls from before a resume may use."""

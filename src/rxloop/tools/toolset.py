@@ -46,7 +46,7 @@ class Toolset:
                 raise ConfigurationError(f"two tools are called {name!r}; give one of them another name=...")
             self._plain[name] = part
             self._know(part)
-        self._waits = len(self._plain) < len(self._parts) or any(map(decided_elsewhere, self._plain.values()))
+        self._waits = len(self._plain) < len(self._parts) or any(map(_decided_elsewhere, self._plain.values()))
         self._definitions: tuple[tuple[ToolDefinition, ...], ...] = ()
         self._warned: set[str] = set()
 
@@ -99,7 +99,7 @@ class Toolset:
                 self._warn(f"tool {part.definition.name!r} is left out: a family before it has one of that name")
             else:
                 found[part.definition.name] = part
-        enabled = await asked(list(found.values()), ctx)
+        enabled = await _ask_enabled(list(found.values()), ctx)
         return {name: tool for (name, tool), is_enabled in zip(found.items(), enabled, strict=True) if is_enabled}
 
     def definitions(self, tools: Mapping[str, Tool]) -> tuple[ToolDefinition, ...]:
@@ -163,12 +163,12 @@ class Toolset:
             log.warning("%s", text)
 
 
-def decided_elsewhere(tool: Tool) -> bool:
+def _decided_elsewhere(tool: Tool) -> bool:
     """Whether code that is not of this library decides if a tool is offered, which may take any time."""
     return tool.asks if isinstance(tool, FunctionTool) else not type(tool).__module__.startswith("rxloop.")
 
 
-async def asked(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool]:
+async def _ask_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool]:
     """Whether each tool is offered now; what the user wrote is asked in a thread, where it can hold up nothing.
 
     Raises:
@@ -184,7 +184,7 @@ async def asked(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool]:
             answers.append(tool.enabled(ctx))
         return answers
 
-    if not any(map(decided_elsewhere, tools)):
+    if not any(map(_decided_elsewhere, tools)):
         return ask()
     # Not before it is needed: importing the tools is quicker without.
     from rxloop.stream.threads import in_thread

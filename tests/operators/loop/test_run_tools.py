@@ -223,21 +223,6 @@ async def test_a_tool_that_is_not_offered_in_this_request_is_refused() -> None: 
     assert "No tools are available" in read[0]
 
 
-async def test_a_tool_that_is_not_enabled_is_neither_offered_nor_called() -> None:  # L115
-    @tool(enabled=lambda ctx: False)
-    async def secret() -> str:
-        """Not now."""
-        return "42"
-
-    model = ScriptedModel(call("secret"), "done")
-    events = await collect(Agent(model, tools=[secret, echo], thoughts=False).run("Go"))
-
-    assert [definition.name for definition in model.requests[0].tools] == ["echo"]
-    assert letters(events) == "twlcxklckF"
-    (answer,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
-    assert "not available now" in answer.content
-
-
 async def test_without_thoughts_a_call_to_think_aloud_is_an_error_and_no_thought() -> None:  # L16
     model = ScriptedModel(call("think_aloud", thought="a", thought_type="planning"), "done")
     events = await collect(Agent(model, tools=[echo], thoughts=False).run("Go"))

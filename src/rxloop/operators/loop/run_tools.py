@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reactivex import Observable
@@ -10,7 +9,7 @@ from reactivex import Observable
 from rxloop.errors import InvalidEvent, ToolError
 from rxloop.operators.loop._places import handling
 from rxloop.operators.loop.answering import answering
-from rxloop.pipeline.requests import Operator, Signal, ToolRequest, marked
+from rxloop.pipeline.requests import Operator, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool
 from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
@@ -22,7 +21,6 @@ from rxloop.state.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
 from rxloop.tools._result import MAX_RESULT, shortened
-from rxloop.tools.toolset import decided_elsewhere
 
 if TYPE_CHECKING:
     from rxloop.pipeline.asked import Asked
@@ -67,10 +65,7 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     tool = host.tool(request)
     if isinstance(tool, str):
         return emit(request.refuse(tool))
-    definition = tool.definition
-    if request.ctx.answer != definition.answer or (definition.hidden and not request.call.hidden):
-        call = marked(request.call, host)
-        request = replace(request, call=call, ctx=request.ctx.bind(call=call, answer=definition.answer))
+    request = request.of(tool.definition)
     if request.call.error is not None:
         return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
     if not tool.idempotent and host.interrupted(request.slot):
@@ -88,41 +83,16 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
     ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[])
     call = request.call
-    if decided_elsewhere(tool):
-        reason = await ctx.host.disabled(request, tool)
-        if reason is not None:
-            push(request.refuse(reason))
-            return
     if tool.approve and not await _approved(tool.approve, ctx, call):
         push(request.refuse(f"The call of {call.name} was not approved."))
         return
-    push(
-        _start(
-            call=call,
-            index=ctx.index,
-            hidden=call.hidden,
-            step=ctx.step,
-            branch=ctx.branch,
-            idempotency_key=ctx.idempotency_key,
-        )
-    )
+    about = ctx.call_fields
+    push(_start(idempotency_key=ctx.idempotency_key, **about))
     if ctx.log is not None and not tool.idempotent:
         await ctx.host.durable()
     start = ctx.clock.monotonic()
     fields = await _result(tool, ctx)
-    duration = ctx.clock.monotonic() - start
-    push(
-        _complete(
-            call=call,
-            index=ctx.index,
-            hidden=call.hidden,
-            answer=ctx.answer,
-            step=ctx.step,
-            branch=ctx.branch,
-            duration=duration,
-            **fields,
-        )
-    )
+    push(_complete(answer=ctx.answer, duration=ctx.clock.monotonic() - start, **about, **fields))
 
 
 async def _approved(approve: bool | str, ctx: RunContext[Any], call: ToolCall) -> bool:
