@@ -1,1 +1,1 @@
-"""MCP: the server of sequential thinking."""
+"""MCP, both ways: tools of other programs (planned), and sequential thinking for them."""

@@ -1,4 +1,4 @@
-"""The one way to extend: `loop/` works in the loop, `views/` for subscribers.
+"""What works in the loop (`loop/`), and views for subscribers (`views/`): an operator is how the loop is extended.
 
 An operator works in the loop: events pass untouched and at once, and only a request may be held, replaced, answered or
 multiplied. A view works for a subscriber, and any reactivex operator is one.

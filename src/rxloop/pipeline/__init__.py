@@ -1,1 +1,1 @@
-"""What travels in the loop, and the seams that it meets: requests, Provider, Tool, EventLog."""
+"""What travels in the loop, and the seams: requests, RunContext, Provider, Tool, EventLog, Compressor, Workspace."""

@@ -1,4 +1,4 @@
-"""Models: the chat protocol, its transports, and retry, fallback, hedge, limits around it."""
+"""Models: the wires to vendors, transports, and retry, fallback, hedge, limits around them; a scripted model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One attempt, from its start to its one end: handle, ownership, life cycle, result, fork."""
+"""One attempt of a run, from its start or resume to its end: handle, ownership, life cycle, result, fork."""

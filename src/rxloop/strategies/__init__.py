@@ -1,4 +1,4 @@
-"""What makes a run of the loop: nine strategies, and what to write one with.
+"""Other ways from a question to an answer than the usual loop: nine reasoning strategies, and what to write one with.
 
     result = await agent.run("Make 24 from 4 9 10 13.", strategy=tree_of_thoughts(keep=2, depth=3))
 

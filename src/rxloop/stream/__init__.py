@@ -1,1 +1,1 @@
-"""The one subject of a run, its readers, and its tasks."""
+"""The one subject of a run, its readers, its tasks, and server-sent events."""

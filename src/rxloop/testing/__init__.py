@@ -1,4 +1,4 @@
-"""Help for tests: a scripted model, virtual time, marble diagrams."""
+"""Help for tests: virtual time, marble diagrams, recorded runs."""
 
 from rxloop.demo.conversation import Conversation, PastCall, Reply, Rule
 from rxloop.demo.offline import OfflineModel, demo_model, serve_in_thread
