@@ -93,7 +93,9 @@ def groups() -> list[Group]:
         for module in group.modules:
             if hasattr(import_module(module), "__all__"):
                 for name, path in _public(import_module(module)):
-                    _place([group], f"{module}.{name}", path, module)
+                    # What another page has already is not shown twice.
+                    if not any(path in other.names.values() for other in found):
+                        _place([group], f"{module}.{name}", path, module)
     return found
 
 

@@ -163,7 +163,8 @@ async def test_conversations_of_two_files_do_not_wait_for_each_other(tmp_path: P
 def test_a_forked_process_has_none_of_the_turns_of_its_parent() -> None:
     program = """
 import os
-from rxloop import MemoryEventLog, turns
+from rxloop import MemoryEventLog
+from rxloop.run import turns
 log = MemoryEventLog()
 assert turns.take(log, "c")
 if os.fork() == 0:
