@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from rxloop.errors import BranchRefused, ConfigurationError
+from rxloop.errors import BranchRefused
 from rxloop.thinking.flow import Branches, StageManager
 
 
@@ -27,6 +26,12 @@ def scored(**scores: float) -> Branches:
     for name, score in scores.items():
         branches.score(name, score)
     return branches
+
+
+def drawn(branches: Branches) -> list[object]:
+    """All that can be seen of branches."""
+    lines = [(each.name, each.parent, each.status, each.score, each.merged_into) for each in branches]
+    return [branches.main.snapshot(), *lines, *(each.stages.snapshot() for each in branches)]
 
 
 def test_each_branch_has_its_own_place() -> None:  # T73
@@ -70,8 +75,7 @@ def test_a_selection_is_among_the_leaves_or_the_branches_named() -> None:  # T74
 def test_a_merged_branch_goes_no_further_and_the_main_line_knows_of_it() -> None:  # T75
     branches = tree("A", "B")
     branches.merge("B")
-    assert branches["B"].status == "merged"
-    assert branches.merged() == ("B",)
+    assert (branches["B"].status, branches["B"].merged_into) == ("merged", None)
     for refused in (
         lambda: branches.stages("B"),
         lambda: branches.score("B", 1.0),
@@ -83,13 +87,13 @@ def test_a_merged_branch_goes_no_further_and_the_main_line_knows_of_it() -> None
     ):
         with pytest.raises(BranchRefused, match="branch 'B' was merged into the main line"):
             refused()
-    assert len(branches) == 2
+    assert [each.name for each in branches] == ["A", "B"]
 
 
 def test_a_branch_may_be_merged_into_another_one() -> None:  # T75
     branches = tree("A", "B")
     branches.merge("B", into="A")
-    assert (branches.merged(), branches.merged("A")) == ((), ("B",))
+    assert (branches["B"].status, branches["B"].merged_into) == ("merged", "A")
     with pytest.raises(BranchRefused, match="was merged into 'A'"):
         branches.stages("B")
 
@@ -101,8 +105,6 @@ def test_a_branch_of_a_branch_keeps_its_parent() -> None:  # T76
     assert (inner.parent, inner.stages.stage) == ("A", "branch_development")
     assert branches.lineage("A1") == ("A1", "A")
     assert branches.lineage(None) == ()
-    assert (branches.children(None), branches.children("A")) == (("A",), ("A1",))
-    assert branches.open("A2", "A", stages=branches.main.copy()).stages.stage == "branch_creation"
 
 
 def test_pruning_takes_along_what_came_from_the_branch() -> None:  # T74 T76
@@ -141,59 +143,8 @@ def test_a_refused_operation_says_why_and_changes_nothing(refused: Any, said: st
     branches = scored(A=0.5)
     branches.open("B")
     branches.open("A1", "A")
-    before = branches.snapshot()
+    before = drawn(branches)
     with pytest.raises(BranchRefused) as caught:
         refused(branches)
     assert said in str(caught.value)
-    assert branches.snapshot() == before
-
-
-def everything() -> Branches:
-    branches = scored(A=0.9, B=0.2, C=0.5)
-    branches.stages("A").transition_to("branch_development")
-    branches.open("A1", "A")
-    branches.open("A2", "A")
-    branches.prune("B")
-    branches.merge("A2", into="A1")
-    branches.merge("C")
-    return branches
-
-
-def test_branches_are_restored_and_go_on() -> None:  # T83
-    branches = everything()
-    again = Branches.restore(json.loads(json.dumps(branches.snapshot())))
-    assert again.snapshot() == branches.snapshot()
-    assert [(each.name, each.parent, each.status, each.score) for each in again] == [
-        ("A", None, "active", 0.9),
-        ("B", None, "pruned", 0.2),
-        ("C", None, "merged", 0.5),
-        ("A1", "A", "active", None),
-        ("A2", "A", "merged", None),
-    ]
-    assert again.merged("A1") == ("A2",)
-    again.stages("A1").transition_to("branch_evaluation")
-    assert branches.stages("A1").stage == "branch_development"
-
-
-@pytest.mark.parametrize(
-    ("place", "change", "said"),
-    [
-        (0, {"name": "B"}, "there is a branch 'B' already"),
-        (3, {"parent": "Z"}, "there is no branch 'Z'"),
-        (0, {"status": "pruned"}, "branch 'A' was pruned; branch 'A1' cannot be open"),
-        (0, {"status": "lost"}, "branches.A.status: input should be 'active', 'pruned' or 'merged'"),
-        (0, {"score": float("inf")}, "the score of branch 'A' is inf"),
-        (1, {"merged_into": "A"}, "branch 'B' is pruned, so it cannot be merged into 'A'"),
-        (4, {"merged_into": "A2"}, "it cannot be merged into 'A2'"),
-        (2, {"merged_into": "Z"}, "there is no branch 'Z'"),
-        (1, {"stages": {}}, "branches.B.stages.strategy is missing"),
-    ],
-)
-def test_a_snapshot_of_branches_that_could_not_have_been_is_refused(
-    place: int, change: dict[str, Any], said: str
-) -> None:  # T83
-    snapshot: Any = everything().snapshot()
-    snapshot["branches"][place].update(change)
-    with pytest.raises(ConfigurationError) as caught:
-        Branches.restore(snapshot)
-    assert said in str(caught.value)
+    assert drawn(branches) == before

@@ -3,8 +3,6 @@
 from rxloop.thinking.flow.branches import (
     Branch,
     Branches,
-    BranchesSnapshot,
-    BranchSnapshot,
     BranchStatus,
     Selection,
 )
@@ -30,10 +28,8 @@ __all__ = [
     "STRATEGIES",
     "Arguments",
     "Branch",
-    "BranchSnapshot",
     "BranchStatus",
     "Branches",
-    "BranchesSnapshot",
     "Branching",
     "BranchingKind",
     "IterationPoint",

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
-from typing_extensions import TypedDict
-
-from rxloop.errors import BranchRefused, ConfigurationError
-from rxloop.thinking.flow import load
-from rxloop.thinking.flow.definition import StrategyDefinition
-from rxloop.thinking.flow.stages import StageManager, StageSnapshot
+from rxloop.errors import BranchRefused
+from rxloop.thinking.flow.stages import StageManager
 
 BranchStatus = Literal["active", "pruned", "merged"]
 
@@ -39,24 +35,6 @@ class Selection(NamedTuple):
     pruned: tuple[str, ...]
 
 
-class BranchSnapshot(TypedDict):
-    """A `Branch` as plain values."""
-
-    name: str
-    parent: str | None
-    stages: StageSnapshot
-    status: BranchStatus
-    score: float | None
-    merged_into: str | None
-
-
-class BranchesSnapshot(TypedDict):
-    """`Branches` as plain values, ready for JSON."""
-
-    main: StageSnapshot
-    branches: list[BranchSnapshot]
-
-
 class Branches:
     """The main line of a flow and the branches that were opened from it, and from each other.
 
@@ -76,12 +54,6 @@ class Branches:
 
     def __iter__(self) -> Iterator[Branch]:
         return iter(self._branches.values())
-
-    def __len__(self) -> int:
-        return len(self._branches)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._branches
 
     def __getitem__(self, name: str) -> Branch:
         found = self._branches.get(name)
@@ -116,17 +88,12 @@ class Branches:
             name = self[name].parent
         return tuple(found)
 
-    def children(self, name: str | None) -> tuple[str, ...]:
-        """Return the branches that depart from a branch, whatever their status."""
-        return tuple(each.name for each in self if each.parent == name)
-
-    def open(self, name: str, parent: str | None = None, *, stages: StageManager | None = None) -> Branch:
-        """Open a branch.
+    def open(self, name: str, parent: str | None = None) -> Branch:
+        """Open a branch, which begins where its parent stands in the strategy.
 
         Args:
-            name: What it is called.
+            name: Its name.
             parent: The branch that it departs from.
-            stages: Where it stands in the strategy: where its parent does, unless given. The branch owns it.
 
         Raises:
             BranchRefused: The name is taken, or the parent is not open.
@@ -138,7 +105,7 @@ class Branches:
                 f"there is a branch {name!r} already ({self._branches[name].status}); take another name"
             )
         source = self.main if parent is None else self._open(parent, "no branch departs from it").stages
-        made = self._branches[name] = Branch(name, parent, stages or source.copy())
+        made = self._branches[name] = Branch(name, parent, source.copy())
         return made
 
     def score(self, name: str, score: float) -> None:
@@ -190,7 +157,7 @@ class Branches:
         return self._prune({name})
 
     def merge(self, name: str, into: str | None = None) -> None:
-        """Fold an open branch into the main line, or into another open branch.
+        """Merge an open branch into the main line, or into another open branch.
 
         Raises:
             BranchRefused: One of them is not open, the target came from the branch, or open branches depart from it.
@@ -200,67 +167,12 @@ class Branches:
             self._open(into, "nothing can be merged into it")
             if name in self.lineage(into):
                 raise BranchRefused(f"branch {name!r} cannot be merged into {into!r}, which is or came from it")
-        still = [child for child in self.children(name) if self[child].status == "active"]
+        still = [each.name for each in self if each.parent == name and each.status == "active"]
         if still:
             raise BranchRefused(
                 f"branch {name!r} cannot be merged while {_listed(still)} departs from it; merge or prune that first"
             )
         branch.status, branch.merged_into = "merged", into
-
-    def merged(self, into: str | None = None) -> tuple[str, ...]:
-        """Return the branches that were merged into the main line, or into a branch."""
-        return tuple(each.name for each in self if each.status == "merged" and each.merged_into == into)
-
-    def snapshot(self) -> BranchesSnapshot:
-        """Write the whole state as plain values."""
-        return {
-            "main": self.main.snapshot(),
-            "branches": [
-                {
-                    "name": each.name,
-                    "parent": each.parent,
-                    "stages": each.stages.snapshot(),
-                    "status": each.status,
-                    "score": each.score,
-                    "merged_into": each.merged_into,
-                }
-                for each in self
-            ],
-        }
-
-    @classmethod
-    def restore(cls, snapshot: Mapping[str, Any], strategy: StrategyDefinition | None = None) -> Self:
-        """Restore branches from a snapshot.
-
-        Args:
-            snapshot: What `snapshot` gave, perhaps by way of JSON.
-            strategy: The strategy, if it is not one of the nine.
-
-        Raises:
-            ConfigurationError: It is not a snapshot, or not one of that strategy.
-        """
-        data = load.validated(BranchesSnapshot, snapshot, "the snapshot of branches")
-        made = cls(StageManager.restore(data["main"], strategy))
-        try:
-            for each in data["branches"]:
-                made.open(each["name"], each["parent"], stages=StageManager.restore(each["stages"], strategy))
-                if each["score"] is not None:
-                    made.score(each["name"], each["score"])
-            for each in data["branches"]:
-                made._close(each)
-        except BranchRefused as error:
-            raise ConfigurationError(f"the snapshot of branches does not fit: {error}") from error
-        return made
-
-    def _close(self, data: BranchSnapshot) -> None:
-        """Give a branch the status that it has in a snapshot, if any order of operations could have led to it."""
-        name, status, into = data["name"], data["status"], data["merged_into"]
-        parent = self[name].parent
-        if status == "active" and parent is not None:
-            self._open(parent, f"branch {name!r} cannot be open")
-        if into is not None and (status != "merged" or name in self.lineage(into)):
-            raise BranchRefused(f"branch {name!r} is {status}, so it cannot be merged into {into!r}")
-        self[name].status, self[name].merged_into = status, into
 
     def _prune(self, names: set[str]) -> tuple[str, ...]:
         pruned = [each for each in self if each.status == "active" and not names.isdisjoint(self.lineage(each.name))]
