@@ -6,9 +6,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
-from rxloop.context import Compressed, Compression, TokenEstimator
+from rxloop.context import (
+    ChainedCompressor,
+    Compressed,
+    Compression,
+    SemanticCompressor,
+    SlidingWindowCompressor,
+    TokenBudgetCompressor,
+    TokenEstimator,
+)
 from rxloop.pipeline.seams import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import Message, ToolCall
 
@@ -27,6 +36,13 @@ WORDS = [
     "客户",
     "Straße",
 ]
+COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
+    "sliding window": SlidingWindowCompressor,
+    "semantic": SemanticCompressor,
+    "token budget": TokenBudgetCompressor,
+    "chain": lambda tokens: ChainedCompressor(TokenBudgetCompressor(tokens), SlidingWindowCompressor(tokens)),
+}
+every_compressor = pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS.keys())
 
 
 class Words:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from histories import budget, call, compressed, long_history, turn
+from histories import budget, call, compressed, every_compressor, long_history, turn
 from rxloop.context import (
     ChainedCompressor,
     Compression,
@@ -19,13 +19,6 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.seams import Compressor
 from rxloop.protocol.messages import Message
 
-COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
-    "sliding window": SlidingWindowCompressor,
-    "semantic": SemanticCompressor,
-    "token budget": TokenBudgetCompressor,
-    "chain": lambda tokens: ChainedCompressor(TokenBudgetCompressor(tokens), SlidingWindowCompressor(tokens)),
-}
-every_compressor = pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS.keys())
 Make = Callable[[int], Compressor]
 counter = TokenEstimator()
 

@@ -3,18 +3,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from histories import Words, compressed, histories
+from histories import Words, compressed, every_compressor, histories
 from rxloop.context import (
-    ChainedCompressor,
     Compressed,
     LastCut,
-    SemanticCompressor,
-    SlidingWindowCompressor,
-    TokenBudgetCompressor,
     TokenEstimator,
     blocks_of,
     problems_of,
@@ -28,13 +23,6 @@ quickly = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
-    "sliding window": SlidingWindowCompressor,
-    "semantic": SemanticCompressor,
-    "token budget": TokenBudgetCompressor,
-    "chain": lambda tokens: ChainedCompressor(TokenBudgetCompressor(tokens), SlidingWindowCompressor(tokens)),
-}
-every_compressor = pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS.keys())
 windows = st.integers(0, 40) | st.integers(0, 4_000)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nlargest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 from rxloop.context.counting import text_tokens
@@ -108,22 +108,6 @@ class FactLedger:
         """The approximate tokens of the whole ledger."""
         return sum(entry.cost for entry in self._entries.values())
 
-    def dump(self) -> dict[str, Any]:
-        """The ledger as JSON values."""
-        return {
-            "place": self._place,
-            "order": self._order,
-            "entries": [entry._asdict() for entry in self._entries.values()],
-        }
-
-    @classmethod
-    def load(cls, data: Mapping[str, Any]) -> FactLedger:
-        """The ledger that `dump` gave."""
-        ledger = cls()
-        ledger._place, ledger._order = data["place"], data["order"]
-        ledger._entries = {entry["value"]: Entry(**entry) for entry in data["entries"]}
-        return ledger
-
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -131,7 +115,10 @@ class FactLedger:
         return value in self._entries
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FactLedger) and self.dump() == other.dump()
+        if not isinstance(other, FactLedger):
+            return False
+        same = (self._place, self._order) == (other._place, other._order)
+        return same and [*self._entries.values()] == [*other._entries.values()]
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
