@@ -14,7 +14,7 @@ from rxloop.recorded.diff import diff as compare
 
 def diff(
     a: options.RunId,
-    b: Annotated[str, typer.Argument(metavar="RUN", help="The other run.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="RUN", help="The other run.")],
     db: options.Database = None,
 ) -> None:
     """Show where two runs first differ, and what each cost."""

@@ -38,7 +38,6 @@ def doctor(
             "--check-network",
             metavar="MODEL",
             help="Call the endpoint of this model too. No model is asked, nothing is paid.",
-            show_default=False,
         ),
     ] = None,
     db: options.Database = None,

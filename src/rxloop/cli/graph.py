@@ -37,9 +37,7 @@ _WRITERS: dict[GraphFormat, Callable[[ThoughtGraph], str]] = {
 def graph(
     run: options.RunId,
     format: Annotated[GraphFormat, typer.Option("--format", "-f", help="How to write it.")] = GraphFormat.tree,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = None,
     db: options.Database = None,
 ) -> None:
     """Draw the thoughts of a run."""

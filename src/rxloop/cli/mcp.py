@@ -39,10 +39,7 @@ def sequential_thinking(
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-host",
-            metavar="NAME",
-            help="With --http: another name by which clients may call; may be repeated.",
-            show_default=False,
+            "--allow-host", metavar="NAME", help="With --http: another name by which clients may call; may be repeated."
         ),
     ] = None,
     session: Annotated[
@@ -51,17 +48,13 @@ def sequential_thinking(
             "--session", metavar="NAME", help="One session for all clients, which stays there.", show_default=False
         ),
     ] = None,
-    path: Annotated[
-        Path | None,
-        typer.Option("--path", metavar="FILE", help="Keep the session in a database.", show_default=False),
-    ] = None,
+    path: Annotated[Path | None, typer.Option("--path", metavar="FILE", help="Keep the session in a database.")] = None,
     ttl: Annotated[
         float | None,
         typer.Option(
             "--ttl",
             metavar="SECONDS",
             help="Free a session after this silence; with --http a day, unless it has a name.",
-            show_default=False,
         ),
     ] = None,
     strict: Annotated[

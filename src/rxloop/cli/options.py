@@ -22,15 +22,12 @@ class ThoughtLevel(StrEnum):
 
 
 Database = Annotated[
-    Path | None,
-    typer.Option("--db", envvar="RXLOOP_DB", metavar="FILE", help="The database of runs.", show_default=False),
+    Path | None, typer.Option("--db", envvar="RXLOOP_DB", metavar="FILE", help="The database of runs.")
 ]
 SkipCorrupt = Annotated[
     bool, typer.Option("--skip-corrupt", help="Leave out events of the run that cannot be read, and say which.")
 ]
-RunId = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run: the beginning or the end of its id, or 'last'.", show_default=False)
-]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run: the beginning or the end of its id, or 'last'.")]
 Thoughts = Annotated[ThoughtLevel, typer.Option("--thoughts", help="How much of the thoughts to show.")]
 Json = Annotated[bool, typer.Option("--json", help="Write the events as JSON, one a line.")]
 Full = Annotated[
@@ -47,12 +44,10 @@ Model = Annotated[
         envvar="RXLOOP_MODEL",
         metavar="MODEL",
         help="Such as zai:glm-4.7, openai:gpt-5 or ollama:qwen3.",
-        show_default=False,
     ),
 ]
 OtherModel = Annotated[
-    str | None,
-    typer.Option("--model", "-m", metavar="MODEL", help="Another model than the run had.", show_default=False),
+    str | None, typer.Option("--model", "-m", metavar="MODEL", help="Another model than the run had.")
 ]
 BaseUrl = Annotated[
     str | None,
@@ -62,29 +57,18 @@ BaseUrl = Annotated[
 ]
 Tools = Annotated[
     list[str] | None,
-    typer.Option(
-        "--tools",
-        metavar="MODULE:OBJECT",
-        help="A function, a tool, or a list of them; may be repeated.",
-        show_default=False,
-    ),
+    typer.Option("--tools", metavar="MODULE:OBJECT", help="A function, a tool, or a list of them; may be repeated."),
 ]
 AgentName = Annotated[
     str | None,
     typer.Option(
-        "--agent",
-        metavar="MODULE:AGENT",
-        help="An agent of yours, or a function without parameters that makes one.",
-        show_default=False,
+        "--agent", metavar="MODULE:AGENT", help="An agent of yours, or a function without parameters that makes one."
     ),
 ]
 Strategy = Annotated[
-    str | None,
-    typer.Option("--strategy", metavar="NAME", help="How to reason: see `rxloop strategies`.", show_default=False),
+    str | None, typer.Option("--strategy", metavar="NAME", help="How to reason: see `rxloop strategies`.")
 ]
-Context = Annotated[
-    str | None, typer.Option("--context", metavar="ID", help="A conversation to go on with.", show_default=False)
-]
+Context = Annotated[str | None, typer.Option("--context", metavar="ID", help="A conversation to go on with.")]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Leave no trace in the database.")]
 
 

@@ -23,9 +23,7 @@ _REFERENCE = "#/$defs/"
 
 
 def protocol(
-    kind: Annotated[
-        str | None, typer.Argument(metavar="KIND", help="One of them, such as tool-complete.", show_default=False)
-    ] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="One of them, such as tool-complete.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Write the JSON Schema.")] = False,
 ) -> None:
     """List the kinds of events, or the fields of one."""

@@ -27,8 +27,7 @@ from rxloop.thinking.flow import STAGE_TABLES
 def resume(
     run: options.RunId,
     inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="ID=JSON", help="An answer; may be repeated.", show_default=False),
+        list[str] | None, typer.Option("--input", metavar="ID=JSON", help="An answer; may be repeated.")
     ] = None,
     model: options.OtherModel = None,
     base_url: options.BaseUrl = None,

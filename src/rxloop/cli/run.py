@@ -15,10 +15,7 @@ from rxloop.cli.session import exit_code
 from rxloop.cli.terminal import read_all, running
 from rxloop.errors import ConfigurationError
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="QUESTION", help="'-', or nothing, takes it from a pipe.", show_default=False),
-]
+Words = Annotated[list[str] | None, typer.Argument(metavar="QUESTION", help="'-', or nothing, takes it from a pipe.")]
 
 
 def run(

@@ -32,7 +32,7 @@ class _Row(NamedTuple):
 
 def runs(
     context: Annotated[
-        str | None, typer.Option("--context", metavar="ID", help="Only those of this conversation.", show_default=False)
+        str | None, typer.Option("--context", metavar="ID", help="Only those of this conversation.")
     ] = None,
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Only those that are neither completed nor failed.")

@@ -77,9 +77,7 @@ def replay(
             "--speed", metavar="FACTOR", help="1 is the recorded pace; without it, all at once.", show_default=False
         ),
     ] = None,
-    until: Annotated[
-        int | None, typer.Option("--until", metavar="SEQ", min=1, help="Stop after this event.", show_default=False)
-    ] = None,
+    until: Annotated[int | None, typer.Option("--until", metavar="SEQ", min=1, help="Stop after this event.")] = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
     json: options.Json = False,
     skip_corrupt: options.SkipCorrupt = False,

@@ -39,8 +39,7 @@ _WRITERS: dict[StrategyFormat, Callable[[StrategyDefinition], str]] = {
 
 def strategies(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="A strategy, or a file of one (.json, .yaml).", show_default=False),
+        str | None, typer.Argument(metavar="NAME", help="A strategy, or a file of one (.json, .yaml).")
     ] = None,
     format: Annotated[StrategyFormat, typer.Option("--format", "-f", help="How to write it.")] = StrategyFormat.text,
 ) -> None:
