@@ -191,14 +191,15 @@ def sum_in(question: str, last: float | None) -> str | None:
     return None
 
 
-_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.Mod: lambda a, b: a % b,
-    ast.Pow: lambda a, b: a**b,
+OPERATIONS: dict[type[ast.operator], tuple[str, Callable[[float, float], float]]] = {
+    ast.Add: ("+", lambda a, b: a + b),
+    ast.Sub: ("-", lambda a, b: a - b),
+    ast.Mult: ("*", lambda a, b: a * b),
+    ast.Div: ("/", lambda a, b: a / b),
+    ast.Mod: ("%", lambda a, b: a % b),
+    ast.Pow: ("**", lambda a, b: a**b),
 }
+"""The operations of a sum, each with its sign."""
 
 
 def _parsed(expression: str) -> ast.expr | None:
@@ -225,9 +226,9 @@ def _value(node: ast.expr) -> float:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         left, right = _value(node.left), _value(node.right)
         if isinstance(node.op, ast.Pow) and (abs(right) > 64 or abs(left) > 1e6 or (left < 0 and right != int(right))):
             raise ArithmeticError("the result is too large")
-        return _OPERATIONS[type(node.op)](left, right)
+        return OPERATIONS[type(node.op)][1](left, right)
     raise ArithmeticError("it is not a sum")
