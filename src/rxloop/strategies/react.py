@@ -57,7 +57,7 @@ def react(max_cycles: int = 8) -> Strategy:
             run.stage("solution_formulation", "final_response")
             return await run.conclude(_ENOUGH)
         if before is None:
-            # Nothing was to be found out: the one action is to answer.
+            # The stage table has no way around a cycle: where nothing had to be found out, answering is the action.
             run.stage("action_planning", "action_execution", "observation_reception", "reasoning_update")
             run.stage("evaluation_checkpoint")
         run.stage("solution_formulation", "final_response")
