@@ -33,7 +33,7 @@ class AgentOptions:
         """The same, to be typed again: what the log does not know of a run."""
         given = [
             ("--agent", self.agent),
-            *(("--tools", each) for each in self.tools),
+            *(("--tools", reference) for reference in self.tools),
             ("--base-url", self.base_url),
             ("--strategy", self.strategy),
         ]

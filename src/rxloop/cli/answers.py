@@ -28,8 +28,8 @@ _SAMPLES: Mapping[str, Any] = {
 def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
     """The answers of the person at the terminal; None if there is nobody who wants to answer."""
     answers: dict[str, Any] = {}
-    for each in pending:
-        say(question(each))
+    for asked in pending:
+        say(question(asked))
         while True:
             write("> ", beside=True)
             try:
@@ -38,7 +38,7 @@ def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
                 say("")
                 return None
             try:
-                answers[each.input_id] = read_answer(given, each)
+                answers[asked.input_id] = read_answer(given, asked)
                 break
             except ConfigurationError as error:
                 say(str(error))

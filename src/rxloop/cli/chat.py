@@ -14,7 +14,7 @@ from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import many
 from rxloop.cli.session import Session
 from rxloop.cli.store import short_ids
-from rxloop.cli.terminal import logged, read_line, report, say, told, write
+from rxloop.cli.terminal import logged, read_line, report, reporting, say, write
 from rxloop.errors import RxloopError
 from rxloop.recorded.replay import replay
 from rxloop.thoughts.drawing import one_line
@@ -38,7 +38,7 @@ def chat(
     """
     given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy)
     conversing = Conversing(given, thoughts, json, context, db, no_log, chatting=True)
-    with told(), logged(), asyncio.Runner() as runner:
+    with reporting(), logged(), asyncio.Runner() as runner:
         # The questions are read outside of the event loop: nothing goes on while a person thinks.
         stack = contextlib.AsyncExitStack()
         try:

@@ -21,7 +21,7 @@ from rxloop.cli.models import key_state
 from rxloop.cli.network import endpoint, reached
 from rxloop.cli.render import many
 from rxloop.cli.store import check_writable, default_database
-from rxloop.cli.terminal import FAILED, colours, say, told, width, write
+from rxloop.cli.terminal import FAILED, colours, reporting, say, width, write
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.eventlog import SqliteEventLog
 from rxloop.providers import PRESETS
@@ -47,7 +47,7 @@ def doctor(
     A missing extra is only a note, with the line that installs it. Exit codes: 0 everything rxloop needs is there, 1
     something is broken.
     """
-    with told():
+    with reporting():
         broken = 0
         for title, findings in _parts(check_network, db):
             write(Text(f"{title}\n", "bold"))
@@ -142,7 +142,7 @@ async def _runs(path: Path) -> int:
 
 def _new_database(path: Path) -> Finding:
     """Whether the file can be made that is not there yet; it is not made."""
-    folder = next(each for each in path.absolute().parents if each.exists())
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return Finding(
             Grade.bad, f"{path} cannot be made: {folder} cannot be written", "name another with --db or RXLOOP_DB"

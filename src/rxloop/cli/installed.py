@@ -77,7 +77,7 @@ def _lacks(name: str, wanted: str) -> str | None:
 def fits(version: str, wanted: str) -> bool:
     """Whether a version lies within a range such as `>=0.28,<1`, by the numbers at its beginning."""
     number = _number(version)
-    for part in filter(None, (each.strip() for each in wanted.split(","))):
+    for part in filter(None, (text.strip() for text in wanted.split(","))):
         sign = re.match(r"[<>=!~]+", part)
         other = _number(part[sign.end() :] if sign else part)
         match sign[0] if sign else "==":
@@ -94,7 +94,7 @@ def fits(version: str, wanted: str) -> bool:
 
 def _number(version: str) -> tuple[int, ...]:
     found = re.match(r"\s*(\d+(?:\.\d+)*)", version)
-    numbers = [int(each) for each in found[1].split(".")] if found else []
+    numbers = [int(digits) for digits in found[1].split(".")] if found else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

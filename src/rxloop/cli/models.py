@@ -9,7 +9,7 @@ import orjson
 import typer
 
 from rxloop.cli.table import table
-from rxloop.cli.terminal import say, told, write
+from rxloop.cli.terminal import reporting, say, write
 from rxloop.errors import ConfigurationError
 from rxloop.providers import PRESETS, Preset
 from rxloop.providers._secrets import shown_address
@@ -24,7 +24,7 @@ def models(
 
     The keys themselves are never shown.
     """
-    with told():
+    with reporting():
         if json:
             for preset in PRESETS.values():
                 write(orjson.dumps(_fields(preset)).decode() + "\n")

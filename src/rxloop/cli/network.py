@@ -83,6 +83,6 @@ def _names(body: bytes) -> set[str]:
     """The ids of the models in an answer."""
     try:
         found: Any = orjson.loads(body)
-        return {str(each["id"]).removeprefix("models/") for each in found["data"]}
+        return {str(model["id"]).removeprefix("models/") for model in found["data"]}
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return set()

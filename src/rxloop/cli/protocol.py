@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from rxloop.cli.table import table
-from rxloop.cli.terminal import say, told, write
+from rxloop.cli.terminal import reporting, say, write
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.envelope import EVENT_TYPES, PROTOCOL_VERSION, Event
 from rxloop.protocol.events import protocol_schema
@@ -27,7 +27,7 @@ def protocol(
     json: Annotated[bool, typer.Option("--json", help="Write the JSON Schema.")] = False,
 ) -> None:
     """List the kinds of events, or the fields of one."""
-    with told():
+    with reporting():
         cls = None if kind is None else _find(kind)
         schema = protocol_schema()
         if json:
@@ -54,7 +54,9 @@ def _find(given: str) -> type[Event]:
 
 
 def _list(defs: Schema) -> None:
-    rows = [(kind, *_manner(cls), _first_line(defs[cls.__name__])) for kind, cls in EVENT_TYPES.items()]
+    rows = [
+        (kind, *_durability_and_audience(cls), _first_line(defs[cls.__name__])) for kind, cls in EVENT_TYPES.items()
+    ]
     write(Text(f"version {PROTOCOL_VERSION} of the protocol; every event has ", "dim"))
     write(Text(", ".join(_alias(name) for name in Event.model_fields) + "\n\n", "dim"))
     write(table(("KIND", "KEPT", "FOR", "SAYS"), rows, lambda place, _: "cyan" if not place else "", wrap=True))
@@ -63,7 +65,7 @@ def _list(defs: Schema) -> None:
 
 def _show(cls: type[Event], defs: Schema) -> None:
     definition = defs[cls.__name__]
-    kept, seen = _manner(cls)
+    kept, seen = _durability_and_audience(cls)
     kind = cls.model_fields["kind"].default
     write(Text.assemble((kind, "bold cyan"), f"  {cls.__name__}, {kept}, {seen}\n{_first_line(definition)}\n\n"))
     own = [_alias(name, cls) for name in cls.model_fields if name not in Event.model_fields]
@@ -75,7 +77,7 @@ def _show(cls: type[Event], defs: Schema) -> None:
     write(_fields(definition, [_alias(name) for name in Event.model_fields]))
 
 
-def _manner(cls: type[Event]) -> tuple[str, str]:
+def _durability_and_audience(cls: type[Event]) -> tuple[str, str]:
     """Whether events of the class are kept, and who may see them."""
     seen = "unless hidden" if "hidden" in cls.model_fields else "public"
     return "durable" if cls.durable else "transient", seen if cls.visibility == "public" else cls.visibility
@@ -148,5 +150,5 @@ def _references(schema: Any) -> Iterator[str]:
             else:
                 yield from _references(value)
     elif isinstance(schema, list):
-        for each in cast("list[Any]", schema):
-            yield from _references(each)
+        for inner in cast("list[Any]", schema):
+            yield from _references(inner)

@@ -58,7 +58,7 @@ def called(call: ToolCall) -> str:
 
 def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
     """What happened, as somebody wants to see it who looks on; None for what is bookkeeping, and for plain text."""
-    shown = _thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _happened(event)
+    shown = _thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _describe_exchange(event)
     if shown is not None and event.agent_path:
         return Text.assemble((f"{' > '.join(map(one_line, event.agent_path))} ", "dim"), shown)
     return shown
@@ -70,7 +70,7 @@ def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
         return shown
     if isinstance(event, ThoughtStreamEvent):
         return None
-    return _booked(event)
+    return _describe_bookkeeping(event)
 
 
 def question(pending: PendingInput) -> Text:
@@ -88,7 +88,7 @@ def _marked(text: str) -> str:
     return "\n  | ".join(visible(text).split("\n"))
 
 
-def _happened(event: Event) -> Text | None:
+def _describe_exchange(event: Event) -> Text | None:
     match event:
         case ToolStartEvent() if event.name != THINK_ALOUD:
             return Text.assemble(("→ ", "cyan"), (called(event.call), "cyan"))
@@ -107,17 +107,17 @@ def _happened(event: Event) -> Text | None:
             said = Message(role=event.role, content=event.content).text
             return Text.assemble((f"+ {event.role} ({one_line(event.cause)}): ", "yellow"), _marked(said))
         case LLMFailedEvent() if event.retry_in is not None or event.error.code == ContextLengthExceeded.code:
-            # The last failure of a call is told by the end of the run.
+            # The last failure of a call is shown by the end of the run.
             again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
             return Text.assemble(("! ", "yellow"), one_line(event.error.message, WIDTH), (again, "dim"))
         case AuthRequiredEvent():
             where = f" at {one_line(event.url, 2_000)}" if event.url else ""
             return Text.assemble(("? ", "bold yellow"), f"{one_line(event.provider)} wants you to sign in{where}")
         case _:
-            return _moved(event)
+            return _describe_progress(event)
 
 
-def _moved(event: Event) -> Text | None:
+def _describe_progress(event: Event) -> Text | None:
     match event:
         case StageEvent():
             refused = "" if event.accepted else f" refused: {one_line(event.reason, WIDTH)}"
@@ -139,7 +139,7 @@ def _moved(event: Event) -> Text | None:
             return None
 
 
-def _booked(event: Event) -> Text:
+def _describe_bookkeeping(event: Event) -> Text:
     match event:
         case TaskEvent():
             text = event.messages[-1].text if event.messages else ""

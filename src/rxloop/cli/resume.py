@@ -53,11 +53,11 @@ def resume(
             so_far = await replay(log, record.task_id).result()
             may_pass = so_far.error is not None and so_far.error.retryable
             if record.finished and not may_pass:
-                return await _over(log, record, thoughts, json)
+                return await _show_end(log, record, thoughts, json)
             pending = so_far.pending
             session = Session(thoughts, json, log, db, given.flags())
             if pending and not answers:
-                asked = await _asked(session, log, record, pending)
+                asked = await _answers_of_person(session, log, record, pending)
                 if asked is None:
                     return WAITS
                 answers = asked
@@ -74,7 +74,7 @@ def resume(
     running(main())
 
 
-async def _asked(
+async def _answers_of_person(
     session: Session, log: EventLog, record: RunRecord, pending: Sequence[PendingInput]
 ) -> dict[str, Any] | None:
     """The answers of the person at the terminal; without one, what is to be done."""
@@ -84,7 +84,7 @@ async def _asked(
     return None
 
 
-async def _over(log: EventLog, record: RunRecord, thoughts: ThoughtLevel, json: bool) -> int:
+async def _show_end(log: EventLog, record: RunRecord, thoughts: ThoughtLevel, json: bool) -> int:
     """Show the end of a run that has ended for good; there is nothing to go on with."""
 
     def is_last(event: Event) -> bool:

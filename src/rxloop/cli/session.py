@@ -66,7 +66,7 @@ class Session:
 
     async def _watch(self, run: Run[Any]) -> Result[Any]:
         with _interrupts(run.cancel):
-            # The run ends with what shows it: a pipe whose reader has left is no reason to ask the model on.
+            # The run ends with what shows it: when the reader of a pipe has left, the model is not asked any further.
             async with run:
                 with self._status(run):
                     await show(run.events, self.thoughts, json=self.json)
@@ -117,9 +117,9 @@ class Session:
     def list_pending(self, name: str, pending: Sequence[PendingInput]) -> None:
         """Say which answers a run waits for, and how to give them."""
         say(f"the run {name} waits for {'an answer' if len(pending) == 1 else f'{len(pending)} answers'}:")
-        for each in pending:
-            say(Text.assemble(f"  {each.input_id}  ", question(each)))
-        inputs = " ".join(f"--input {shlex.quote(f'{each.input_id}={example(each)}')}" for each in pending)
+        for asked in pending:
+            say(Text.assemble(f"  {asked.input_id}  ", question(asked)))
+        inputs = " ".join(f"--input {shlex.quote(f'{asked.input_id}={example(asked)}')}" for asked in pending)
         say(f"go on with: rxloop resume {name}{self.place}{self.flags} {inputs}")
 
     @property

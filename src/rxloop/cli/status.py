@@ -102,14 +102,14 @@ def status(window: float = 1.0) -> View[Event, Text]:
             facts = _Facts()
             events = Subject[Event]()
             figures = Stats(0, 0, None, 0, 0, 0, Usage(), None)
-            told: Text | None = None
+            shown: Text | None = None
 
             def tell(newest: Stats) -> None:
-                nonlocal figures, told
-                figures, before = newest, told
-                told = facts.text(figures)
-                if told != before:
-                    observer.on_next(told)
+                nonlocal figures, shown
+                figures, before = newest, shown
+                shown = facts.text(figures)
+                if shown != before:
+                    observer.on_next(shown)
 
             def on_next(event: Event) -> None:
                 changed = facts.take(event)

@@ -100,12 +100,12 @@ async def find_context(log: EventLog, given: str) -> str:
 def _find(given: str, ids: Sequence[str], noun: str) -> str:
     if given in ids:
         return given
-    found = [each for each in ids if given and (each.startswith(given) or each.endswith(given))]
+    found = [known for known in ids if given and (known.startswith(given) or known.endswith(given))]
     if not found:
         raise UnknownRun(f"no {noun} has an id like {given!r}; rxloop runs lists those that there are")
     if len(found) > 1:
         short = short_ids(ids)
-        shown = ", ".join(f"{short[each]} ({each})" for each in found[-5:])
+        shown = ", ".join(f"{short[known]} ({known})" for known in found[-5:])
         more = f", and {len(found) - 5} more" if len(found) > 5 else ""
         raise ConfigurationError(f"{given!r} fits {len(found)} {noun}s: {shown}{more}")
     return found[0]
@@ -119,17 +119,17 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
     short: dict[str, str] = {}
     waiting, length = list(ids), _SHORTEST
     while waiting:
-        fits = Counter(each[-length:] for each in ids)
+        fits = Counter(known[-length:] for known in ids)
         # What one id ends with, another one may begin with.
-        fits.update({each[:length] for each in ids if len(each) > length})
+        fits.update({known[:length] for known in ids if len(known) > length})
         rest: list[str] = []
-        for each in waiting:
-            end = each[-length:]
-            own = 1 + (len(each) > length and each.startswith(end))
-            if length >= len(each) or fits[end] <= own:
-                short[each] = end
+        for known in waiting:
+            end = known[-length:]
+            own = 1 + (len(known) > length and known.startswith(end))
+            if length >= len(known) or fits[end] <= own:
+                short[known] = end
             else:
-                rest.append(each)
+                rest.append(known)
         waiting, length = rest, length + 1
     return short
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter
 
-from rxloop.cli.terminal import told, write
+from rxloop.cli.terminal import reporting, write
 from rxloop.thinking.flow import STAGE_TABLES, StrategyDefinition, table_of
 
 _WIDTH = 100
@@ -44,12 +44,12 @@ def strategies(
     format: Annotated[StrategyFormat, typer.Option("--format", "-f", help="How to write it.")] = StrategyFormat.text,
 ) -> None:
     """List the reasoning strategies, or show the stages of one."""
-    with told():
+    with reporting():
         found = [_find(name)] if name is not None else list(STAGE_TABLES.values())
         if name is None and format is StrategyFormat.text:
             text = "\n\n".join(map(_summary, found)) + "\n"
         else:
-            text = "\n".join(_WRITERS[format](each).rstrip("\n") + "\n" for each in found)
+            text = "\n".join(_WRITERS[format](definition).rstrip("\n") + "\n" for definition in found)
         write(text)
 
 

@@ -95,7 +95,7 @@ def status_line() -> StatusLine | None:
 
 
 @contextmanager
-def told() -> Generator[None]:
+def reporting() -> Generator[None]:
     """Make of an error a line on stderr, and the exit code that says what it was.
 
     Raises:
@@ -140,7 +140,7 @@ def _leave_quietly() -> None:
 
 def running(main: Coroutine[Any, Any, int | None]) -> None:
     """Run a command to its end; an error is a line on stderr, and the exit code says what it was."""
-    with told(), logged():
+    with reporting(), logged():
         code = asyncio.run(main)
     if code:
         raise typer.Exit(code)

@@ -68,13 +68,13 @@ class _Live:
         elif main and ends_attempt(event) and isinstance(event, StatusUpdateEvent):
             self._end(event)
         else:
-            self._beside(event)
+            self._show_beside(event)
 
-    def _beside(self, event: Event) -> None:
+    def _show_beside(self, event: Event) -> None:
         if isinstance(event, LLMCallEvent):
             self._asked += 1
             if self._open:
-                # A call that is sent again begins its text anew.
+                # A call that is sent again begins its text again.
                 self._open = False
                 self._line(Text("! the model is asked again", "yellow"))
         elif isinstance(event, ToolStartEvent) and event.public and event.name != THINK_ALOUD:
@@ -104,9 +104,9 @@ class _Live:
         self._begin_line()
         if said:
             self._put(Piece(Text("\n"), answer=False))
-        self._line(Text.assemble(ending(event), *((f" · {part}", "dim") for part in self._sum(event))))
+        self._line(Text.assemble(ending(event), *((f" · {part}", "dim") for part in self._costs(event))))
 
-    def _sum(self, end: StatusUpdateEvent) -> list[str]:
+    def _costs(self, end: StatusUpdateEvent) -> list[str]:
         """What the attempt has cost, as far as this view has seen it."""
         counts = ((self._asked, "model call"), (self._called, "tool call"))
         parts = [many(number, noun) for number, noun in counts if number]

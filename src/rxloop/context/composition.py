@@ -32,35 +32,37 @@ class ChainedCompressor(Marks):
             raise ConfigurationError("ChainedCompressor() has nothing to ask: give it compressors")
         least = min(compressor.max_tokens for compressor in compressors)
         super().__init__(least if max_tokens is None else max_tokens, high=high, low=low)
-        windows = [most for each in compressors if (most := getattr(each, "max_messages", None)) is not None]
+        windows = [
+            most for compressor in compressors if (most := getattr(compressor, "max_messages", None)) is not None
+        ]
         self.max_messages = min(windows, default=None)
         self.compressors = compressors
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         """The messages to send instead of the history."""
-        return self._from(0, messages, messages, budget)
+        return self._ask_from(0, messages, messages, budget)
 
-    def _from(
+    def _ask_from(
         self, first: int, history: Sequence[Message], messages: Sequence[Message], budget: Budget
     ) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         for place in range(first, len(self.compressors)):
-            given = budget if place == 0 else _rest(history, messages, budget)
+            given = budget if place == 0 else _remaining_budget(history, messages, budget)
             asked = messages if place == 0 else _without_summary(history, messages)
             made = self.compressors[place].compress(asked, given)
             if isawaitable(made):
-                return self._later(place, history, made, budget)
+                return self._ask_rest_after(place, history, made, budget)
             messages = made
             if budget.counter.count(messages) <= budget.target:
                 break
         return messages
 
-    async def _later(
+    async def _ask_rest_after(
         self, place: int, history: Sequence[Message], made: Awaitable[Sequence[Message]], budget: Budget
     ) -> Sequence[Message]:
         messages = await made
         if budget.counter.count(messages) <= budget.target:
             return messages
-        rest = self._from(place + 1, history, messages, budget)
+        rest = self._ask_from(place + 1, history, messages, budget)
         return await rest if isawaitable(rest) else rest
 
 
@@ -69,7 +71,7 @@ def _without_summary(history: Sequence[Message], messages: Sequence[Message]) ->
     return [message for message in messages if id(message) in own or message.role in ("tool", "assistant")]
 
 
-def _rest(history: Sequence[Message], messages: Sequence[Message], budget: Budget) -> Budget:
+def _remaining_budget(history: Sequence[Message], messages: Sequence[Message], budget: Budget) -> Budget:
     """The budget of the next compressor: what is gone already, and where pinned messages stand now."""
     pins = {id(history[place]) for place in budget.pinned if place < len(history)}
     left = _without_summary(history, messages)

@@ -187,7 +187,7 @@ class Compression:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                made = await _asked(self._compressor, self._history, budget)
+                made = await _ask(self._compressor, self._history, budget)
         except Exception as error:
             if limit.expired():
                 return self._failure(f"{self._compressor!r} took more than {seconds:g} s")
@@ -254,7 +254,7 @@ class Compression:
         )
 
 
-async def _asked(compressor: Compressor, messages: Sequence[Message], budget: Budget) -> object:
+async def _ask(compressor: Compressor, messages: Sequence[Message], budget: Budget) -> object:
     """Ask a compressor."""
     if not _is_ours(compressor):
         return await called(compressor.compress, messages, budget)

@@ -82,7 +82,7 @@ class FolderWorkspace:
         parts: list[WorkspacePart] = []
         room = self._max_total
         try:
-            names, more = self._found()
+            names, more = self._wanted_paths()
         except OSError as error:
             return [WorkspacePart(f"(the folder cannot be read: {error.strerror})", "", self._kind)]
         for name in names[: self._max_files]:
@@ -98,7 +98,7 @@ class FolderWorkspace:
             parts.append(WorkspacePart(f"(not shown: {count})", "", self._kind))
         return parts
 
-    def _found(self) -> tuple[list[str], bool]:
+    def _wanted_paths(self) -> tuple[list[str], bool]:
         """The paths of the wanted files, in order, and whether there are more than were looked at."""
         names: list[str] = []
         folders = [""]

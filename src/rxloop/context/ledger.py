@@ -134,7 +134,7 @@ lives as long as the program.
 
 def ledger_of(history: Sequence[Message]) -> FactLedger:
     """Read the facts of a history; of one that has grown since the last time, only the new messages are read."""
-    seen, ledger = _taken(history)
+    seen, ledger = _take_known_beginning(history)
     new = history[len(seen) :]
     ledger.add(new)
     if history:
@@ -145,7 +145,7 @@ def ledger_of(history: Sequence[Message]) -> FactLedger:
     return ledger.copy()
 
 
-def _taken(history: Sequence[Message]) -> tuple[list[ref[Message]], FactLedger]:
+def _take_known_beginning(history: Sequence[Message]) -> tuple[list[ref[Message]], FactLedger]:
     """Take out what was read of the longest beginning of a history; nothing was read of a new one."""
     for length in range(len(history), 0, -1):
         key = id(history[length - 1])

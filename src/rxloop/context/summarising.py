@@ -20,15 +20,15 @@ _PLANS, _FINDINGS = ("planning", "strategy"), ("decision", "reflection", "observ
 
 def reflect(state: RunState) -> ThinkingResult:
     """Read from the state of a run, by rule, where it stands: the same state gives the same result."""
-    newest = [each for each in list(state.thoughts.values())[-50:] if each.branch is None]
-    plans = [each.content for each in newest if each.thought_type in _PLANS]
-    findings = [each.content for each in newest if each.thought_type in _FINDINGS]
+    newest = [thought for thought in list(state.thoughts.values())[-50:] if thought.branch is None]
+    plans = [thought.content for thought in newest if thought.thought_type in _PLANS]
+    findings = [thought.content for thought in newest if thought.thought_type in _FINDINGS]
     failed = _failed(state.messages)
     actions = [f"{one_line(plan, _LINE)}" for plan in plans[-1:]]
     actions += [f"{name} failed: {one_line(text, _LINE)}" for name, text in failed]
     return ThinkingResult(
         current_state=_progress(state),
-        insights=tuple(one_line(each, _LINE) for each in findings[-_FEW:]),
+        insights=tuple(one_line(finding, _LINE) for finding in findings[-_FEW:]),
         next_actions=tuple(actions),
     )
 
@@ -37,7 +37,7 @@ def _progress(state: RunState) -> str:
     """How many model calls there were, and what the last of them did."""
     if not state.iteration:
         return ""
-    last = next((each for each in reversed(list(state.messages)[-100:]) if each.role == "assistant"), None)
+    last = next((message for message in reversed(list(state.messages)[-100:]) if message.role == "assistant"), None)
     said = f"{state.iteration} model calls so far."
     if last is None:
         return said
@@ -55,10 +55,10 @@ def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
         if message.role != "tool":
             break
     names = {call.id: call.name for call in block[-1].tool_calls} if block else {}
-    results = [each for each in reversed(block) if each.role == "tool"]
+    results = [result for result in reversed(block) if result.role == "tool"]
     marks = ("error", "traceback", "exception", "failed", "timed out", "not found", "denied")
-    bad = [each for each in results if any(mark in each.text[:400].lower() for mark in marks)]
-    return [(names.get(each.tool_call_id or "", "a call"), each.text) for each in bad[:_FEW]]
+    bad = [result for result in results if any(mark in result.text[:400].lower() for mark in marks)]
+    return [(names.get(result.tool_call_id or "", "a call"), result.text) for result in bad[:_FEW]]
 
 
 class Summary(Wire):
@@ -84,7 +84,7 @@ class Summary(Wire):
             return [f"{key}: {each}" for key, each in value.items()]  # pyright: ignore[reportUnknownVariableType]
         if isinstance(value, str):
             return [line.strip("-* ") for line in value.splitlines() if line.strip("-* ")]
-        return [each if isinstance(each, str) else str(each) for each in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return [item if isinstance(item, str) else str(item) for item in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
     @classmethod
     def read(cls, text: str) -> Self:

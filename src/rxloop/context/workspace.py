@@ -99,7 +99,7 @@ class CompositeWorkspace:
 
     async def render(self) -> Sequence[WorkspacePart]:
         """The parts of all of them."""
-        return [part for each in self._workspaces for part in await parts_of(each)]
+        return [part for workspace in self._workspaces for part in await parts_of(workspace)]
 
 
 async def parts_of(workspace: Workspace) -> list[WorkspacePart]:

@@ -86,8 +86,8 @@ def cities_in(text: str) -> list[str]:
             found.append(" ".join(words))
             words = []
     if not found:
-        behind = re.findall(r"\bin\s+([^\W\d_]{3,})", text)
-        found = [word.capitalize() for word in behind if word.lower() not in _NO_CITIES]
+        after = re.findall(r"\bin\s+([^\W\d_]{3,})", text)
+        found = [word.capitalize() for word in after if word.lower() not in _NO_CITIES]
     return list(dict.fromkeys(found))
 
 
@@ -97,8 +97,8 @@ def temperatures_in(text: str) -> list[tuple[Temperature, str | None]]:
     ends = [*(match.start() for match in found[1:]), len(text)]
     stated: list[tuple[Temperature, str | None]] = []
     for match, end in zip(found, ends, strict=False):
-        behind = re.match(r"\s+in\s+(.*)", text[match.end() : end], re.DOTALL)
-        cities = cities_in(behind.group(1)) if behind else []
+        after = re.match(r"\s+in\s+(.*)", text[match.end() : end], re.DOTALL)
+        cities = cities_in(after.group(1)) if after else []
         stated.append((_temperature(match), cities[0] if cities else None))
     return stated
 

@@ -49,7 +49,7 @@ def compare_stated(conversation: Conversation) -> Reply | None:
     convert = [temperature for temperature, _ in stated if temperature.unit == "F"]
     calculator = conversation.tool_with("expression") if convert else None
     sums = conversation.results(calculator.name) if calculator else []
-    celsius = {id(each): each.celsius for each in convert}
+    celsius = {id(temperature): temperature.celsius for temperature in convert}
     note = ""
     for temperature, past in zip(convert, sums, strict=False):
         value = number_of(past.result)
@@ -61,7 +61,10 @@ def compare_stated(conversation: Conversation) -> Reply | None:
     def in_celsius(temperature: Temperature) -> float:
         return celsius.get(id(temperature), temperature.value)
 
-    named = [(f"{each} in {city}" if city else str(each), in_celsius(each)) for each, city in stated]
+    named = [
+        (f"{temperature} in {city}" if city else str(temperature), in_celsius(temperature))
+        for temperature, city in stated
+    ]
     converted = _converted(convert, in_celsius)
     thoughts = conversation.thoughts
     calls: _Calls = []
@@ -69,7 +72,10 @@ def compare_stated(conversation: Conversation) -> Reply | None:
         calls.append(conversation.think("plan", "I bring the temperatures to Celsius, and then compare.", "planning"))
     if calculator and not sums:
         sum_for = "({} - 32) * 5 / 9"
-        calls += [(calculator.name, calculator.fill(expression=sum_for.format(exact(each.value)))) for each in convert]
+        calls += [
+            (calculator.name, calculator.fill(expression=sum_for.format(exact(temperature.value))))
+            for temperature in convert
+        ]
     elif conversation.thinks and len(thoughts) == 1:
         found = " ".join([converted or "All is in Celsius already.", *([_verdict("", named)] if named[1:] else [])])
         basis = sums[-1].id if sums else thoughts[0]
@@ -84,7 +90,7 @@ def compare_stated(conversation: Conversation) -> Reply | None:
 
 
 def _converted(convert: Sequence[Temperature], in_celsius: Any) -> str:
-    return " ".join(f"{each} is {number(in_celsius(each))} °C." for each in convert)
+    return " ".join(f"{temperature} is {number(in_celsius(temperature))} °C." for temperature in convert)
 
 
 def _verdict(question: str, named: Sequence[tuple[str, float]]) -> str:
@@ -116,9 +122,11 @@ def plan(conversation: Conversation) -> Reply | None:
         calls.append(conversation.think("plan", f"For a plan in {city} I {first} first.", "planning"))
     if not found:
         calls += [(tool.name, tool.fill(city=city)) for tool in tools]
-    told = [call for call in found if not failed(call.result)]
-    warm = [temperature for call in told if (temperature := temperature_of(call.result))]
-    indoors = any(_WET.search(call.result or "") for call in told) or any(each.celsius < 8 for each in warm)
+    answered = [call for call in found if not failed(call.result)]
+    warm = [temperature for call in answered if (temperature := temperature_of(call.result))]
+    indoors = any(_WET.search(call.result or "") for call in answered) or any(
+        temperature.celsius < 8 for temperature in warm
+    )
     if not calls and conversation.thinks and len(thoughts) == 1:
         place = "indoors" if indoors else "outdoors"
         basis = found[-1].id if found else thoughts[0]
@@ -127,7 +135,7 @@ def plan(conversation: Conversation) -> Reply | None:
         return Reply(calls=calls)
     afternoon = "a museum" if indoors else "a park"
     sunday = "a gallery and a long lunch" if indoors else "a boat trip or a hike"
-    facts = " ".join(_about(call, city) for call in found)
+    facts = " ".join(_sentence_about(call, city) for call in found)
     return Reply(
         f"Here is a plan for {city}. {facts + ' ' if facts else ''}Saturday: a walk through the centre in the morning, "
         f"{afternoon} in the afternoon, and dinner in the old town. Sunday: {sunday}, then coffee before you leave. "
@@ -192,7 +200,11 @@ def _think_about(conversation: Conversation, found: list[tuple[str, PastCall]]) 
     if thinks and len(thoughts) <= 1:
         calls = [
             conversation.think(
-                re.sub(r"\W+", "-", city.lower()), _about(call, city), "observation", related_to=call.id, confidence=0.9
+                re.sub(r"\W+", "-", city.lower()),
+                _sentence_about(call, city),
+                "observation",
+                related_to=call.id,
+                confidence=0.9,
             )
             for city, call in found
         ]
@@ -236,7 +248,7 @@ def _warmths(conversation: Conversation, found: list[tuple[str, PastCall]]) -> l
 
 
 def _weather_answer(conversation: Conversation, found: list[tuple[str, PastCall]]) -> str:
-    sentences = [_about(call, city) for city, call in found]
+    sentences = [_sentence_about(call, city) for city, call in found]
     if len(found) < 2:
         return sentences[0]
     if len(_temperatures(found)) < len(found):
@@ -248,7 +260,7 @@ def _weather_answer(conversation: Conversation, found: list[tuple[str, PastCall]
     return " ".join([f"The warmest is {ranked[0][0]}, and the coldest is {ranked[-1][0]}.", *sentences])
 
 
-def _about(call: PastCall, city: str) -> str:
+def _sentence_about(call: PastCall, city: str) -> str:
     """One sentence on what a tool said about a city."""
     result = (call.result or "").strip()
     if failed(result):
@@ -300,7 +312,7 @@ def introduction(conversation: Conversation) -> Reply:
     asked = " ".join(conversation.question.split())
     heard = f'To "{asked[:60]}{"..." if len(asked) > 60 else ""}" I have no answer. ' if asked else ""
     return Reply(
-        f"{heard}I am the offline model: a few rules behind a real socket, and no language model. I can look up the "
+        f"{heard}I am the offline model: a few rules at a real socket, and not a language model. I can look up the "
         f"weather with a tool, compare temperatures, plan a weekend and calculate.{offered}"
     )
 

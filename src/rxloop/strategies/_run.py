@@ -299,7 +299,7 @@ class StrategyRun:
                     enough = until is not None and until([results[place] for place in sorted(results)])
 
         name = f"rxloop-strategy-{self.name}"
-        tasks = [self.ctx.scope.spawn(one(place, each), name) for place, each in enumerate(work)]
+        tasks = [self.ctx.scope.spawn(one(place, coroutine), name) for place, coroutine in enumerate(work)]
         pending = set(tasks)
         try:
             while pending:
@@ -314,7 +314,7 @@ class StrategyRun:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for each in work:
+            for coroutine in work:
                 # A coroutine that was cancelled before it began would warn that nobody has awaited it.
-                each.close()
+                coroutine.close()
         return [results[place] for place in sorted(results)]

@@ -48,7 +48,9 @@ def react(max_cycles: int = 8) -> Strategy:
             planned = before
             run.stage("observation_reception")
             # Thoughts are for clients; what hidden tools find out is not.
-            for result in sorted((each for each in reply.results if each.public), key=lambda each: each.index):
+            for result in sorted(
+                (answer for answer in reply.results if answer.public), key=lambda answer: answer.index
+            ):
                 before = run.thought(
                     result.content, type="observation", related_to=planned, reply=reply, tool_call_id=result.call.id
                 )

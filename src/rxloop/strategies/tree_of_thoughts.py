@@ -72,7 +72,7 @@ def tree_of_thoughts(
             run.stage("branch_selection")
             frontier = _best([*rest, *judged], keep)
             best = frontier[0] if frontier else best
-            tree.tell(judged, frontier)
+            tree.publish_round(judged, frontier)
             run.stage("continuation_decision")
             if not frontier or len(best.path) >= depth or not tree.affordable(growing - run.calls):
                 break
@@ -134,7 +134,7 @@ class _Tree:
             scores = await self.run.gather(*map(self._value, nodes))
         else:
             made = await _evaluated(self.evaluate, [node.path for node in nodes])
-            scores = await self.run.gather(*map(_given, made))
+            scores = await self.run.gather(*map(_awaited, made))
         return [replace(node, score=score) for node, score in zip(nodes, scores, strict=True)]
 
     async def _value(self, node: _Node) -> float:
@@ -157,7 +157,7 @@ class _Tree:
         ranks = {place: 1 - rank / self.keep for rank, place in enumerate(chosen)}
         return [ranks.get(place, 0.0) for place in range(1, len(nodes) + 1)]
 
-    def tell(self, judged: Sequence[_Node], kept: Sequence[_Node]) -> None:
+    def publish_round(self, judged: Sequence[_Node], kept: Sequence[_Node]) -> None:
         """Put the thoughts of a round on the stream."""
         for node in judged:
             parent = node.id.rpartition("/")[0]
@@ -184,7 +184,7 @@ async def _evaluated(evaluate: Judge, paths: Sequence[Sequence[str]]) -> list[fl
     return await in_thread(lambda: [evaluate(path) for path in paths])
 
 
-async def _given(score: float | Awaitable[float]) -> float:
+async def _awaited(score: float | Awaitable[float]) -> float:
     return float(await score if inspect.isawaitable(score) else score)
 
 
@@ -192,7 +192,7 @@ def _score(text: str) -> float:
     """The score in a judgement; what cannot be read is neither good nor bad."""
     given = number(text, "score")
     if given is None:
-        words = [_WORDS[each] for each in re.findall(r"\w+", text.lower()) if each in _WORDS]
+        words = [_WORDS[found] for found in re.findall(r"\w+", text.lower()) if found in _WORDS]
         return words[-1] if words else 0.5
     # Some models count to 10 or to 100, whatever they are told.
     return max(0.0, given if given <= 1 else given / 10 if given <= 10 else min(given / 100, 1.0))

@@ -64,12 +64,12 @@ class Branches:
     @property
     def active(self) -> tuple[str, ...]:
         """The branches that are open."""
-        return tuple(each.name for each in self if each.status == "active")
+        return tuple(branch.name for branch in self if branch.status == "active")
 
     @property
     def leaves(self) -> tuple[str, ...]:
         """The open branches from which no open branch departs: the ends of the tree."""
-        parents = {each.parent for each in self if each.status == "active"}
+        parents = {branch.parent for branch in self if branch.status == "active"}
         return tuple(name for name in self.active if name not in parents)
 
     def stages(self, name: str | None) -> StageManager:
@@ -134,14 +134,14 @@ class Branches:
         names = set(self.leaves if among is None else among)
         for name in names:
             self._open(name, "it cannot be selected")
-            if above := [each for each in self.lineage(name)[1:] if each in names]:
+            if above := [branch for branch in self.lineage(name)[1:] if branch in names]:
                 raise BranchRefused(f"branch {name!r} came from {above[0]!r}; select among branches side by side")
-        candidates = [each for each in self if each.name in names]
-        unscored = [each.name for each in candidates if each.score is None]
+        candidates = [branch for branch in self if branch.name in names]
+        unscored = [branch.name for branch in candidates if branch.score is None]
         if unscored:
             raise BranchRefused(f"there is no score yet for {_listed(unscored)}; score every branch before selecting")
-        best = {each.name for each in sorted(candidates, key=lambda each: -(each.score or 0.0))[:keep]}
-        kept = tuple(each.name for each in candidates if each.name in best)
+        best = {branch.name for branch in sorted(candidates, key=lambda branch: -(branch.score or 0.0))[:keep]}
+        kept = tuple(branch.name for branch in candidates if branch.name in best)
         return Selection(kept, self._prune(names - best))
 
     def prune(self, name: str) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ class Branches:
             self._open(into, "nothing can be merged into it")
             if name in self.lineage(into):
                 raise BranchRefused(f"branch {name!r} cannot be merged into {into!r}, which is or came from it")
-        still = [each.name for each in self if each.parent == name and each.status == "active"]
+        still = [branch.name for branch in self if branch.parent == name and branch.status == "active"]
         if still:
             raise BranchRefused(
                 f"branch {name!r} cannot be merged while {_listed(still)} departs from it; merge or prune that first"
@@ -175,10 +175,12 @@ class Branches:
         branch.status, branch.merged_into = "merged", into
 
     def _prune(self, names: set[str]) -> tuple[str, ...]:
-        pruned = [each for each in self if each.status == "active" and not names.isdisjoint(self.lineage(each.name))]
-        for each in pruned:
-            each.status = "pruned"
-        return tuple(each.name for each in pruned)
+        pruned = [
+            branch for branch in self if branch.status == "active" and not names.isdisjoint(self.lineage(branch.name))
+        ]
+        for branch in pruned:
+            branch.status = "pruned"
+        return tuple(branch.name for branch in pruned)
 
     def _open(self, name: str, otherwise: str) -> Branch:
         branch = self[name]

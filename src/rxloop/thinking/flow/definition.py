@@ -196,7 +196,7 @@ class StrategyDefinition:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is worked out from the fields, of which some cannot be copied.
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {kept.name: getattr(self, kept.name) for kept in fields(self)}
 
     def stage(self, name: str) -> Stage:
         """Look up a stage by its name.

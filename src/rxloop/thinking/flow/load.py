@@ -79,7 +79,7 @@ def validated(model: type[T], data: object, what: str) -> T:
         return _adapter(model).validate_python(data)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        said = "; ".join(_fault(each, data) for each in faults[:_FAULTS])
+        said = "; ".join(_fault(fault, data) for fault in faults[:_FAULTS])
         more = f"; and {len(faults) - _FAULTS} more" if len(faults) > _FAULTS else ""
         raise ConfigurationError(f"{what} is not right: {said}{more}") from None
 

@@ -235,11 +235,11 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in cast("Mapping[str, Any]", value).values():
-            yield from _texts(each)
+        for inner in cast("Mapping[str, Any]", value).values():
+            yield from _texts(inner)
     elif isinstance(value, list):
-        for each in cast("list[Any]", value):
-            yield from _texts(each)
+        for inner in cast("list[Any]", value):
+            yield from _texts(inner)
 
 
 def _substituted(value: Any, evidence: Mapping[str, Any]) -> Any:
@@ -247,9 +247,9 @@ def _substituted(value: Any, evidence: Mapping[str, Any]) -> Any:
         whole = _LABEL.fullmatch(value.strip())
         return evidence[_id(whole[1])] if whole else _LABEL.sub(lambda label: _as_text(evidence[_id(label[1])]), value)
     if isinstance(value, Mapping):
-        return {name: _substituted(each, evidence) for name, each in cast("Mapping[str, Any]", value).items()}
+        return {name: _substituted(inner, evidence) for name, inner in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_substituted(each, evidence) for each in cast("list[Any]", value)]
+        return [_substituted(inner, evidence) for inner in cast("list[Any]", value)]
     return value
 
 
@@ -266,7 +266,7 @@ def _one_line(text: str) -> str:
 
 
 def _listed(ids: Iterable[str]) -> str:
-    return ", ".join(f"#{each}" for each in sorted(ids, key=_number))
+    return ", ".join(f"#{step}" for step in sorted(ids, key=_number))
 
 
 def _id(number: str) -> str:

@@ -100,7 +100,7 @@ class Flow:
             placed.branch, parent, placed.opens, begins, kept["stage"], kept.get("score"), kept.get("keep"),
             kept.get("merged"),
         )  # fmt: skip
-        self._make(move)
+        self._carry_out(move)
 
     def admit(self, session: Session, given: StagedInput, *, strict: bool = False) -> dict[str, Any]:
         """Take the next thought, and say what is to be kept of it.
@@ -117,8 +117,8 @@ class Flow:
             StageRefused: The stage may not follow, or several may and none was named.
             BranchRefused: Its branch is not open, or cannot be scored, selected or merged.
         """
-        move = self._move(session, given)
-        trail, selection = self._make(move)
+        move = self._move_of(session, given)
+        trail, selection = self._carry_out(move)
         assert self.branches is not None
         stages = self.branches.stages(move.line)
         missing = stages.strategy.stage(stages.stage).missing(given.given)
@@ -150,7 +150,7 @@ class Flow:
         stages = self.branches.stages(line)
         return {name: stages.strategy.stage(name).prompt for name in stages.next_stages}
 
-    def _move(self, session: Session, given: StagedInput) -> _Move:
+    def _move_of(self, session: Session, given: StagedInput) -> _Move:
         line = session.line_of(given.branch_id, given.branch_from_thought)
         opens = line is not None and session.branch(line) is None
         parent = None
@@ -161,14 +161,14 @@ class Flow:
             line=line,
             parent=parent,
             opens=opens,
-            strategy=self._begins(given, line),
+            strategy=self._strategy_begun(given, line),
             stage=given.stage,
             score=given.evaluation_score,
             keep=given.keep,
             merge=given.merge_branch,
         )
 
-    def _begins(self, given: StagedInput, line: str | None) -> str | None:
+    def _strategy_begun(self, given: StagedInput, line: str | None) -> str | None:
         """The strategy that begins with a thought: with the first one, or with one that switches to another."""
         named = self._definition(given.strategy) if given.strategy is not None else None
         if self.branches is None:
@@ -193,7 +193,7 @@ class Flow:
 
     @property
     def _names(self) -> list[str]:
-        return list(dict.fromkeys(each.name for each in self._definitions.values()))
+        return list(dict.fromkeys(definition.name for definition in self._definitions.values()))
 
     def _definition(self, name: str) -> StrategyDefinition:
         found = self._definitions.get(name) or self._definitions.get(
@@ -204,7 +204,7 @@ class Flow:
             raise InvalidThought(f"strategy: {reason}", {"strategy": reason}, code="unknown_strategy")
         return found
 
-    def _make(self, move: _Move) -> tuple[list[tuple[str | None, str]], Any]:
+    def _carry_out(self, move: _Move) -> tuple[list[tuple[str | None, str]], Any]:
         """Carry out a move; return the stages that it went through, each with the one before, and what was selected."""
         trail: list[tuple[str | None, str]] = []
         before = self.branches.main.stage if self.branches is not None else None
@@ -257,8 +257,8 @@ def by_name(definitions: tuple[StrategyDefinition, ...]) -> dict[str, StrategyDe
         ConfigurationError: Two have the same name.
     """
     found: dict[str, StrategyDefinition] = {}
-    for each in definitions:
-        for name in (each.name, *each.aliases):
-            if found.setdefault(name, each) is not each:
+    for definition in definitions:
+        for name in (definition.name, *definition.aliases):
+            if found.setdefault(name, definition) is not definition:
                 raise ConfigurationError(f"two strategies are called {name!r}")
     return found

@@ -164,10 +164,10 @@ class StageManager:
         if len(offered) > 1:
             choices = ", ".join(offered)
             raise self._refused(
-                StageChoiceRequired, f"{self._place()}: there is a choice, so name the next stage; one of {choices}"
+                StageChoiceRequired, f"{self._position()}: there is a choice, so name the next stage; one of {choices}"
             )
         if not offered:
-            raise self._refused(StageRefused, f"{self._place()} is the end; no stage follows")
+            raise self._refused(StageRefused, f"{self._position()} is the end; no stage follows")
         self._move(offered[0])
         return self._stage
 
@@ -179,7 +179,7 @@ class StageManager:
         """
         remaining = self.remaining
         if remaining is not None and remaining <= self.steps_to_end:
-            left = f"{self._place()}: {_steps(remaining)} left, and the end needs them all"
+            left = f"{self._position()}: {_steps(remaining)} left, and the end needs them all"
             raise self._refused(StageRefused, left + self._what_else(), self._stage)
         self._stays += 1
 
@@ -230,7 +230,7 @@ class StageManager:
         return made
 
     def __repr__(self) -> str:
-        return f"<StageManager {self._place()} after {_steps(self.steps)}>"
+        return f"<StageManager {self._position()} after {_steps(self.steps)}>"
 
     def _walk(self, path: list[str]) -> None:
         if path[0] != self._stage:
@@ -257,7 +257,7 @@ class StageManager:
     def _refused(self, kind: type[StageRefused], message: str, target: str | None = None) -> StageRefused:
         return kind(message, strategy=self._strategy.name, stage=self._stage, target=target, allowed=self.next_stages)
 
-    def _place(self) -> str:
+    def _position(self) -> str:
         return f"{self._strategy.name}, stage {self._stage}"
 
     def _what_else(self) -> str:
@@ -266,7 +266,7 @@ class StageManager:
 
     def _why_not(self, stage: str) -> str:
         """Why a stage may not follow, without what may."""
-        place = self._place()
+        place = self._position()
         if stage not in self._strategy:
             return f"{place}: the strategy has no stage {stage!r}"
         if stage not in self._strategy.transitions[self._stage]:

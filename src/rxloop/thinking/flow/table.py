@@ -238,7 +238,7 @@ _TABLES = (
 STAGE_TABLES: Mapping[str, StrategyDefinition] = MappingProxyType({table.name: table for table in _TABLES})
 """The stage tables of the nine strategies, by name."""
 
-_ALIASES = {alias: each for each in STAGE_TABLES.values() for alias in (each.name, *each.aliases)}
+_ALIASES = {alias: table for table in STAGE_TABLES.values() for alias in (table.name, *table.aliases)}
 
 
 def table_of(name: str) -> StrategyDefinition:

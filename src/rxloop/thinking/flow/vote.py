@@ -90,10 +90,10 @@ class Vote:
         return sum(count == self.count for _, count in self.counts) > 1
 
     def __str__(self) -> str:
-        told = f"{self.winner}: {self.count} of {self.total} answers"
+        text = f"{self.winner}: {self.count} of {self.total} answers"
         if self.tied:
-            told += ", as many as another that was given later"
-        return f"{told}; {self.failed} without an answer" if self.failed else told
+            text += ", as many as another that was given later"
+        return f"{text}; {self.failed} without an answer" if self.failed else text
 
 
 def majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:

@@ -56,13 +56,13 @@ class MemorySessionStore:
             for change in changes:
                 check_version(change.record, self._find(change.record.owner, change.record.session_id))
             for change in changes:
-                self._make(change)
+                self._apply(change)
 
     async def records(self, owner: str | None = None) -> Sequence[SessionRecord]:
         """All sessions, or those of an owner, the least recently used first."""
         with self._lock:
             owners = list(self._sessions) if owner is None else [owner]
-            found = [kept.record for each in owners for kept in self._sessions.get(each, {}).values()]
+            found = [kept.record for name in owners for kept in self._sessions.get(name, {}).values()]
         return sorted(found, key=lambda record: record.used)
 
     async def find(self, session_id: str) -> Sequence[SessionRecord]:
@@ -88,7 +88,7 @@ class MemorySessionStore:
     def _find(self, owner: str, session_id: str) -> _Kept | None:
         return self._sessions.get(owner, {}).get(session_id)
 
-    def _make(self, change: SessionChange) -> None:
+    def _apply(self, change: SessionChange) -> None:
         record = change.record
         kept = self._sessions.setdefault(record.owner, {}).setdefault(record.session_id, _Kept(record))
         self._owners.setdefault(record.session_id, {})[record.owner] = None

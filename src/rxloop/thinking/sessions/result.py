@@ -78,7 +78,7 @@ class ThoughtResult:
 
         It knows nothing of `needsMoreThoughts`, so that a total which was raised for it is the one before.
         """
-        raised = any(each.code == RAISED for each in self.thought.warnings)
+        raised = any(warning.code == RAISED for warning in self.thought.warnings)
         return {
             "thoughtNumber": self.thought.thought_number,
             "totalThoughts": self.thought.thought_number if raised else self.thought.total_thoughts,

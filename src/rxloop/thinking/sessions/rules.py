@@ -64,12 +64,12 @@ def accept(session: Session, given: ThoughtInput, rules: Rules, *, at: int, call
             code="max_thoughts",
         )
     warnings = list(_remarks(session, given))
-    refused = next((each for each in warnings if rules.strict and each.code.startswith("dangling")), None)
+    refused = next((warning for warning in warnings if rules.strict and warning.code.startswith("dangling")), None)
     if refused is not None:
         field = "revisesThought" if refused.code == "dangling_revision" else "branchFromThought"
         raise InvalidThought(f"{field}: {refused.message}", {field: refused.message}, code=refused.code)
     total = max(given.total_thoughts, given.thought_number)
-    if any(each.code == RAISED for each in warnings):
+    if any(warning.code == RAISED for warning in warnings):
         total = given.thought_number + 1
     return SequentialThought(
         thought=given.thought,
@@ -103,7 +103,7 @@ def _remarks(session: Session, given: ThoughtInput) -> Iterator[ThoughtWarning]:
     if not given.thought.strip():
         yield _warning("empty_thought", "The thought is empty.")
     last = session.placed(max(1, len(session) - REPETITIONS + 2))
-    if len(last) == REPETITIONS - 1 and all(each.thought.thought == given.thought for each in last):
+    if len(last) == REPETITIONS - 1 and all(placed.thought.thought == given.thought for placed in last):
         yield _warning(
             "repetition",
             f"The same thought came {REPETITIONS} times in a row. Think of something new, revise, branch, or conclude.",

@@ -245,7 +245,7 @@ class ThinkingSessions:
         if call_id is not None and (made := await self._made_before(owner, call_id)) is not None:
             return made
         now = CLOCK.get().now()
-        place = await self._place(owner, wanted, now, adopt=adopt, named=given.session_id)
+        place = await self._find_place(owner, wanted, now, adopt=adopt, named=given.session_id)
         if given.clear_session:
             place = place.cleared(now)
         kept = accept(place.session, given, self.rules, at=now, call_id=call_id)
@@ -294,7 +294,7 @@ class ThinkingSessions:
         placed = session.of_call(call_id)
         return None if placed is None else ThoughtResult(session, placed)
 
-    async def _place(self, owner: str, wanted: str | None, now: int, *, adopt: bool, named: str | None) -> Place:
+    async def _find_place(self, owner: str, wanted: str | None, now: int, *, adopt: bool, named: str | None) -> Place:
         """The session that a thought goes to, which may be a new one."""
         if wanted is None:
             return Place(places.fresh(owner, now))

@@ -57,5 +57,5 @@ def _find_end(key: Key, records: dict[Key, SessionRecord], ends: Ends) -> None:
             end = record
             break
         key = (record.owner, record.successor or "")
-    for each in line:
-        ends[each] = end
+    for passed in line:
+        ends[passed] = end

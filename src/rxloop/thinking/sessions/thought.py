@@ -134,7 +134,7 @@ class ThoughtInput(Wire):
         try:
             return cls.model_validate(dict(given))
         except ValidationError as error:
-            wrong = {".".join(map(str, each["loc"])): _reason(each) for each in error.errors(include_url=False)}
+            wrong = {".".join(map(str, fault["loc"])): _reason(fault) for fault in error.errors(include_url=False)}
             raise InvalidThought("; ".join(f"{field}: {reason}" for field, reason in wrong.items()), wrong) from None
 
 
