@@ -30,7 +30,7 @@ class AgentOptions:
     strategy: str | None = None
 
     def flags(self) -> str:
-        """The same, to be typed again: what the log does not know of a run."""
+        """Write the options as they are typed again: what the log does not know of a run."""
         given = [
             ("--agent", self.agent),
             *(("--tools", reference) for reference in self.tools),
@@ -42,7 +42,7 @@ class AgentOptions:
         return "".join(f" {name} {shlex.quote(value)}" for name, value in given if value)
 
     def make(self, *, recorded: str | None = None) -> Ready:
-        """The agent.
+        """Make the agent.
 
         Args:
             recorded: The model to take where none is named.
@@ -78,7 +78,7 @@ class AgentOptions:
             raise ConfigurationError(f"--tools {' '.join(self.tools)}: {error}") from error
 
     def load_tools(self) -> list[AnyTool]:
-        """The tools that `--tools` names."""
+        """Load the tools that `--tools` names."""
         tools: list[AnyTool] = []
         for reference in self.tools:
             found = load(reference, "--tools")
@@ -119,7 +119,7 @@ class Ready:
     """The model that was made of the options, which no agent closes."""
 
     def logging_to(self, log: EventLog) -> Ready:
-        """The same with this log in the place of the agent's own: a run belongs where the command looks for it."""
+        """Put this log in the place of the agent's own: a run belongs where the command looks for it."""
         return replace(self, agent=self.agent.with_log(log))
 
     async def __aenter__(self) -> Self:
@@ -132,7 +132,7 @@ class Ready:
 
 
 def load(reference: str, option: str) -> Any:
-    """The object that `module:object` names; modules of the folder in which the command was called come first.
+    """Load the object that `module:object` names; modules of the folder of the call come first.
 
     Raises:
         ConfigurationError: There is no such thing.
@@ -176,7 +176,7 @@ def _load_agent(reference: str) -> Agent[Any, Any]:
 
 
 def _with_address(provider: Provider) -> Provider:
-    """The provider, if the environment says right where its endpoint is.
+    """Return the provider, if the environment says where its endpoint is.
 
     Raises:
         ConfigurationError: The address is missing, or is not an address.
@@ -187,7 +187,7 @@ def _with_address(provider: Provider) -> Provider:
 
 
 def _with_key(provider: Provider) -> Provider:
-    """The provider, if it can be called; a run without a key need not begin.
+    """Return the provider, if it can be called; a run without a key need not begin.
 
     Raises:
         ConfigurationError: The key is missing.

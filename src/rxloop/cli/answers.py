@@ -26,7 +26,7 @@ _SAMPLES: Mapping[str, Any] = {
 
 
 def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
-    """The answers of the person at the terminal; None if there is nobody who wants to answer."""
+    """Ask the person at the terminal; None if nobody wants to answer."""
     answers: dict[str, Any] = {}
     for asked in pending:
         say(question(asked))
@@ -46,7 +46,7 @@ def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
 
 
 def read_answer(given: str, pending: PendingInput) -> Any:
-    """What a person typed, as the kind of value that was asked for.
+    """Read what a person typed, as the kind of value that was asked for.
 
     Raises:
         ConfigurationError: It cannot be read as that.
@@ -87,13 +87,13 @@ def _read_data(given: str, pending: PendingInput) -> Any:
 
 
 def example(pending: PendingInput) -> str:
-    """An answer of the right form, as JSON."""
+    """Make up an answer of the right form, as JSON."""
     value = pending.options[0] if pending.options else _sample(pending.answer_schema, pending.answer_schema)
     return orjson.dumps(value, default=str).decode()
 
 
 def _sample(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
-    """A value that fits a schema, as far as its types go."""
+    """Make up a value that fits a schema, as far as its types go."""
     reference = schema.get("$ref")
     if isinstance(reference, str):
         schema = root.get("$defs", {}).get(reference.rpartition("/")[2], {})

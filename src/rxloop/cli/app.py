@@ -136,7 +136,7 @@ _PLAIN = {"→": ">", "←": "<", "…": "~", "·": "*", "✗": "x", "├": "|",
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """What a terminal gets that does not know a sign: something like it, or a question mark."""
+    """Replace a sign that a terminal does not know: by something like it, or a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = "".join(_PLAIN.get(char, char) for char in error.object[error.start : error.end])
@@ -144,7 +144,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 def command(arguments: Sequence[str] | None = None) -> None:
-    """The command, as a process."""
+    """Run the command as a process."""
     codecs.register_error("rxloop", _plain)
     # Python has nothing in the place of a stream that was closed by whoever called it.
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))

@@ -83,7 +83,7 @@ async def _farewell(session: Session, context_id: str) -> None:
 
 
 def _next_question() -> str | None:
-    """What the person says next, a line; None at the end."""
+    """Read what the person says next, a line; None at the end."""
     with contextlib.suppress(ModuleNotFoundError):
         # What gives `input` a memory and arrow keys.
         importlib.import_module("readline")

@@ -30,7 +30,7 @@ class Conversing:
 
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncGenerator[tuple[Ready, Session, str]]:
-        """An agent with its log, how its runs are shown, and the id of the conversation."""
+        """Give an agent with its log, how its runs are shown, and the id of the conversation."""
         if self.no_log and self.context is not None:
             raise ConfigurationError("--context needs the database, and --no-log leaves it out")
         async with contextlib.AsyncExitStack() as stack:

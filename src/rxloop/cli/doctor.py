@@ -106,7 +106,7 @@ def _models() -> Findings:
 
 
 def _chosen(model: str) -> Finding:
-    """Whether the model of the environment can be asked."""
+    """Find out whether the model of the environment can be asked."""
     shown = shown_address(model)
     try:
         preset, _ = endpoint(model)
@@ -141,7 +141,7 @@ async def _runs(path: Path) -> int:
 
 
 def _new_database(path: Path) -> Finding:
-    """Whether the file can be made that is not there yet; it is not made."""
+    """Find out whether the file can be made that is not there yet; it is not made."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return Finding(

@@ -24,7 +24,7 @@ _BRINGS = {
 
 
 def installed() -> Findings:
-    """The packages that rxloop needs, and those of its extras."""
+    """Check the packages that rxloop needs, and those of its extras."""
     try:
         requirements = metadata.requires("rxloop") or []
     except metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def _version(name: str) -> str | None:
 
 
 def _lacks(name: str, wanted: str) -> str | None:
-    """Why a package is not what is wanted, or None."""
+    """Say why a package is not what is wanted, or None."""
     version = _version(name)
     if version is None:
         return f"{name} is not installed"
@@ -75,7 +75,7 @@ def _lacks(name: str, wanted: str) -> str | None:
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Whether a version lies within a range such as `>=0.28,<1`, by the numbers at its beginning."""
+    """Return whether a version lies within a range such as `>=0.28,<1`, by the numbers at its beginning."""
     number = _number(version)
     for part in filter(None, (text.strip() for text in wanted.split(","))):
         sign = re.match(r"[<>=!~]+", part)

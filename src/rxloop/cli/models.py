@@ -40,19 +40,19 @@ def models(
 
 
 def example(preset: Preset) -> str:
-    """A model string of the preset."""
+    """Write a model string of the preset."""
     return f"{preset.name}:{preset.default_model or 'MODEL'}"
 
 
 def key_state(preset: Preset) -> str:
-    """Whether the key of the preset is there."""
+    """Say whether the key of the preset is set."""
     if preset.key_env is None:
         return "not needed"
     return "set" if preset.key() else "optional" if preset.key_optional else "not set"
 
 
 def _address(preset: Preset) -> tuple[str, bool]:
-    """The address, or why there is none; and whether there is one."""
+    """Return the address, or why there is none; and whether there is one."""
     try:
         return shown_address(preset.url()), True
     except ConfigurationError:

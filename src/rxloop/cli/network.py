@@ -21,7 +21,7 @@ SECONDS = 5.0
 
 
 async def reached(model: str) -> Findings:
-    """What the endpoint of the model says when it is asked for its models: that costs nothing."""
+    """Ask the endpoint of the model for its models, which costs nothing, and say what it answers."""
     try:
         preset, url = endpoint(model)
     except ConfigurationError as error:
@@ -30,7 +30,7 @@ async def reached(model: str) -> Findings:
 
 
 def endpoint(model: str) -> tuple[Preset, str]:
-    """What is particular about the endpoint of a model string, and its address.
+    """Return the preset of a model string, and the address of its endpoint.
 
     Raises:
         ConfigurationError: There is no such model, or it has no address.
@@ -80,7 +80,7 @@ def _answered(preset: Preset, model: str, took: str, answer: httpx.Response) -> 
 
 
 def _names(body: bytes) -> set[str]:
-    """The ids of the models in an answer."""
+    """Read the ids of the models in an answer."""
     try:
         found: Any = orjson.loads(body)
         return {str(model["id"]).removeprefix("models/") for model in found["data"]}

@@ -73,12 +73,12 @@ NoLog = Annotated[bool, typer.Option("--no-log", help="Leave no trace in the dat
 
 
 def as_text(given: str) -> str:
-    """What was typed, whatever the encoding of the terminal is said to be; what is not UTF-8 becomes question marks."""
+    """Read what was typed as UTF-8, whatever the terminal is said to use; other bytes become question marks."""
     return given.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """The values of an option such as `--input ID=JSON`.
+    """Read the values of an option such as `--input ID=JSON`.
 
     Raises:
         ConfigurationError: One is not written like that.

@@ -40,7 +40,7 @@ def protocol(
 
 
 def _find(given: str) -> type[Event]:
-    """The class of a kind, by the name of either.
+    """Find the class of a kind, by the name of either.
 
     Raises:
         ConfigurationError: There is no such kind.
@@ -78,7 +78,7 @@ def _show(cls: type[Event], defs: Schema) -> None:
 
 
 def _durability_and_audience(cls: type[Event]) -> tuple[str, str]:
-    """Whether events of the class are kept, and who may see them."""
+    """Say whether events of the class are kept, and who may see them."""
     seen = "unless hidden" if "hidden" in cls.model_fields else "public"
     return "durable" if cls.durable else "transient", seen if cls.visibility == "public" else cls.visibility
 
@@ -98,7 +98,7 @@ def _fields(definition: Schema, names: Sequence[str]) -> Text:
 
 
 def _shape(schema: Schema) -> str:
-    """The type of a value, as people write it."""
+    """Write the type of a value as people do."""
     reference = schema.get("$ref")
     if isinstance(reference, str):
         return reference.removeprefix(_REFERENCE)
@@ -124,14 +124,14 @@ def _first_line(definition: Schema) -> str:
 
 
 def _alone(cls: type[Event], defs: Schema) -> dict[str, Any]:
-    """The schema of one kind with what it refers to."""
+    """Return the schema of one kind with what it refers to."""
     definition = defs[cls.__name__]
     parts = {name: defs[name] for name in sorted(_referred(definition, defs))}
     return {**definition, **({"$defs": parts} if parts else {})}
 
 
 def _referred(schema: Any, defs: Schema) -> set[str]:
-    """The names of the shapes that a schema is made of, and of those inside them."""
+    """Find the names of the shapes that a schema is made of, and of those inside them."""
     found: set[str] = set()
     waiting = list(_references(schema))
     while waiting:

@@ -44,12 +44,12 @@ WIDTH = 160
 
 
 def many(number: int, noun: str) -> str:
-    """A number with its noun."""
+    """Write a number with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def called(call: ToolCall) -> str:
-    """A tool call as it would stand in a program."""
+    """Write a tool call as it would stand in a program."""
     if call.error is not None:
         return f"{one_line(call.name)}({one_line(call.raw or '', WIDTH)})"
     arguments = (f"{name}={_json(value)}" for name, value in call.arguments.items())
@@ -57,7 +57,7 @@ def called(call: ToolCall) -> str:
 
 
 def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
-    """What happened, as somebody wants to see it who looks on; None for what is bookkeeping, and for plain text."""
+    """Describe an event for somebody who looks on; None for bookkeeping, and for plain text."""
     shown = _thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _describe_exchange(event)
     if shown is not None and event.agent_path:
         return Text.assemble((f"{' > '.join(map(one_line, event.agent_path))} ", "dim"), shown)
@@ -65,7 +65,7 @@ def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
 
 
 def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
-    """What an event says, bookkeeping included; None only for thoughts that nobody wants to see."""
+    """Describe an event, bookkeeping included; None only for thoughts that nobody wants to see."""
     if (shown := describe(event, thoughts)) is not None:
         return shown
     if isinstance(event, ThoughtStreamEvent):
@@ -74,7 +74,7 @@ def record(event: Event, thoughts: ThoughtLevel) -> Text | None:
 
 
 def question(pending: PendingInput) -> Text:
-    """A question that waits for an answer."""
+    """Write a question that waits for an answer."""
     text = Text.assemble(("? ", "bold yellow"), _marked(pending.prompt))
     if pending.options is not None:
         text.append(f" ({', '.join(map(_json, pending.options))})")
@@ -84,7 +84,7 @@ def question(pending: PendingInput) -> Text:
 
 
 def _marked(text: str) -> str:
-    """A text of several lines of which none but the first can be taken for a line of the command itself."""
+    """Mark the lines of a text, so that none but the first can be taken for a line of the command itself."""
     return "\n  | ".join(visible(text).split("\n"))
 
 
@@ -168,7 +168,7 @@ def _describe_bookkeeping(event: Event) -> Text:
 
 
 def ending(event: StatusUpdateEvent) -> Text:
-    """How an attempt ended."""
+    """Describe how an attempt ended."""
     match event.state:
         case "completed":
             cut = f", cut off ({one_line(event.finish_reason)})" if event.finish_reason not in (None, "stop") else ""

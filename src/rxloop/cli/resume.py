@@ -77,7 +77,7 @@ def resume(
 async def _answers_of_person(
     session: Session, log: EventLog, record: RunRecord, pending: Sequence[PendingInput]
 ) -> dict[str, Any] | None:
-    """The answers of the person at the terminal; without one, what is to be done."""
+    """Ask the person at the terminal; without one, say what is to be done."""
     if asks() and not session.json:
         return ask(pending)
     session.list_pending(await short_id(log, record.task_id) or record.task_id, pending)

@@ -51,7 +51,7 @@ def run(
 
 
 def _question(words: list[str]) -> str:
-    """The question: what was typed, and what comes through a pipe where `-` stands."""
+    """Read the question: what was typed, and what comes through a pipe where `-` stands."""
     if not words and sys.stdin.isatty():
         raise ConfigurationError('there is no question: rxloop run "Why is the sky blue?", or give it through a pipe')
     parts = [as_text(" ".join(word for word in words if word != "-"))]

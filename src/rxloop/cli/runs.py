@@ -105,7 +105,7 @@ def _table(rows: Sequence[_Row]) -> Text:
 
 
 def ago(timestamp: int, now: float | None = None) -> str:
-    """How long ago that was, in milliseconds since 1970; an old day by its date."""
+    """Say how long ago a time was, in milliseconds since 1970; an old day by its date."""
     seconds = max(int((time.time() if now is None else now) - timestamp / 1000), 0)
     if seconds < 5:
         return "just now"

@@ -168,5 +168,5 @@ def _interrupts(cancel: Callable[[str], None]) -> Generator[None]:
 
 
 def exit_code(result: Result[Any]) -> int:
-    """What the command says to the shell."""
+    """Return the exit code that tells the shell how the run ended."""
     return CODES.get(result.state, FAILED)

@@ -40,7 +40,7 @@ class _Facts:
         self._tokens = 0
 
     def take(self, event: Event) -> bool:
-        """Whether something begins or ends with the event."""
+        """Take an event, and return whether something begins or ends with it."""
         step = (event.task_id, event.branch, event.step)
         match event:
             case ContentDeltaEvent() | ThoughtDeltaEvent() | ToolCallDeltaEvent():
@@ -65,7 +65,7 @@ class _Facts:
         return True
 
     def text(self, figures: Stats) -> Text:
-        """The status, the most important first: what does not fit is cut off."""
+        """Write the status, the most important first: what does not fit is cut off."""
         parts = [f"{figures.seconds:.0f} s"]
         if self._tools:
             names = list(self._tools.values())
@@ -84,7 +84,7 @@ class _Facts:
 
 
 def status(window: float = 1.0) -> View[Event, Text]:
-    """The status of a run: when a call begins or ends, and once a window while it goes on.
+    """Show the status of a run: when a call begins or ends, and once a window while it goes on.
 
     ::
 

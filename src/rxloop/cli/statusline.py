@@ -52,7 +52,7 @@ class StatusLine:
         return self._column
 
     def begin(self) -> None:
-        """The cursor is at the beginning of a line."""
+        """Note that the cursor is at the beginning of a line."""
         self._column = 0
 
     def hide(self) -> None:

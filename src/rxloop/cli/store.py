@@ -23,13 +23,13 @@ _SHORTEST = 6
 
 
 def default_database() -> Path:
-    """Where the runs are kept when nobody says where."""
+    """Return where the runs are kept when nobody says where."""
     return platformdirs.user_data_path("rxloop", appauthor=False) / "runs.db"
 
 
 @asynccontextmanager
 async def opened(database: Path | None, *, write: bool = False, skip_corrupt: bool = False) -> AsyncGenerator[EventLog]:
-    """The log in the database; only who is going to write makes one.
+    """Open the log in the database; only a command that is going to write makes one.
 
     Raises:
         EventLogError: There is none, or its folder cannot be made.
@@ -73,7 +73,7 @@ async def check_writable(log: EventLog, path: Path) -> None:
 
 
 async def find_run(log: EventLog, given: str) -> RunRecord:
-    """The run whose id is, begins or ends with what was given; `last` is the one that was started last.
+    """Find the run whose id is, begins or ends with what was given; `last` is the one that was started last.
 
     Raises:
         UnknownRun: There is none.
@@ -87,7 +87,7 @@ async def find_run(log: EventLog, given: str) -> RunRecord:
 
 
 async def find_context(log: EventLog, given: str) -> str:
-    """The conversation whose id is, begins or ends with what was given.
+    """Find the conversation whose id is, begins or ends with what was given.
 
     Raises:
         UnknownRun: There is none.
@@ -112,7 +112,7 @@ def _find(given: str, ids: Sequence[str], noun: str) -> str:
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
-    """For each id the end of it that can be typed in its place.
+    """Find for each id the end of it that can be typed in its place.
 
     The ends, because the ids of one minute begin alike.
     """
@@ -135,13 +135,13 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
 
 
 async def short_id(log: EventLog, task_id: str) -> str | None:
-    """The end of the run's id that can be typed in its place; None if the log does not have the run."""
+    """Find the end of the run's id that can be typed in its place; None if the log does not have the run."""
     ids = [record.task_id for record in await log.runs()]
     return short_ids(ids).get(task_id)
 
 
 async def first_event(log: EventLog, task_id: str) -> TaskEvent | None:
-    """What a run was started with, without reading all of it; None where that cannot be read."""
+    """Read what a run was started with, without reading all of it; None where that cannot be read."""
     events = log.follow(task_id)
     try:
         async for event in events:

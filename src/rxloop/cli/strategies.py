@@ -26,7 +26,7 @@ class StrategyFormat(StrEnum):
 
 
 def _json(found: StrategyDefinition) -> str:
-    """All of it, as `StrategyDefinition.from_json` reads it: a beginning for a strategy of one's own."""
+    """Write all of it, as `StrategyDefinition.from_json` reads it: a start for a strategy of your own."""
     return TypeAdapter(StrategyDefinition).dump_json(found, indent=2, exclude_defaults=True).decode()
 
 

@@ -23,7 +23,7 @@ def table(
     *,
     wrap: bool = False,
 ) -> Text:
-    """The rows below their head; the last column takes what room is left.
+    """Write rows below their head; the last column takes what room is left.
 
     Args:
         head: The names of the columns.
@@ -47,7 +47,7 @@ def table(
 
 
 def _fitted(cell: str, size: int, indent: int | None) -> str:
-    """A cell that is no wider than that: cut, or broken where there is an indent for its further lines."""
+    """Fit a cell into a width: cut it, or break it where there is an indent for its further lines."""
     if cell_len(cell) <= size:
         return cell
     if indent is None:

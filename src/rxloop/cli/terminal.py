@@ -50,13 +50,13 @@ def write(text: Text | str, *, beside: bool = False) -> None:
 
 
 def say(text: Text | str) -> None:
-    """A line beside the answer."""
+    """Write a line beside the answer."""
     write(text if isinstance(text, Text) else Text(text, "dim"), beside=True)
     write("\n", beside=True)
 
 
 def write_json(event: Event, *, full: bool) -> None:
-    """An event as one line.
+    """Write an event as one line.
 
     Args:
         event: The event.
@@ -73,22 +73,22 @@ def write_plain(text: str) -> None:
 
 
 def width() -> int:
-    """The columns that a table may take; without a terminal as many as it wants."""
+    """Return the columns that a table may take; without a terminal as many as it wants."""
     return _OUT.width if _OUT.is_terminal else 10_000
 
 
 def colours() -> str:
-    """What the terminal is taken to be able to."""
+    """Say which colours the terminal is taken to have."""
     return f"colours: {_OUT.color_system or 'none'}" + (" (NO_COLOR is set)" if _OUT.no_color else "")
 
 
 def asks() -> bool:
-    """Whether somebody sits at a terminal and can be asked."""
+    """Return whether somebody sits at a terminal and can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def status_line() -> StatusLine | None:
-    """The line below what is written; None where the answer goes to no terminal, or to one that cannot move back."""
+    """Return the line below what is written; None where no terminal shows it, or one that cannot move back."""
     # Not by what rich says: FORCE_COLOR lets it take any pipe for a terminal.
     there = sys.stdout.isatty() and sys.stderr.isatty()
     return _STATUS if there and not _ERR.is_dumb_terminal and not _ERR.legacy_windows else None
@@ -129,7 +129,7 @@ def logged() -> Generator[None]:
 
 
 def _leave_quietly() -> None:
-    """What cannot be written any more, since the reader has left, as `head` does, or the disk is full, goes nowhere."""
+    """Drop what cannot be written any more: the reader has left, as `head` does, or the disk is full."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -162,7 +162,7 @@ class LogLines(logging.Handler):
 
 
 def failure(error: BaseException) -> str:
-    """What went wrong in a module of the user's, and where."""
+    """Say what went wrong in a module of the user's, and where."""
     said = f"{type(error).__name__}: {error}"
     trace = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) or not trace or trace[-1].filename.startswith(_OURS):
@@ -188,7 +188,7 @@ def fail(error: RxloopError) -> NoReturn:
 
 
 def read_all(name: str = "stdin") -> str:
-    """What comes through the pipe.
+    """Read what comes through the pipe.
 
     Raises:
         ConfigurationError: It is not text.
@@ -203,7 +203,7 @@ def read_all(name: str = "stdin") -> str:
 
 
 def read_line(prompt: str = "") -> str:
-    """A line that a person types, whatever the encoding of the terminal is said to be.
+    """Read a line that a person types, whatever the encoding of the terminal is said to be.
 
     Raises:
         EOFError: Nothing more comes.

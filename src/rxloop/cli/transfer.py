@@ -68,7 +68,7 @@ def import_(
 
 
 def read_runs(data: bytes, name: str) -> dict[str, list[Event]]:
-    """The durable events in lines of JSON, by their runs.
+    """Read the durable events in lines of JSON, by their runs.
 
     Raises:
         ConfigurationError: A line is not an event, or the events of a run are not a whole run from its beginning.

@@ -107,7 +107,7 @@ class _Live:
         self._line(Text.assemble(ending(event), *((f" · {part}", "dim") for part in self._costs(event))))
 
     def _costs(self, end: StatusUpdateEvent) -> list[str]:
-        """What the attempt has cost, as far as this view has seen it."""
+        """List what the attempt has cost, as far as this view has seen it."""
         counts = ((self._asked, "model call"), (self._called, "tool call"))
         parts = [many(number, noun) for number, noun in counts if number]
         if self._asked and end.usage is not None and end.usage.total_tokens:
@@ -141,7 +141,7 @@ class _Live:
 
 
 def live(thoughts: ThoughtLevel) -> View[Event, Piece]:
-    """The run as it is seen live: text as it streams, calls and thoughts on lines of their own, and how it ended.
+    """Show a run live: text as it streams, calls and thoughts on lines of their own, and how it ended.
 
     ::
 
@@ -162,7 +162,7 @@ def live(thoughts: ThoughtLevel) -> View[Event, Piece]:
 
 
 def numbered(thoughts: ThoughtLevel) -> View[Event, Text]:
-    """The run as a record: a line for each durable event, with its number and the seconds since the first one."""
+    """Show a run as a record: a line for each durable event, with its number and the seconds since the first."""
 
     def operator(source: Observable[Event]) -> Observable[Text]:
         def subscribe(

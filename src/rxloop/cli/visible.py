@@ -8,7 +8,7 @@ from rxloop.thoughts.drawing import UNSEEN, visible
 
 
 def shown(text: Text | str) -> Text:
-    """The text with an escape in the place of each character that a terminal would act upon, its colours kept."""
+    """Write an escape in the place of each character that a terminal would act upon; the colours stay."""
     if isinstance(text, str):
         return Text(visible(text))
     found = [match.start() for match in UNSEEN.finditer(text.plain)]

@@ -25,7 +25,7 @@ _words_of = PerMessage(_words)
 
 
 def bag_of(messages: Sequence[Message]) -> Counter[str]:
-    """How often each word occurs in some messages."""
+    """Count how often each word occurs in some messages."""
     total: Counter[str] = Counter()
     for message in messages:
         total.update(_words_of(message))
@@ -33,7 +33,7 @@ def bag_of(messages: Sequence[Message]) -> Counter[str]:
 
 
 def bm25(query: Counter[str], bags: Sequence[Counter[str]]) -> list[float]:
-    """How well each bag of words fits the query."""
+    """Score how well each bag of words fits the query."""
     if not bags:
         return []
     lengths = [sum(one.values()) for one in bags]

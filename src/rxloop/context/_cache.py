@@ -18,7 +18,7 @@ MOST = 16_384
 
 
 def for_short_texts(work_out: Callable[[str], T]) -> Callable[[str], T]:
-    """A pure function of a text that works short ones out once: the same few words come again and again.
+    """Let a pure function of a text work short texts out once: the same few words come again and again.
 
     Longer ones are somebody's own, and not kept.
     """

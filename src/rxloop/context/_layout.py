@@ -60,7 +60,7 @@ class Layout:
         self.room -= self.costs[index]
 
     def has_room(self, index: int) -> bool:
-        """Whether a free block may stay, by its tokens and by its messages."""
+        """Return whether a free block may stay, by its tokens and by its messages."""
         most = self.budget.messages
         if most is not None and self._count + len(self.blocks[index].messages) > most:
             return False
@@ -83,7 +83,7 @@ class Layout:
             self.keep(index, forms.get(index))
 
     def messages(self) -> list[Message]:
-        """The messages that stay, with the summary of the others after the task.
+        """Return the messages that stay, with the summary of the others after the task.
 
         Where the summary would take more than it replaces, these are the messages as they would go out without a cut.
         """
@@ -100,7 +100,7 @@ class Layout:
         return list(sent) if sent and count(*out) > count(*sent) else out
 
     def _summary(self, kept: Sequence[Message]) -> Message | None:
-        """The facts of everything that does not stay; None if all stays."""
+        """Summarise everything that does not stay by its facts; None if all stays."""
         count, dropped = self.budget.count, self.budget.dropped
         whole = {id(message) for message in kept}
         everything = [*dropped, *(message for block in self.blocks for message in block.messages)]

@@ -107,7 +107,7 @@ def _unanswered(messages: Sequence[Message]) -> list[str]:
 
 
 def _strangers(messages: Sequence[Message]) -> list[int]:
-    """The places in the block of results for which there is no call left."""
+    """Find the places in the block of results that no call has asked for."""
     missing = [call.id for call in messages[0].tool_calls]
     found: list[int] = []
     for place, message in enumerate(messages[1:], 1):

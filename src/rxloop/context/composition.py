@@ -39,7 +39,7 @@ class ChainedCompressor(Marks):
         self.compressors = compressors
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """The messages to send instead of the history."""
+        """Choose the messages to send instead of the history."""
         return self._ask_from(0, messages, messages, budget)
 
     def _ask_from(
@@ -72,7 +72,7 @@ def _without_summary(history: Sequence[Message], messages: Sequence[Message]) ->
 
 
 def _remaining_budget(history: Sequence[Message], messages: Sequence[Message], budget: Budget) -> Budget:
-    """The budget of the next compressor: what is gone already, and where pinned messages stand now."""
+    """Give the next compressor its budget: with what is gone already, and where pinned messages stand now."""
     pins = {id(history[place]) for place in budget.pinned if place < len(history)}
     left = _without_summary(history, messages)
     there = {id(message) for message in left}

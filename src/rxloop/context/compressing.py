@@ -195,7 +195,7 @@ class Compression:
         return self._checked(made, pinned, time.perf_counter() - begin)
 
     def unchanged(self, **fields: Any) -> Compressed:
-        """What goes out without a cut."""
+        """Describe what goes out without a cut."""
         return Compressed(
             messages=self._sent,
             state=self._state,
@@ -263,14 +263,14 @@ async def _ask(compressor: Compressor, messages: Sequence[Message], budget: Budg
 
 
 def _is_ours(compressor: Compressor) -> bool:
-    """Whether a compressor is one of this library, all of which are known to return."""
+    """Return whether a compressor is one of this library, all of which are known to return."""
     parts: Sequence[Compressor] = getattr(compressor, "compressors", ())
     module: str = getattr(compressor.compress, "__module__", None) or ""
     return module.partition(".")[0] == "rxloop" and all(map(_is_ours, parts))
 
 
 def _calls_since(history: Sequence[Message], place: int, count: int) -> bool:
-    """Whether the model has spoken so often since that place. What a history says is the same after a resume."""
+    """Return whether the model has spoken so often since that place. A history says the same after a resume."""
     newer = (history[at] for at in range(len(history) - 1, place - 1, -1))
     return sum(1 for _ in islice((message for message in newer if message.role == "assistant"), count)) >= count
 

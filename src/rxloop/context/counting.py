@@ -37,7 +37,7 @@ _CLASSES = bytes(ord(_class_of(byte)) for byte in range(256))
 
 
 def _estimate(text: str) -> float:
-    """The tokens of a text; the figures are fitted to the mean of several public vocabularies.
+    """Estimate the tokens of a text; the figures are fitted to the mean of several public vocabularies.
 
     What counts beside the bytes of each class is how often a run of them begins: a word, a number, a row of signs.
     """
@@ -155,7 +155,7 @@ class _Calibration:
         return max(0.0, self.ratio * estimate + self.base)
 
     def deviation(self, estimate: float) -> float:
-        """The standard deviation of what is predicted for an estimate."""
+        """Return the standard deviation of what is predicted for an estimate."""
         between = 2 * estimate * self.covariance
         return math.sqrt(max(0.0, self.ratio_variance * estimate**2 + between + self.base_variance))
 
@@ -209,7 +209,7 @@ class TokenEstimator:
         return other
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """The tokens of messages and tools, by all that is known.
+        """Count the tokens of messages and tools, by all that is known.
 
         Without what the model takes for every request (its preamble), so that counts can be added up; see `request`.
         """
@@ -238,7 +238,7 @@ class TokenEstimator:
             self._models.setdefault(self.model, _Calibration()).learn(raw, actual)
 
     def margin(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> float:
-        """How sure `request` is: the real number is seldom farther away than this part of it (0.1 is 10 %)."""
+        """Tell how sure `request` is: the real number is seldom farther away than this part of it (0.1 is 10 %)."""
         known, raw = self._known, self.raw(messages, tools)
         return 2 * known.deviation(raw) / max(1.0, known.predict(raw)) if known.reports else 0.2
 

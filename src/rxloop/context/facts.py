@@ -66,7 +66,7 @@ _LEAST = 0.12
 
 @for_short_texts
 def form_of(word: str) -> str:
-    """What a word is by its form alone; most are `plain`."""
+    """Classify a word by its form alone; most are `plain`."""
     if len(word) < 2:
         return "plain"
     digits = sum(map(str.isdigit, word))
@@ -90,7 +90,7 @@ def form_of(word: str) -> str:
 
 @for_short_texts
 def _pieces(compound: str) -> tuple[tuple[str, float], ...]:
-    """The parts of a compound with their weights: one, unless a separator in it only stands between two of them."""
+    """Cut a compound into parts with weights: one part, unless a separator only stands between two of them."""
     if not compound[0].isalnum():
         # Of the signs before the first word, those that belong to it: a path, a hidden file, a number, an option.
         compound = next(compound[place:] for place in range(len(compound)) if _PREFIX.match(compound, place))
@@ -115,7 +115,7 @@ class _Reader:
         self._waiting: list[tuple[str, float]] = []
 
     def read(self) -> list[Fact]:
-        """The facts of the text, in order."""
+        """Read the facts of the text, in order."""
         for match in _COMPOUND.finditer(self._text):
             found = match.group()
             for piece, weight in _pieces(found):
@@ -161,7 +161,7 @@ class _Reader:
 
 
 def _in_text(text: str, name: str) -> list[Fact]:
-    """The facts of running text, code or a log; `name` is what the whole of it is called."""
+    """Read the facts of running text, code or a log; `name` is what the whole of it is called."""
     if len(text) > _FRONT + _BACK:
         text = f"{text[:_FRONT]}\n{text[-_BACK:]}"
     if not text.isascii():
@@ -183,7 +183,7 @@ def _numbers_a_line(text: str, start: int, end: int) -> bool:
 
 
 def _in_value(value: Any, key: str, depth: int = 0) -> Iterator[Fact]:
-    """The facts of a JSON value; `key` is the name of the field that it stands in."""
+    """Read the facts of a JSON value; `key` is the name of the field that it stands in."""
     if depth > _DEEPEST:
         return
     if isinstance(value, dict):

@@ -75,7 +75,7 @@ class FolderWorkspace:
         self._kind: Kind = kind
 
     async def render(self) -> Sequence[WorkspacePart]:
-        """The files, in the order of their paths, each as one part; they are read in a thread."""
+        """Read the files in a thread, in the order of their paths; each is one part."""
         return await in_thread(self._render)
 
     def _render(self) -> list[WorkspacePart]:
@@ -99,7 +99,7 @@ class FolderWorkspace:
         return parts
 
     def _wanted_paths(self) -> tuple[list[str], bool]:
-        """The paths of the wanted files, in order, and whether there are more than were looked at."""
+        """Find the paths of the wanted files, in order, and whether there are more than were looked at."""
         names: list[str] = []
         folders = [""]
         seen = 0
@@ -131,7 +131,7 @@ class FolderWorkspace:
 
 @contextmanager
 def _opened(root: Path, name: str, flags: int = 0) -> Generator[int | None]:
-    """What lies at a path below a folder, open; None if it cannot be opened, or there is a link on the way."""
+    """Open what lies at a path below a folder; None if it cannot be opened, or there is a link on the way."""
     handles: list[int] = []
     try:
         try:
@@ -156,7 +156,7 @@ def _open_below(root: Path, name: str, flags: int, handles: list[int]) -> int:
 
 
 def _open_by_path(root: Path, name: str, handles: list[int]) -> int | None:
-    """The same where folders cannot be opened, as on Windows: compared after it was opened; -1 for a folder."""
+    """Open it where folders cannot be opened, as on Windows, and compare it afterwards; -1 for a folder."""
     path = root / name
     if path.resolve() != root.resolve().joinpath(*name.split("/")) or path.is_symlink():
         return None
@@ -167,7 +167,7 @@ def _open_by_path(root: Path, name: str, handles: list[int]) -> int | None:
 
 
 def _text(root: Path, name: str, limit: int) -> str | None:
-    """A text file, its middle left out where it is too long; None if it is not text or cannot be read."""
+    """Read a text file, without its middle where it is too long; None if it is not text or cannot be read."""
     with _opened(root, name) as handle:
         if handle is None:
             return None
@@ -190,7 +190,7 @@ def _text(root: Path, name: str, limit: int) -> str | None:
 
 
 def _read(handle: int, count: int) -> bytes:
-    """So many bytes, or as many as there are."""
+    """Read so many bytes, or as many as there are."""
     pieces: list[bytes] = []
     while count > 0 and (piece := os.read(handle, min(count, 1 << 20))):
         pieces.append(piece)
@@ -199,5 +199,5 @@ def _read(handle: int, count: int) -> bytes:
 
 
 def _shown(name: str) -> str:
-    """A path as one line of a heading: what is not a visible character is written as an escape."""
+    """Write a path as one line of a heading: what is not a visible character is written as an escape."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)

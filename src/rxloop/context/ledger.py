@@ -39,7 +39,7 @@ class Entry(NamedTuple):
         return text_tokens(self.value) + text_tokens(self.label) + 1.0
 
     def worth(self, now: int) -> float:
-        """How much a token that it takes is worth."""
+        """Return how much each of its tokens is worth."""
         age = _OLD + (1 - _OLD) * math.exp((self.place - now) / _FADES)
         return self.weight * (1 + 0.5 * math.log2(self.mentions)) * age / math.sqrt(self.cost)
 
@@ -157,7 +157,7 @@ def _take_known_beginning(history: Sequence[Message]) -> tuple[list[ref[Message]
 
 
 def _chosen(ranked: Iterable[Entry], tokens: float) -> list[Entry]:
-    """What fits, the best first; a value that stands inside another is there already."""
+    """Choose what fits, the best first; a value that stands inside another is there already."""
     chosen: list[Entry] = []
     taken = "\n"
     for entry in ranked:
@@ -186,7 +186,7 @@ def _stands_in(value: str, text: str) -> bool:
 
 
 def _lines(entries: list[Entry]) -> str:
-    """One line for each message, its values in their order there, each after its label."""
+    """Write one line for each message, its values in their order there, each after its label."""
     parts: list[str] = []
     place, label = -1, ""
     for entry in sorted(entries, key=lambda entry: entry.order):

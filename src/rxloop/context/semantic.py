@@ -50,7 +50,7 @@ class SemanticCompressor(Marks):
         self._vectors: OrderedDict[str, Sequence[float]] = OrderedDict()
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message] | Awaitable[list[Message]]:
-        """The messages to send instead of the history."""
+        """Choose the messages to send instead of the history."""
         layout = Layout(messages, budget)
         if self._embed is None:
             return self._selected(layout, _by_words(layout))
@@ -94,7 +94,7 @@ def _goal(layout: Layout) -> list[Sequence[Message]]:
 
 
 def _by_words(layout: Layout) -> list[float]:
-    """How well each free block fits the goal by its words, from 0 to 1."""
+    """Score how well each free block fits the goal by its words, from 0 to 1."""
     goal: Counter[str] = Counter()
     for messages in _goal(layout):
         goal.update(bag_of(messages))

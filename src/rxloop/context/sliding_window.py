@@ -56,7 +56,7 @@ class SlidingWindowCompressor(Marks):
         return f"{type(self).__name__}({tokens}max_messages={self.max_messages}, high={self.high}, low={self.low})"
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
-        """The messages to send instead of the history."""
+        """Choose the messages to send instead of the history."""
         layout = Layout(messages, budget)
         layout.keep_newest({})
         return layout.messages()

@@ -34,7 +34,7 @@ def reflect(state: RunState) -> ThinkingResult:
 
 
 def _progress(state: RunState) -> str:
-    """How many model calls there were, and what the last of them did."""
+    """Say how many model calls there were, and what the last of them did."""
     if not state.iteration:
         return ""
     last = next((message for message in reversed(list(state.messages)[-100:]) if message.role == "assistant"), None)
@@ -48,7 +48,7 @@ def _progress(state: RunState) -> str:
 
 
 def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """The calls of the newest block whose results look like failures."""
+    """Find the calls of the newest block whose results look like failures."""
     block: list[Message] = []
     for message in reversed(list(messages)[-50:]):
         block.append(message)
@@ -77,7 +77,7 @@ class Summary(Wire):
     @field_validator("constraints", "done", "next", "facts", "open_errors", "files", mode="before")
     @classmethod
     def _as_lines(cls, value: Any) -> Any:
-        """A list of texts, whatever shape a model gave it."""
+        """Make a list of texts of it, whatever shape a model gave it."""
         if value is None:
             return []
         if isinstance(value, dict):
@@ -144,7 +144,7 @@ goal is a text, the others are lists of short texts."""
 
 
 def question(task: str, before: str, left: Sequence[Message], limit: int) -> str:
-    """What the thinking model is asked: the task, the summary as it was, and what leaves the view.
+    """Write the question to the thinking model: the task, the summary as it was, and what leaves the view.
 
     Args:
         task: The first message of the user.

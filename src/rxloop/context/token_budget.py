@@ -23,7 +23,7 @@ class TokenBudgetCompressor(Marks):
     """
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
-        """The messages to send instead of the history."""
+        """Choose the messages to send instead of the history."""
         layout = Layout(messages, budget)
         repeats = _repeats(messages)
         forms: dict[int, Sequence[Message]] = {}
@@ -56,7 +56,7 @@ def _shorten(
 
 
 def _repeats(messages: Sequence[Message]) -> set[int]:
-    """The results that a later one repeats, by their identity."""
+    """Find the results that a later one repeats, by their identity."""
     seen: set[str] = set()
     found: set[int] = set()
     for message in reversed(messages):

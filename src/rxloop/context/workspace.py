@@ -28,7 +28,7 @@ class TextWorkspace:
         self._kind: Kind = kind
 
     def render(self) -> Sequence[WorkspacePart]:
-        """The text, as one part; nothing if it is empty."""
+        """Render the text as one part; nothing if it is empty."""
         return (WorkspacePart(self.text, self._title, self._kind),) if self.text.strip() else ()
 
 
@@ -82,7 +82,7 @@ class Scratchpad:
         return len(self._notes)
 
     def render(self) -> Sequence[WorkspacePart]:
-        """The notes, as one live part; nothing if there are none."""
+        """Render the notes as one live part; nothing if there are none."""
         text = "\n".join(f"{name}: {note}" for name, note in self._notes.items())
         return (WorkspacePart(text, self._title, "live"),) if text else ()
 
@@ -98,7 +98,7 @@ class CompositeWorkspace:
         self._workspaces = workspaces
 
     async def render(self) -> Sequence[WorkspacePart]:
-        """The parts of all of them."""
+        """Render the parts of all of them."""
         return [part for workspace in self._workspaces for part in await parts_of(workspace)]
 
 
@@ -110,7 +110,7 @@ async def parts_of(workspace: Workspace) -> list[WorkspacePart]:
 
 
 def is_quick(workspace: Workspace) -> bool:
-    """Whether `render` is ours, plain, and done at once."""
+    """Return whether `render` is ours, plain, and done at once."""
     return type(workspace) in (TextWorkspace, Scratchpad)
 
 

@@ -48,7 +48,7 @@ class OfferedTool:
         return self.parameters.get("properties") or {}
 
     def fill(self, **known: Any) -> dict[str, Any]:
-        """Arguments for a call: what is known, and something that fits for what else is required."""
+        """Fill the arguments of a call: with what is known, and something that fits for what else is required."""
         required: list[str] = self.parameters.get("required") or []
         return known | {name: _something(self.arguments.get(name, {})) for name in required if name not in known}
 
@@ -110,7 +110,7 @@ class Conversation:
         return self._calls_in(self.messages[users[-1] + 1 :] if users else self.messages)
 
     def results(self, name: str) -> list[PastCall]:
-        """The calls of a tool since the user spoke last."""
+        """Find the calls of a tool since the user spoke last."""
         return [call for call in self.turn if call.name == name]
 
     @property
@@ -124,19 +124,19 @@ class Conversation:
         return THINK_ALOUD in self.tools
 
     def tool_with(self, argument: str, *hints: str) -> OfferedTool | None:
-        """The tool that takes an argument of that name; if several do, one whose name holds a hint goes first."""
+        """Find the tool that takes an argument of that name; of several, one whose name holds a hint goes first."""
         found = self.tools_with(argument)
         named = [tool for tool in found if any(hint in tool.name.lower() for hint in hints)]
         return next(iter([*named, *found]), None)
 
     def tools_with(self, argument: str) -> list[OfferedTool]:
-        """Every tool that takes an argument of that name."""
+        """List every tool that takes an argument of that name."""
         return [tool for tool in self.tools.values() if argument in tool.arguments]
 
     def think(
         self, id: str, thought: str, kind: str, *, related_to: str | None = None, confidence: float | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """A call that thinks aloud; the id gets a number if the conversation has it already."""
+        """Make a call that thinks aloud; the id gets a number if the conversation has it already."""
         taken = {call.arguments.get("thought_id") for call in self.calls if call.name == THINK_ALOUD}
         allowed = self.tools[THINK_ALOUD].arguments.get("thought_type", {}).get("enum") or [kind]
         names = [id, *(f"{id}-{n}" for n in range(2, len(taken) + 3))]
@@ -150,7 +150,7 @@ class Conversation:
         return THINK_ALOUD, {name: value for name, value in arguments.items() if value is not None}
 
     def call_id(self, index: int) -> str:
-        """The id that the call at that place of the next reply will have."""
+        """Return the id that the call at that place of the next reply will have."""
         return f"call_{len(self.calls) + index + 1}"
 
     def _calls_in(self, messages: list[dict[str, Any]]) -> list[PastCall]:
@@ -176,7 +176,7 @@ Rule = Callable[[Conversation], Reply | None]
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, of one piece or of parts."""
+    """Return the text of a message, of one piece or of parts."""
     content: Any = message.get("content")
     if isinstance(content, list):
         parts = cast("list[dict[str, Any]]", content)
@@ -185,13 +185,13 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def as_object(text: str | None) -> dict[str, Any]:
-    """The JSON object in a text, or an empty one."""
+    """Read the JSON object in a text, or an empty one."""
     value = as_json(text)
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def as_json(text: str | None) -> Any:
-    """The JSON value of a text, or None."""
+    """Read the JSON value of a text, or None."""
     try:
         return orjson.loads(text or "null")
     except orjson.JSONDecodeError:

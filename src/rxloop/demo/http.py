@@ -38,7 +38,7 @@ class HTTPResponse:
 
     @classmethod
     def json(cls, value: object, status: int = 200) -> HTTPResponse:
-        """A value as JSON."""
+        """Answer with a value as JSON."""
         return cls(status, orjson.dumps(value), headers={"content-type": "application/json"})
 
 
@@ -125,7 +125,7 @@ class Connection:
         await self._writer.drain()
 
     async def _read_request(self) -> HTTPRequest | None:
-        """The next request, or None when the client is done."""
+        """Read the next request; None when the client is done."""
         head = await self._next_event()
         if not isinstance(head, h11.Request):
             return None

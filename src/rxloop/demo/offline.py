@@ -66,7 +66,7 @@ class OfflineModel:
         return f"http://127.0.0.1:{self._port}/v1"
 
     def provider(self) -> Provider:
-        """A provider that talks to this server over HTTP."""
+        """Make a provider that talks to this server over HTTP."""
         return openai_chat("demo", preset=Preset(name=MODEL, base_url=self.base_url), api_key=MODEL)
 
     async def __aenter__(self) -> Self:
@@ -170,7 +170,7 @@ class _Answer:
             self._usage["completion_tokens_details"] = {"reasoning_tokens": len(_pieces(reply.reasoning))}
 
     def whole(self) -> dict[str, Any]:
-        """The answer at once."""
+        """Return the whole answer at once."""
         message: dict[str, Any] = {"role": "assistant", "content": self._reply.text or None}
         if self._reply.reasoning:
             message["reasoning_content"] = self._reply.reasoning
@@ -180,7 +180,7 @@ class _Answer:
         return self._head | {"object": "chat.completion", "choices": [choice], "usage": self._usage}
 
     def chunks(self) -> Iterator[dict[str, Any]]:
-        """The answer word by word, and the arguments of calls in fragments; the usage comes last."""
+        """Give the answer word by word, and the arguments of calls in fragments; the usage comes last."""
         yield self._chunk({"role": "assistant", "content": ""})
         for piece in _pieces(self._reply.reasoning):
             yield self._chunk({"reasoning_content": piece})
@@ -243,7 +243,7 @@ def _background(delay: float) -> OfflineModel:
 
 
 def demo_model(*, delay: float = 0.02) -> Provider | str:
-    """The model for an example: a real one if the environment has a key, else the offline model.
+    """Return the model for an example: a real one if the environment has a key, else the offline model.
 
     With ZAI_API_KEY or OPENAI_API_KEY it is the model string of that vendor. Without a key it says so on stderr,
     starts an `OfflineModel` on localhost for the rest of the process, and gives a provider that talks to it.

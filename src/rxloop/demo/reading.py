@@ -65,17 +65,17 @@ class Temperature:
 
 
 def number(value: float) -> str:
-    """A number as people write it: one decimal place for what is not whole."""
+    """Write a number as people do: one decimal place for what is not whole."""
     return f"{value:.0f}" if abs(value - round(value)) < 0.05 else f"{value:.1f}"
 
 
 def exact(value: float) -> str:
-    """A number in full."""
+    """Write a number in full."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.10g}"
 
 
 def cities_in(text: str) -> list[str]:
-    """The cities that a question names: words with a capital, or what follows "in"."""
+    """Find the cities that a question names: words with a capital, or what follows "in"."""
     found: list[str] = []
     words: list[str] = []
     for token in [*re.findall(r"[^\W\d_][\w'\u2019-]*|\S", text), "."]:
@@ -92,7 +92,7 @@ def cities_in(text: str) -> list[str]:
 
 
 def temperatures_in(text: str) -> list[tuple[Temperature, str | None]]:
-    """The temperatures that a text states, each with the city that it names after it."""
+    """Find the temperatures that a text states, each with the city that it names after it."""
     found = list(_TEMPERATURE.finditer(text))
     ends = [*(match.start() for match in found[1:]), len(text)]
     stated: list[tuple[Temperature, str | None]] = []
@@ -108,7 +108,7 @@ def _temperature(match: re.Match[str]) -> Temperature:
 
 
 def temperature_of(result: str | None) -> Temperature | None:
-    """The temperature in the result of a tool, JSON or text."""
+    """Find the temperature in the result of a tool, JSON or text."""
     value = as_json(result)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Temperature(float(value), "C")
@@ -136,7 +136,7 @@ def _temperature_in(data: Any) -> Temperature | None:
 
 
 def _fields(data: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a JSON value, each with the name of its field."""
+    """List the leaves of a JSON value, each with the name of its field."""
     if isinstance(data, dict):
         for key, value in cast("dict[str, Any]", data).items():
             if isinstance(value, dict | list):
@@ -149,14 +149,14 @@ def _fields(data: Any) -> Iterator[tuple[str, Any]]:
 
 
 def failed(result: str | None) -> bool:
-    """Whether the result of a tool tells of a failure instead of a value."""
+    """Return whether the result of a tool tells of a failure instead of a value."""
     if "error" in as_object(result):
         return True
     return as_json(result) is None and temperature_of(result) is None and bool(_FAILURE.search(result or "error"))
 
 
 def described(result: str | None) -> str:
-    """What a result says besides the temperature, in a few words."""
+    """Say in a few words what a result has besides the temperature."""
     value = as_json(result)
     if value is None:
         return (result or "").strip()
@@ -166,7 +166,7 @@ def described(result: str | None) -> str:
 
 
 def number_of(result: str | None) -> float | None:
-    """The number in the result of a calculator."""
+    """Find the number in the result of a calculator."""
     value = as_json(result)
     if isinstance(value, dict | list):
         numbers = [leaf for _, leaf in _fields(value) if isinstance(leaf, int | float)]
@@ -178,7 +178,7 @@ def number_of(result: str | None) -> float | None:
 
 
 def sum_in(question: str, last: float | None) -> str | None:
-    """The sum that a question asks for; one that begins with an operator goes on from the last result."""
+    """Find the sum that a question asks for; one that begins with an operator goes on from the last result."""
     text = question
     for pattern, sign in _WORDS:
         text = re.sub(pattern, sign, text, flags=re.IGNORECASE)
@@ -210,7 +210,7 @@ def _parsed(expression: str) -> ast.expr | None:
 
 
 def evaluate(expression: str) -> float:
-    """The value of a sum.
+    """Work out a sum.
 
     Raises:
         ArithmeticError: It has none, or one that is too large.

@@ -42,7 +42,7 @@ _Calls = list[tuple[str, dict[str, Any]]]
 
 
 def compare_stated(conversation: Conversation) -> Reply | None:
-    """Compares or converts temperatures that the question itself states."""
+    """Compare or convert temperatures that the question itself states."""
     stated = temperatures_in(conversation.question)
     if len(stated) < 2 and not (stated and _CONVERT.search(conversation.question)):
         return None
@@ -94,7 +94,7 @@ def _converted(convert: Sequence[Temperature], in_celsius: Any) -> str:
 
 
 def _verdict(question: str, named: Sequence[tuple[str, float]]) -> str:
-    """One sentence that compares; it begins with yes or no if the question asks so."""
+    """Write one sentence that compares; it begins with yes or no if the question asks so."""
     (first, a), (second, b) = named[0], named[1]
     colder = bool(_COLDER.search(question))
     opening = ""
@@ -107,7 +107,7 @@ def _verdict(question: str, named: Sequence[tuple[str, float]]) -> str:
 
 
 def plan(conversation: Conversation) -> Reply | None:
-    """Plans a stay in a city, from what the tools that take a city say about it."""
+    """Plan a stay in a city, from what the tools that take a city say about it."""
     cities = cities_in(conversation.question)
     if not re.search(r"\bplan\b", conversation.question, re.IGNORECASE) or not cities:
         return None
@@ -144,7 +144,7 @@ def plan(conversation: Conversation) -> Reply | None:
 
 
 def weather(conversation: Conversation) -> Reply | None:
-    """Looks the weather up, and compares it, from the tool results of this turn and of earlier ones."""
+    """Look the weather up, and compare it, from the tool results of this turn and of earlier ones."""
     question = conversation.question
     named = cities_in(question)
     compares = bool(_COMPARE.search(question))
@@ -169,7 +169,7 @@ def weather(conversation: Conversation) -> Reply | None:
 
 
 def _carried_over(conversation: Conversation, tool: OfferedTool, named: list[str], compares: bool) -> list[str]:
-    """The cities of earlier questions that this one is about as well."""
+    """Find the cities of earlier questions that this one is about as well."""
     wanted = (2 if compares else 1) - len(named)
     asked = [str(call.arguments.get("city")) for call in conversation.calls if call.name == tool.name]
     latest = [city for city in dict.fromkeys(reversed(asked)) if city not in named]
@@ -193,7 +193,7 @@ def _look_up(conversation: Conversation, tool: OfferedTool, cities: list[str], m
 
 
 def _think_about(conversation: Conversation, found: list[tuple[str, PastCall]]) -> _Calls:
-    """A thought for each result, the sum that the question asks for, and a thought that draws them together."""
+    """Think about each result, ask for the sum that the question needs, and draw the thoughts together."""
     thoughts = conversation.thoughts
     thinks = conversation.thinks and len(found) > 1
     calls: _Calls = []
@@ -223,7 +223,7 @@ def _think_about(conversation: Conversation, found: list[tuple[str, PastCall]]) 
 
 
 def _calculator(conversation: Conversation, found: list[tuple[str, PastCall]]) -> OfferedTool | None:
-    """The calculator, if the difference of two temperatures is asked for."""
+    """Return the calculator, if the difference of two temperatures is asked for."""
     asked = re.search(r"\bdifference\b", conversation.question, re.IGNORECASE)
     return conversation.tool_with("expression") if asked and len(found) == len(_temperatures(found)) == 2 else None
 
@@ -238,7 +238,7 @@ def _temperatures(found: list[tuple[str, PastCall]]) -> list[tuple[str, Temperat
 
 
 def _warmths(conversation: Conversation, found: list[tuple[str, PastCall]]) -> list[tuple[str, float]]:
-    """How warm each city is in Celsius; where the calculator has worked it out, above the second one."""
+    """Tell how warm each city is in Celsius; where the calculator has worked it out, above the second one."""
     calculator = _calculator(conversation, found)
     worked = conversation.results(calculator.name) if calculator else []
     value = number_of(worked[-1].result) if worked else None
@@ -261,7 +261,7 @@ def _weather_answer(conversation: Conversation, found: list[tuple[str, PastCall]
 
 
 def _sentence_about(call: PastCall, city: str) -> str:
-    """One sentence on what a tool said about a city."""
+    """Write one sentence on what a tool said about a city."""
     result = (call.result or "").strip()
     if failed(result):
         return f"I could not get an answer from {call.name} for {city}: {result.rstrip('.') or 'it said nothing'}."
@@ -275,7 +275,7 @@ def _sentence_about(call: PastCall, city: str) -> str:
 
 
 def arithmetic(conversation: Conversation) -> Reply | None:
-    """Works out a sum, with a calculator if one is offered."""
+    """Work out a sum, with a calculator if one is offered."""
     calculator = conversation.tool_with("expression")
     expression = sum_in(conversation.question, _last_number(conversation))
     if expression is None:
@@ -300,13 +300,13 @@ def arithmetic(conversation: Conversation) -> Reply | None:
 
 
 def _last_number(conversation: Conversation) -> float | None:
-    """The result of the sum before, from the answer that was given."""
+    """Find the result of the sum before, in the answer that was given."""
     said = [answer for answer in conversation.answers if re.search(r" is -?[\d.e+]+\.$", answer)]
     return number_of(said[-1].rstrip(".").rpartition(" is ")[2]) if said else None
 
 
 def introduction(conversation: Conversation) -> Reply:
-    """Says what the offline model is; the last rule."""
+    """Say what the offline model is; the last rule."""
     tools = [name for name in conversation.tools if name != THINK_ALOUD]
     offered = f" The tools that I was offered: {', '.join(tools)}." if tools else ""
     asked = " ".join(conversation.question.split())

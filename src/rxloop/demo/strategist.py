@@ -11,7 +11,7 @@ from rxloop.demo.reading import OPERATIONS, evaluate, exact, sum_in
 
 
 def strategist(conversation: Conversation) -> Reply | None:
-    """Answers the prompts of the strategies, when they are about a sum."""
+    """Answer the prompts of the strategies, when they are about a sum."""
     play = _play(conversation.question)
     asked = next((question for question in reversed(conversation.questions) if _play(question) is None), "")
     expression = sum_in(asked, None)

@@ -20,7 +20,7 @@ _PLAIN: dict[str, Any] = {"boolean": False, "null": None}
 
 
 def typed(conversation: Conversation, reply: Reply) -> Reply:
-    """The reply as a value of the type that was asked for, if one was.
+    """Give the reply as a value of the type that was asked for, if one was.
 
     The capitals of a few countries it knows; every other text is what the reply says, and everything else is the
     plainest value that fits.
@@ -36,7 +36,7 @@ def typed(conversation: Conversation, reply: Reply) -> Reply:
 
 
 def _schema(conversation: Conversation) -> dict[str, Any] | None:
-    """The schema of the answer: that of the tool for it, of the response format, or in the system prompt."""
+    """Find the schema of the answer: of the tool for it, of the response format, or in the system prompt."""
     if FINAL_ANSWER in conversation.tools:
         return conversation.tools[FINAL_ANSWER].parameters
     if conversation.response_format.get("type") == "json_schema":

@@ -265,7 +265,7 @@ class StrategyRun:
         return answers[0]
 
     async def tools(self) -> tuple[ToolDefinition, ...]:
-        """The tools of the agent that are for work, and not for thinking aloud or for the answer."""
+        """List the tools of the agent that are for work, and not for thinking aloud or for the answer."""
         made = self.ctx.host.request(self.ctx, 0, 0)
         request = made if isinstance(made, ModelRequest) else await made
         return tuple(tool for tool in request.tools if not tool.answer and tool.name != THINK_ALOUD)

@@ -74,7 +74,7 @@ async def _plan(run: StrategyRun, prompt: str, tools: Sequence[str], replans: in
 async def _carry_out(
     run: StrategyRun, plan: Plan, tools: Mapping[str, ToolDefinition], concurrency: int
 ) -> dict[str, ToolCompleteEvent]:
-    """The answers to the calls, by step."""
+    """Make the calls of a plan, and return the answers by step."""
     answers: dict[str, ToolCompleteEvent] = {}
     known = {step.id: asyncio.Event() for step in plan}
     places = asyncio.Semaphore(concurrency)
@@ -94,7 +94,7 @@ async def _carry_out(
 
 
 def _value(answer: ToolCompleteEvent) -> Any:
-    """What a call has found; the error text of one that failed."""
+    """Return what a call has found; the error text of one that failed."""
     return answer.result if answer.success else answer.content
 
 

@@ -103,13 +103,13 @@ class _Tree:
     evaluate: Evaluate
 
     def affordable(self, calls: int) -> int:
-        """How many thoughts can be taken a step further, and what comes of it be judged, with so many model calls."""
+        """Count the thoughts that so many model calls can take a step further and judge."""
         if self.evaluate == "vote":
             return max(calls - 1, 0)
         return max(calls // (1 + self.propose if self.evaluate == "value" else 1), 0)
 
     async def grown(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """The thoughts that may follow."""
+        """Ask for the thoughts that may follow."""
         return [child for children in await self.run.gather(*map(self._children, nodes)) for child in children]
 
     async def _children(self, node: _Node) -> list[_Node]:
@@ -125,7 +125,7 @@ class _Tree:
         ]
 
     async def judged(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """The same thoughts with their scores."""
+        """Judge thoughts, and return them with their scores."""
         if not nodes:
             return []
         if self.evaluate == "vote":
@@ -173,7 +173,7 @@ class _Tree:
 
 
 def _best(nodes: Sequence[_Node], keep: int) -> list[_Node]:
-    """The best thoughts; of equals, those that were proposed first."""
+    """Choose the best thoughts; of equals, those that were proposed first."""
     return sorted((node for node in nodes if node.score > 0), key=lambda node: -node.score)[:keep]
 
 
@@ -189,7 +189,7 @@ async def _awaited(score: float | Awaitable[float]) -> float:
 
 
 def _score(text: str) -> float:
-    """The score in a judgement; what cannot be read is neither good nor bad."""
+    """Read the score in a judgement; what cannot be read is neither good nor bad."""
     given = number(text, "score")
     if given is None:
         words = [_WORDS[found] for found in re.findall(r"\w+", text.lower()) if found in _WORDS]

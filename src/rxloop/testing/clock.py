@@ -38,7 +38,7 @@ class VirtualTime:
 
     @property
     def now(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return self._loop.time()
 
     def at(self, seconds: float, callback: Callable[[], object]) -> None:
@@ -131,7 +131,7 @@ class _VirtualClock:
 
 
 def current_time() -> VirtualTime:
-    """The virtual time around the caller.
+    """Return the virtual time around the caller.
 
     Raises:
         RxloopError: There is none.

@@ -57,7 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._poll.own = len(self._poll.get_map())
 
     def time(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return self.now / SECOND
 
     def call_at(
@@ -93,7 +93,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._jobs -= 1
 
     def _wait(self, poll: _Poll, timeout: float | None) -> list[Any]:
-        """Stands in for the selector's wait: what asyncio calls when it has nothing to do, or between two rounds."""
+        """Wait in the selector's place: asyncio calls it when it has nothing to do, or between two rounds."""
         ready = poll(0)
         if timeout is None and not ready:
             ready = self._wait_really(poll)
@@ -121,15 +121,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return poll(max(_SHORT_WAIT, self._deadline - time.monotonic()))
 
     def _busy(self) -> bool:
-        """Whether a thread pool works for this loop."""
+        """Return whether a thread pool works for this loop."""
         return self._jobs > 0 or (self.limiter is not None and self.limiter.borrowed_tokens > 0)
 
     def _log_is_written(self) -> bool:
-        """Whether a run waits for its log, which has as long as it needs, and not until the next timer."""
+        """Return whether a run waits for its log, which has as long as it needs, and not until the next timer."""
         return any(task.get_name().startswith(LOG_TASK) for task in asyncio.all_tasks(self))
 
     def _may_be_called(self) -> bool:
-        """Whether a socket or a thread that somebody started may still call in."""
+        """Return whether a socket or a thread that somebody started may still call in."""
         if self._poll.sockets:
             return True
         return any(
@@ -157,7 +157,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self.call_soon(fire, context=context)
 
     def waiting(self) -> str:
-        """The names of the tasks that have not ended."""
+        """List the names of the tasks that have not ended."""
         return ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self))) or "no task"
 
 

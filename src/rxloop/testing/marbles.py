@@ -76,7 +76,7 @@ class HasEvents(Protocol):
 
 
 def letter(event: Event) -> str:
-    """The letter that stands for an event in a marble line."""
+    """Return the letter that stands for an event in a marble line."""
     if isinstance(event, StatusUpdateEvent) and event.final:
         return _FINAL
     return _LETTERS.get(event.kind, _OTHER)
@@ -119,7 +119,7 @@ def assert_marbles(run: HasEvents | Observable[Any], expected: str, *, frame: fl
 
 
 def _around(at: int, happened: Sequence[tuple[int, Event | Exception | str]]) -> list[str]:
-    """The events at an instant, or else those that came next."""
+    """List the events at an instant, or else those that came next."""
     shown = min((when for when, _ in happened if when >= at), default=None)
     if shown is None:
         return [f"nothing happened at {_duration(at)} or later"]
@@ -141,7 +141,7 @@ def marbles(events: Iterable[tuple[float, Event | str]], *, frame: float = FRAME
 
 
 def _difference(one: Sequence[object], other: Sequence[object]) -> int:
-    """The first place where two sequences differ."""
+    """Find the first place where two sequences differ."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -244,6 +244,6 @@ def _gap(passed: int, frame: int) -> str:
 
 
 def _duration(passed: int) -> str:
-    """A length of time as a marble line has it."""
+    """Write a length of time as a marble line has it."""
     value, unit = (passed / SECOND, "s") if passed >= SECOND else (passed * 1000 / SECOND, "ms")
     return f"{value:.9f}".rstrip("0").rstrip(".") + unit

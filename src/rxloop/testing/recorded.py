@@ -11,7 +11,7 @@ from rxloop.providers.scripted import ScriptedModel
 
 
 def recorded(path: str | os.PathLike[str], *, task_id: str | None = None) -> ScriptedModel:
-    """A model that answers as the models of a recorded run did; see `ScriptedModel.from_events`.
+    """Make a model that answers as the models of a recorded run did; see `ScriptedModel.from_events`.
 
     So a run that went well once becomes a test, with no model and no key:
 
@@ -33,7 +33,7 @@ def recorded(path: str | os.PathLike[str], *, task_id: str | None = None) -> Scr
 
 
 def recorded_events(path: str | os.PathLike[str]) -> list[Event]:
-    """The events of a recorded run, in order, for views and folds.
+    """Read the events of a recorded run, in order, for views and folds.
 
     Args:
         path: The file, with the JSON of one event on each line.

@@ -73,7 +73,7 @@ class Branches:
         return tuple(name for name in self.active if name not in parents)
 
     def stages(self, name: str | None) -> StageManager:
-        """The place in the strategy of an open branch, or of the main line, to go on from.
+        """Return the place in the strategy of an open branch, or of the main line, to go on from.
 
         Raises:
             BranchRefused: There is no such branch, or it is no longer open.

@@ -104,7 +104,7 @@ def _strategy(model: type[T], data: Any, where: str) -> T:
 
 
 def _named(name: Any, stage: Any, where: str) -> Any:
-    """A stage that stood under its name."""
+    """Give a stage that stood under its name this name."""
     if stage is None:
         return {"name": name}
     if not isinstance(stage, Mapping):
@@ -131,7 +131,7 @@ def _fault(error: ErrorDetails, data: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...], data: Any) -> str:
-    """Where in the data something is; a thing with a name stands there by its name instead of its number."""
+    """Say where in the data something is; a thing with a name stands there by its name instead of its number."""
     parts: list[str] = []
     for part in location:
         data = _inside(data, part)
@@ -148,7 +148,7 @@ def _inside(data: Any, part: int | str) -> Any:
 
 
 def _read(source: str | bytes | PathLike[str], what: str) -> tuple[str, str]:
-    """The text, and what to call it."""
+    """Return the text, and what to call it."""
     try:
         if isinstance(source, str | bytes):
             return _text(source, what), what

@@ -199,7 +199,7 @@ def _json_input(text: str, begin: int, number: str) -> tuple[Arguments, int]:
 
 
 def _json_steps(text: str) -> list[Any] | None:
-    """The steps, if the text is JSON."""
+    """Read the steps, if the text is JSON."""
     fence = _FENCE.search(text)
     for candidate in (text, fence[1] if fence else ""):
         if not candidate.strip().startswith(("[", "{")):

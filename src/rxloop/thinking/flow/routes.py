@@ -12,7 +12,7 @@ Ways = Mapping[str, tuple[tuple[str, int], ...]]
 
 
 def reachable(transitions: Transitions, start: str) -> set[str]:
-    """The stages that can be reached from a stage, itself among them."""
+    """Find the stages that can be reached from a stage, itself among them."""
     found = {start}
     waiting = [start]
     while waiting:
@@ -23,7 +23,7 @@ def reachable(transitions: Transitions, start: str) -> set[str]:
 
 
 def steps_to_end(transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()) -> dict[str, int]:
-    """The length of the shortest way to the end, for each stage that has one.
+    """Measure the shortest way to the end, for each stage that has one.
 
     Args:
         transitions: What may follow each stage.
@@ -47,7 +47,7 @@ def steps_to_end(transitions: Transitions, terminal: Iterable[str], closed: Coll
 
 
 def loops(transitions: Transitions, initial: str) -> tuple[Edge, ...]:
-    """The edges that lead back: to a stage on the way by which a search in depth, in table order, came to them.
+    """Find the edges that lead back: to a stage on the way of a search in depth, in table order.
 
     Every cycle has one, and without them the end can still be reached from the initial stage.
     """
@@ -69,7 +69,7 @@ def loops(transitions: Transitions, initial: str) -> tuple[Edge, ...]:
 
 
 def ways(transitions: Transitions, terminal: Iterable[str], closed: Collection[Edge] = ()) -> Ways:
-    """What may follow each stage when some edges are closed: only what still leads to the end."""
+    """Find what may follow each stage when some edges are closed: only what still leads to the end."""
     steps = steps_to_end(transitions, terminal, closed)
     return {
         source: tuple(

@@ -169,7 +169,7 @@ class Flow:
         )
 
     def _strategy_begun(self, given: StagedInput, line: str | None) -> str | None:
-        """The strategy that begins with a thought: with the first one, or with one that switches to another."""
+        """Find the strategy that begins with a thought: with the first one, or with one that switches to another."""
         named = self._definition(given.strategy) if given.strategy is not None else None
         if self.branches is None:
             if named is None and len(self._names) > 1:

@@ -265,7 +265,7 @@ class StageManager:
         return f"; allowed: {', '.join(offered)}" if offered else "; no stage follows"
 
     def _why_not(self, stage: str) -> str:
-        """Why a stage may not follow, without what may."""
+        """Say why a stage may not follow, without what may."""
         place = self._position()
         if stage not in self._strategy:
             return f"{place}: the strategy has no stage {stage!r}"

@@ -123,7 +123,7 @@ def majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
 
 
 def decided(answers: Sequence[Any], remaining: int) -> bool:
-    """Whether the outcome is certain, whatever the remaining answers are, and even if some of them fail.
+    """Return whether the outcome is certain, whatever the remaining answers are, and even if some of them fail.
 
     Args:
         answers: The answers so far, in the order in which they were given; the remaining ones come after them.

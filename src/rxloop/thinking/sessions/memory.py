@@ -33,17 +33,17 @@ class MemorySessionStore:
         return f"<MemorySessionStore of {sum(map(len, self._sessions.values()))} sessions>"
 
     async def load(self, owner: str, session_id: str) -> SessionRecord | None:
-        """The record of a session; None if there is none."""
+        """Load the record of a session; None if there is none."""
         kept = self._find(owner, session_id)
         return None if kept is None else kept.record
 
     async def entries(self, owner: str, session_id: str, *, first: int = 0) -> Sequence[bytes]:
-        """The entries of a session from that one on, counted from 0."""
+        """Load the entries of a session from that one on, counted from 0."""
         kept = self._find(owner, session_id)
         return () if kept is None else tuple(kept.entries[first:])
 
     async def of_call(self, owner: str, call_id: str) -> str | None:
-        """The session that a tool call has changed already."""
+        """Find the session that a tool call has changed already."""
         return self._calls.get((owner, call_id))
 
     async def commit(self, changes: Sequence[SessionChange]) -> None:
@@ -59,14 +59,14 @@ class MemorySessionStore:
                 self._apply(change)
 
     async def records(self, owner: str | None = None) -> Sequence[SessionRecord]:
-        """All sessions, or those of an owner, the least recently used first."""
+        """List all sessions, or those of an owner, the least recently used first."""
         with self._lock:
             owners = list(self._sessions) if owner is None else [owner]
             found = [kept.record for name in owners for kept in self._sessions.get(name, {}).values()]
         return sorted(found, key=lambda record: record.used)
 
     async def find(self, session_id: str) -> Sequence[SessionRecord]:
-        """The records of that id, whoever they belong to."""
+        """Find the records of that id, whoever they belong to."""
         with self._lock:
             return [self._sessions[owner][session_id].record for owner in self._owners.get(session_id, ())]
 
@@ -83,7 +83,7 @@ class MemorySessionStore:
                     self._sessions.pop(owner, None)
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: memory needs no closing."""
 
     def _find(self, owner: str, session_id: str) -> _Kept | None:
         return self._sessions.get(owner, {}).get(session_id)

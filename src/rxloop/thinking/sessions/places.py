@@ -27,7 +27,7 @@ class Place:
     notices: tuple[ThoughtWarning, ...] = ()
 
     def cleared(self, now: int) -> Place:
-        """A new session in the place of one that is not empty."""
+        """Put a new session in the place of one that is not empty."""
         session = self.session
         if not session.version:
             return self
@@ -35,7 +35,7 @@ class Place:
 
 
 def new_id() -> str:
-    """The id of a new session: a UUID of version 7, so that ids sort by time."""
+    """Make the id of a new session: a UUID of version 7, so that ids sort by time."""
     # Imported here: uuid6 brings importlib.metadata, a good part of the time that importing rxloop takes.
     import uuid6
 
@@ -43,12 +43,12 @@ def new_id() -> str:
 
 
 def was_given_out(session_id: str) -> bool:
-    """Whether an id looks like those of `new_id`, and not like a name that a program has chosen."""
+    """Return whether an id looks like those of `new_id`, and not like a name that a program has chosen."""
     return _GIVEN_OUT.fullmatch(session_id) is not None
 
 
 def unknown(session_id: str) -> UnknownSession:
-    """The error for an id that leads to no session."""
+    """Make the error for an id that leads to no session."""
     return UnknownSession(
         f"there is no session {session_id!r}: leave sessionId out to begin one, and go on with the id of its answer"
     )
@@ -70,14 +70,14 @@ def begun(owner: str, now: int, session_id: str) -> Place:
 
 
 def expired(session_id: str) -> ThoughtWarning:
-    """The notice that a session has expired."""
+    """Write the notice that a session has expired."""
     return ThoughtWarning(
         code="session_expired", message=f"Session {session_id} has expired; this thought begins a new one."
     )
 
 
 def cleared(session_id: str, successor: str) -> ThoughtWarning:
-    """The notice that a session was cleared."""
+    """Write the notice that a session was cleared."""
     return ThoughtWarning(
         code="session_cleared",
         message=f"Session {session_id} was cleared; this thought is in {successor}, which follows it.",
@@ -85,7 +85,7 @@ def cleared(session_id: str, successor: str) -> ThoughtWarning:
 
 
 def record_of(session: Session) -> SessionRecord:
-    """What a store is to know of a session."""
+    """Make the record that a store keeps of a session."""
     return SessionRecord(
         owner=session.owner,
         session_id=session.session_id,
@@ -98,7 +98,7 @@ def record_of(session: Session) -> SessionRecord:
 
 
 def ended(record: SessionRecord, state: Literal["cleared", "expired"], successor: Session) -> SessionChange:
-    """The end of a session: from now on its id leads to another one."""
+    """End a session: from now on its id leads to another one."""
     left = replace(record, length=0, used=successor.used, state=state, successor=successor.session_id)
     return SessionChange(replace(left, version=record.version + 1))
 
@@ -110,10 +110,10 @@ def shortcut(record: SessionRecord, successor: Session) -> SessionChange:
 
 
 def is_open(record: SessionRecord) -> bool:
-    """Whether a record is that of a session, and not what is left of one."""
+    """Return whether a record is that of a session, and not what is left of one."""
     return record.state in ("active", "complete")
 
 
 def entry(thought: SequentialThought) -> bytes:
-    """The thought as a store keeps it."""
+    """Write a thought as a store keeps it."""
     return thought.model_dump_json(exclude_none=True, exclude_defaults=True).encode()

@@ -74,7 +74,7 @@ class ThoughtResult:
         return f"Sequential thinking complete: {count} thoughts processed across {branches} branches."
 
     def official(self) -> dict[str, Any]:
-        """The five keys of the reference server's answer, with its values.
+        """Return the five keys of the reference server's answer, with its values.
 
         It knows nothing of `needsMoreThoughts`, so that a total which was raised for it is the one before.
         """
@@ -93,7 +93,7 @@ class ThoughtResult:
         return {**self._head(self.branches), "thoughtHistory": history, **self._remarks()}
 
     def to_published(self, budget: int) -> dict[str, Any]:
-        """The same for the stream and its log, as JSON data: with the thoughts that the model is shown.
+        """Return what the stream and its log keep, as JSON data: with the thoughts that the model is shown.
 
         The whole history in each answer would make a log that grows with the square of the thoughts; it is in the
         session.
@@ -108,7 +108,7 @@ class ThoughtResult:
         return {**self._head(names), **said, **self._earlier(shown), **self._remarks()}
 
     def to_text(self, budget: int, **more: Any) -> str:
-        """The same for a model, as JSON: with the last thoughts that fit, and a word on how many came before.
+        """Write what a model is shown, as JSON: with the last thoughts that fit, and how many came before.
 
         Args:
             budget: Tokens for the whole text, at four bytes each. The head, the warnings and the newest thought, cut
@@ -129,11 +129,11 @@ class ThoughtResult:
         return {**self._head([_cut(name, 60) for name in names]), **self._remarks(), **more, **count}
 
     def _room(self, budget: int, more: dict[str, Any]) -> int:
-        """The bytes that are left for thoughts in a text of so many tokens."""
+        """Count the bytes that are left for thoughts in a text of so many tokens."""
         return budget * BYTES_PER_TOKEN - len(orjson.dumps(self._brief(more)))
 
     def _fitting(self, room: int) -> int:
-        """How many of the last thoughts fit."""
+        """Count how many of the last thoughts fit."""
         count = 0
         while count < self.placed.place:
             room -= len(orjson.dumps(_short(self.session.at(self.placed.place - count).thought))) + 1
@@ -147,7 +147,7 @@ class ThoughtResult:
         return {"earlierThoughts": f"{earlier} earlier thoughts are kept and not shown here."} if earlier else {}
 
     def _newest_branches(self) -> tuple[list[str], dict[str, int]]:
-        """The names of the branches that were opened last, and how many there are where those are not all."""
+        """Return the names of the branches that were opened last, and how many there are if those are not all."""
         names = self.branches[-_NAMES:]
         return names, {"branchCount": self.placed.branches} if self.placed.branches > len(names) else {}
 
@@ -170,12 +170,12 @@ class ThoughtResult:
 
 
 def thought_id(session_id: str, place: int) -> str:
-    """The id that a thought of a session has on the stream."""
+    """Return the id that a thought of a session has on the stream."""
     return f"{session_id}#{place}"
 
 
 def _short(thought: SequentialThought) -> dict[str, Any]:
-    """The thought as a model is shown it: only what says something."""
+    """Write a thought as a model is shown it: only what says something."""
     return {name: value for name, value in thought.echo.items() if value not in (None, False)}
 
 

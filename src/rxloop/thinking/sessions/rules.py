@@ -38,7 +38,7 @@ class Rules:
 
 
 def accept(session: Session, given: ThoughtInput, rules: Rules, *, at: int, call_id: str | None) -> SequentialThought:
-    """The thought as the session would keep it; the session stays as it is.
+    """Check a thought, and return it as the session would keep it; the session stays as it is.
 
     Args:
         session: The session that it comes to.

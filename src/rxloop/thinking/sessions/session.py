@@ -91,19 +91,19 @@ class Session:
         return self._placed[len(self)].thought.total_thoughts if len(self) else 0
 
     def branch(self, name: str) -> Branch | None:
-        """Where a branch leaves from; None if there is no such branch."""
+        """Return where a branch leaves from; None if there is no such branch."""
         return self._branches.get(name)
 
     def branch_names(self, count: int | None = None) -> list[str]:
-        """The names of the branches that were opened first, all of them by default."""
+        """Return the names of the branches that were opened first, all of them by default."""
         return list(islice(self._branches, count))
 
     def placed(self, first: int = 1, last: int | None = None) -> Sequence[Placed]:
-        """The thoughts with their places, from one place to another."""
+        """Return the thoughts with their places, from one place to another."""
         return [self._placed[place] for place in range(first, (len(self) if last is None else last) + 1)]
 
     def at(self, place: int) -> Placed:
-        """The thought of that place, from 1.
+        """Return the thought of that place, from 1.
 
         Raises:
             KeyError: There is none.
@@ -111,16 +111,16 @@ class Session:
         return self._placed[place]
 
     def of_call(self, call_id: str) -> Placed | None:
-        """The thought that a tool call has made already."""
+        """Find the thought that a tool call has made already."""
         place = self._calls.get(call_id)
         return None if place is None else self._placed[place]
 
     def newest(self, branch: str | None = None) -> Placed | None:
-        """The last thought of a branch, or of the main line."""
+        """Return the last thought of a branch, or of the main line."""
         return self._newest.get(branch)
 
     def find(self, number: int, branch: str | None = None) -> int | None:
-        """The place of the thought with that number: on this line, on those that it comes from, or on any other."""
+        """Find the place of the thought with that number: on this line, on those that it comes from, or on any."""
         line = branch
         while (place := self._numbers.get((line, number))) is None and line is not None:
             above = self._branches.get(line)
@@ -128,21 +128,21 @@ class Session:
         return self._anywhere.get(number) if place is None else place
 
     def has_number(self, number: int, branch: str | None) -> bool:
-        """Whether that line has a thought of that number."""
+        """Return whether that line has a thought of that number."""
         return (branch, number) in self._numbers
 
     def highest(self, branch: str | None) -> int | None:
-        """The highest number on that line; None if it has no thought."""
+        """Return the highest number on that line; None if it has no thought."""
         return self._highest.get(branch)
 
     def line_of(self, branch_id: str | None, branch_from: int | None) -> str | None:
-        """The branch that a thought with these fields stands on: one that exists, or one that it opens."""
+        """Return the branch that a thought with these fields stands on: one that exists, or one that it opens."""
         if branch_id is None or (branch_id not in self._branches and branch_from is None):
             return None
         return branch_id
 
     def changed(self, **changes: Any) -> Session:
-        """The same session but for some fields; `dataclasses.replace` costs ten times as much."""
+        """Copy the session with some fields changed; `dataclasses.replace` costs ten times as much."""
         session = object.__new__(Session)
         fields = vars(session)
         fields.update(vars(self))
@@ -150,7 +150,7 @@ class Session:
         return session
 
     def add(self, thought: SequentialThought) -> Session:
-        """The session with one more thought."""
+        """Return the session with one more thought."""
         placed = self._place(thought)
         line, number = placed.branch, thought.thought_number
         branches = self._branches

@@ -135,7 +135,7 @@ class ThinkingSessions:
             )
 
     async def get_session(self, session_id: str, *, owner: str | None = None) -> Session:
-        """A session as it is now, or the one that followed it; a value that never changes.
+        """Return a session as it is now, or the one that followed it; a value that never changes.
 
         Args:
             session_id: Its id.
@@ -151,7 +151,7 @@ class ThinkingSessions:
         return await self._read(record)
 
     async def all_sessions(self, *, owner: str | None = None) -> list[Session]:
-        """The sessions that have not expired, of one owner or of all, the least recently used first."""
+        """List the sessions that have not expired, of one owner or of all, the least recently used first."""
         records = await self.store.records(owner)
         return [await self._read(record) for record in records if is_open(record) and not self._expired(record)]
 
@@ -210,7 +210,7 @@ class ThinkingSessions:
             await self.sweep()
 
     async def _whose(self, session_id: str, owner: str | None) -> str:
-        """The owner of a session that a program names, who may be another one if the program names none.
+        """Find the owner of a session that a program names, who may be another one if the program names none.
 
         Raises:
             UnknownSession: It is another owner's, and could be several ones', or was given out to somebody else.
@@ -228,7 +228,7 @@ class ThinkingSessions:
         raise unknown(session_id)
 
     async def _load(self, owner: str, session_id: str) -> SessionRecord | None:
-        """The record of a session: of one that a sweep has removed, that it has expired."""
+        """Load the record of a session; of one that a sweep has removed, that it has expired."""
         record = await self.store.load(owner, session_id)
         return record if record is not None else self._expired_ids.get((owner, session_id))
 
@@ -285,7 +285,7 @@ class ThinkingSessions:
         return await change()
 
     async def _made_before(self, owner: str, call_id: str) -> ThoughtResult | None:
-        """The answer to a call that has made its thought already."""
+        """Find the answer to a call that has made its thought already."""
         session_id = await self.store.of_call(owner, call_id)
         record = None if session_id is None else await self.store.load(owner, session_id)
         if record is None:
@@ -295,7 +295,7 @@ class ThinkingSessions:
         return None if placed is None else ThoughtResult(session, placed)
 
     async def _find_place(self, owner: str, wanted: str | None, now: int, *, adopt: bool, named: str | None) -> Place:
-        """The session that a thought goes to, which may be a new one."""
+        """Find the session that a thought goes to, which may be a new one."""
         if wanted is None:
             return Place(places.fresh(owner, now))
         session = self._sessions.get((owner, wanted))
@@ -317,7 +317,7 @@ class ThinkingSessions:
         return Place(session, detour=detour, notices=(places.cleared(wanted, record.session_id),))
 
     async def _follow(self, owner: str, session_id: str) -> tuple[SessionRecord | None, SessionRecord | None]:
-        """The record of that id, and the last one that followed it: the same, if it is open."""
+        """Find the record of that id, and the last one that followed it: the same, if it is open."""
         seen: set[str] = set()
         first = record = await self._load(owner, session_id)
         while record is not None and not is_open(record) and record.session_id not in seen:
@@ -359,7 +359,7 @@ class ThinkingSessions:
         return CLOCK.get().now() - start > self._ttl * 1_000
 
     def _lock(self, owner: str, session_id: str) -> asyncio.Lock:
-        """One lock a session and event loop; between loops and processes, versions do the same."""
+        """Return the one lock of a session and event loop; between loops and processes, versions do the same."""
         key = (id(asyncio.get_running_loop()), owner, session_id)
         lock = self._locks.get(key) if session_id else None
         if lock is None:

@@ -15,7 +15,7 @@ Ends = dict[Key, SessionRecord | None]
 def to_remove(
     records: Sequence[SessionRecord], is_expired: Callable[[SessionRecord], bool], most: int
 ) -> list[SessionRecord]:
-    """What has expired, what leads to nothing else, and what is too much.
+    """Choose what a sweep removes: what has expired, what leads to nothing else, and what is too much.
 
     Args:
         records: All that a store has.

@@ -55,7 +55,7 @@ REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
 
 
 def parameters(*, bound: bool) -> dict[str, Any]:
-    """The JSON Schema of the tool's arguments.
+    """Make the JSON Schema of the tool's arguments.
 
     Args:
         bound: The tool has a session of its own, and the model need not know of ids.
