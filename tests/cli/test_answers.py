@@ -101,7 +101,7 @@ def test_whatever_is_typed_is_read_or_refused(typed: str) -> None:
 def test_what_is_none_of_the_options_is_refused(typed: str) -> None:
     pending = PendingInput(input_id="q", prompt="Well?", input_kind="selection", options=["a", "b", "c"])
     assert read_answer("2", pending) == "b"
-    with pytest.raises(ConfigurationError, match="is none of them"):
+    with pytest.raises(ConfigurationError, match="is not one of them"):
         read_answer(typed, pending)
 
 

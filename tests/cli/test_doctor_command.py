@@ -159,7 +159,7 @@ def test_a_network_check_of_no_model_is_a_fault(place: Place) -> None:
         (200, b'{"data": [{"id": "glm-5"}]}', Grade.note, "it lists glm-5"),
         (200, b"<html>", Grade.good, "took"),
         (401, b"", Grade.bad, "set ZAI_API_KEY to a key that is valid there"),
-        (403, b"", Grade.bad, "it does not take the key"),
+        (403, b"", Grade.bad, "it refuses the key"),
         (404, b"", Grade.good, "does not list its models"),
         (503, b"", Grade.bad, "try again later"),
     ],

@@ -79,7 +79,7 @@ def test_a_run_that_is_over_shows_its_end_and_asks_no_model(place: Place, offlin
     asked = len(offline.requests)
     done = place.run("resume", "last", RXLOOP_MODEL="")
     assert done.stdout == live.stdout
-    assert "this run is over" in done.stderr
+    assert "this run ended" in done.stderr
     assert len(offline.requests) == asked
     place.run("run", "Please break.", code=1)
     place.run("resume", "last", code=1)
@@ -91,7 +91,7 @@ def test_a_model_that_cannot_be_had_asks_for_another_one(waiting: Place) -> None
     ids = pending(waiting)
     answer = ("--input", f"{ids['pay']}=true", "--tools", "kit:tools", "--db", "other.db")
     done = waiting.run("resume", "last", *answer, code=2)
-    assert "the model that the run had is not to be had here: " in done.stderr
+    assert "the model of the run cannot be used here: " in done.stderr
     assert done.stderr.endswith("add --model\n")
     waiting.run("resume", "last", *answer, "--model", f"{waiting.url}#demo", code=3)
 

@@ -226,5 +226,5 @@ def test_an_export_for_others_is_no_copy_of_a_run(told: Place) -> None:
     lines = told.run("export", "last").stdout
     assert all(Event.from_json(line, strict=True).public for line in lines.splitlines())
     done = told.run("import", "-", "--db", "other.db", given=lines, code=2)
-    assert "stdin, line 1: this is a run as others may see it" in done.stderr
+    assert "stdin, line 1: this is the public form of a run" in done.stderr
     assert "rxloop export --full" in done.stderr

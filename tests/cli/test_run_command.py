@@ -116,10 +116,10 @@ def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: Offli
         (("--tools", "leaves:x"), {}, "--tools 'leaves:x': leaves cannot be imported: SystemExit: 3 ("),
         (("--agent", "leaves:x"), {}, "--agent 'leaves:x': leaves cannot be imported: SystemExit: 3 ("),
         (("--agent", "makers:late"), {}, "--agent 'makers:late' is an async function"),
-        (("--agent", "makers:fails"), {}, "--agent 'makers:fails' gave no agent: RuntimeError: no db ("),
-        (("--agent", "makers:wants"), {}, "gave no agent: TypeError: wants() missing 1 required"),
+        (("--agent", "makers:fails"), {}, "--agent 'makers:fails' did not give an agent: RuntimeError: no db ("),
+        (("--agent", "makers:wants"), {}, "did not give an agent: TypeError: wants() missing 1 required"),
         (("--agent", "kit:number"), {}, "it must be an Agent"),
-        (("--agent", "kit:agent", "--tools", "kit:tools"), {}, "--tools goes with no --agent"),
+        (("--agent", "kit:agent", "--tools", "kit:tools"), {}, "--tools does not go with --agent"),
         (("--context", "x", "--no-log"), {}, "--context needs the database"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_model_that_cannot_be_reached_is_told_with_what_to_do(place: Place) ->
     model = "http://127.0.0.1:9/v1#m"
     done = place.run("run", "Hi", "--model", model, code=1)
     assert "failed (connection): " in done.stderr
-    assert done.stderr.endswith(f"see what is in the way: rxloop doctor --check-network '{model}'\n")
+    assert done.stderr.endswith(f"find out why: rxloop doctor --check-network '{model}'\n")
 
 
 def test_no_log_leaves_no_trace(place: Place) -> None:
@@ -224,4 +224,4 @@ def test_a_strategy_is_chosen_by_its_name(place: Place) -> None:
 def test_a_strategy_that_does_not_exist_is_wrong_usage(place: Place) -> None:
     done = place.run("run", "2 + 2", "--strategy", "magic", code=2)
     assert "there is no strategy 'magic'" in done.stderr
-    assert "a file holds stages alone" in place.run("run", "2 + 2", "--strategy", "mine.json", code=2).stderr
+    assert "a file holds only stages" in place.run("run", "2 + 2", "--strategy", "mine.json", code=2).stderr

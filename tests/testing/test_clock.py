@@ -286,7 +286,7 @@ def test_what_is_left_over_is_cancelled_and_may_clean_up() -> None:
 
 
 def test_nested_virtual_time_is_refused() -> None:
-    with virtual_time(), pytest.raises(RxloopError, match="one time only"), virtual_time():
+    with virtual_time(), pytest.raises(RxloopError, match="open already"), virtual_time():
         pass
     with virtual_time():
         pass

@@ -55,7 +55,7 @@ async def test_a_name_that_several_owners_have_is_refused_until_one_is_named(sto
         sessions.get_session("plan"),
         sessions.clear_session("plan"),
     ):
-        with pytest.raises(UnknownSession, match="2 owners have a session 'plan': say whose it is by owner="):
+        with pytest.raises(UnknownSession, match="2 owners have a session 'plan': name one with owner="):
             await act
     assert (await sessions.get_session("plan", owner="bob")).owner == "bob"
 

@@ -56,13 +56,13 @@ class AgentOptions:
 
             if Path(self.strategy).suffix in (".json", ".yaml", ".yml"):
                 raise ConfigurationError(
-                    f"--strategy {self.strategy!r}: a file holds stages alone, and nothing that runs them; "
+                    f"--strategy {self.strategy!r}: a file holds only stages, and nothing that runs them; "
                     "name a strategy (rxloop strategies lists them), or make an agent with one of your own for --agent"
                 )
             by_name(self.strategy)
         if self.agent is not None:
             if self.tools:
-                raise ConfigurationError("--tools goes with no --agent: that agent has tools of its own")
+                raise ConfigurationError("--tools does not go with --agent: that agent has tools of its own")
             named = self.model is not None or self.base_url is not None
             model = self._provider(None) if named else None
             return Ready(_load_agent(self.agent), model, model)
@@ -103,9 +103,7 @@ class AgentOptions:
         except ConfigurationError as error:
             if self.model is not None:
                 raise
-            raise ConfigurationError(
-                f"the model that the run had is not to be had here: {error}; add --model"
-            ) from error
+            raise ConfigurationError(f"the model of the run cannot be used here: {error}; add --model") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ def _load_agent(reference: str) -> Agent[Any, Any]:
         try:
             found = found()
         except Exception as error:
-            raise ConfigurationError(f"--agent {reference!r} gave no agent: {failure(error)}") from error
+            raise ConfigurationError(f"--agent {reference!r} did not give an agent: {failure(error)}") from error
     if not isinstance(found, Agent):
         raise ConfigurationError(
             f"--agent {reference!r} is {found!r}: it must be an Agent, or a function that gives one"

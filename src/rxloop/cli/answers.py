@@ -57,7 +57,7 @@ def read_answer(given: str, pending: PendingInput) -> Any:
                 return option
         if given.isdecimal() and 1 <= int(given) <= len(pending.options):
             return pending.options[int(given) - 1]
-        raise ConfigurationError(f"{given!r} is none of them: type one, or its place, from 1 on")
+        raise ConfigurationError(f"{given!r} is not one of them: type one, or its number, from 1")
     if pending.input_kind == "confirmation":
         if given.lower() not in _YES_OR_NO:
             raise ConfigurationError("please answer yes or no")

@@ -30,7 +30,7 @@ def _mcp() -> None:
 @mcp.command("sequential-thinking")
 def sequential_thinking(
     http: Annotated[
-        bool, typer.Option("--http", help="Serve by streamable HTTP, and not over stdin and stdout.")
+        bool, typer.Option("--http", help="Serve over streamable HTTP instead of stdin and stdout.")
     ] = False,
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="With --http: the address.")] = "127.0.0.1",
     port: Annotated[
@@ -45,7 +45,7 @@ def sequential_thinking(
     session: Annotated[
         str | None,
         typer.Option(
-            "--session", metavar="NAME", help="One session for all clients, which stays there.", show_default=False
+            "--session", metavar="NAME", help="One session for all clients, which is kept.", show_default=False
         ),
     ] = None,
     path: Annotated[Path | None, typer.Option("--path", metavar="FILE", help="Keep the session in a database.")] = None,
@@ -54,7 +54,7 @@ def sequential_thinking(
         typer.Option(
             "--ttl",
             metavar="SECONDS",
-            help="Free a session after this silence; with --http a day, unless it has a name.",
+            help="Drop a session after this silence; with --http after a day, unless it has a name.",
         ),
     ] = None,
     strict: Annotated[

@@ -34,7 +34,7 @@ def models(
             for preset in PRESETS.values()
         ]
         write(table(("MODEL", "KEY", "", "ADDRESS"), cells, _style))
-        say("any other endpoint goes by its address: --model http://localhost:8000/v1#model, with RXLOOP_API_KEY")
+        say("any other endpoint is named by its address: --model http://localhost:8000/v1#model, with RXLOOP_API_KEY")
         if chosen := os.environ.get("RXLOOP_MODEL"):
             say(f"RXLOOP_MODEL is {shown_address(chosen)}")
 

@@ -65,9 +65,9 @@ def _answered(preset: Preset, model: str, took: str, answer: httpx.Response) -> 
     status = answer.status_code
     if status in (401, 403):
         hint = f"set {preset.key_env} to a key that is valid there" if preset.key_env else "it wants a key"
-        return Finding(Grade.bad, f"{took}: it does not take the key", hint)
+        return Finding(Grade.bad, f"{took}: it refuses the key", hint)
     if status >= 500:
-        return Finding(Grade.bad, took, "the vendor has a failure: try again later")
+        return Finding(Grade.bad, took, "the vendor's server failed: try again later")
     if status != 200:
         # Not every endpoint lists its models; that it answers is what was asked.
         return Finding(Grade.good, f"{took}: it is there, and does not list its models")

@@ -33,7 +33,7 @@ Json = Annotated[bool, typer.Option("--json", help="Write the events as JSON, on
 Full = Annotated[
     bool,
     typer.Option(
-        "--full", help="With all that is not for others: hidden calls, metadata, system messages, answers, errors."
+        "--full", help="Include what is not public: hidden calls, metadata, system messages, answers, errors."
     ),
 ]
 Model = Annotated[
@@ -43,12 +43,10 @@ Model = Annotated[
         "-m",
         envvar="RXLOOP_MODEL",
         metavar="MODEL",
-        help="Such as zai:glm-4.7, openai:gpt-5 or ollama:qwen3.",
+        help="A model, such as zai:glm-4.7, openai:gpt-5 or ollama:qwen3.",
     ),
 ]
-OtherModel = Annotated[
-    str | None, typer.Option("--model", "-m", metavar="MODEL", help="Another model than the run had.")
-]
+OtherModel = Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="A model other than the run's.")]
 BaseUrl = Annotated[
     str | None,
     typer.Option(
@@ -69,7 +67,7 @@ Strategy = Annotated[
     str | None, typer.Option("--strategy", metavar="NAME", help="How to reason: see `rxloop strategies`.")
 ]
 Context = Annotated[str | None, typer.Option("--context", metavar="ID", help="A conversation to go on with.")]
-NoLog = Annotated[bool, typer.Option("--no-log", help="Leave no trace in the database.")]
+NoLog = Annotated[bool, typer.Option("--no-log", help="Keep nothing in the database.")]
 
 
 def as_text(given: str) -> str:

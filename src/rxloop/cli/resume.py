@@ -91,6 +91,6 @@ async def _show_end(log: EventLog, record: RunRecord, thoughts: ThoughtLevel, js
         return event.seq == record.seq
 
     if not json:
-        say(f"this run is over, since {ago(record.updated)}")
+        say(f"this run ended {ago(record.updated)}")
     await write_live(replay(log, record.task_id).pipe(rx.filter(is_last)), thoughts, json=json)
     return CODES.get(record.state, FAILED)

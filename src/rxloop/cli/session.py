@@ -112,7 +112,7 @@ class Session:
         """Say how to find out what is in the way, where no connection came about."""
         if result.error is not None and result.error.code == "connection":
             model = shown_address((ready.model or ready.agent.model).name)
-            say(f"see what is in the way: rxloop doctor --check-network {shlex.quote(model)}")
+            say(f"find out why: rxloop doctor --check-network {shlex.quote(model)}")
 
     def list_pending(self, name: str, pending: Sequence[PendingInput]) -> None:
         """Say which answers a run waits for, and how to give them."""

@@ -41,7 +41,7 @@ def show(
     A line for each event, with its number and the seconds since the attempt began.
     """
     if full and not json:
-        raise ConfigurationError("--full says what --json writes: give both")
+        raise ConfigurationError("--full changes what --json writes: give both")
 
     def comes_later(event: Event) -> bool:
         return event.seq > after

@@ -102,7 +102,7 @@ def _read(line: bytes, where: str) -> Event:
 def _check(event: Event, before: list[Event], where: str) -> None:
     if isinstance(event, TaskEvent) and event.public_form:
         raise ConfigurationError(
-            f"{where}: this is a run as others may see it, with much left out, and no copy of it: "
+            f"{where}: this is the public form of a run, with much left out, and cannot be imported: "
             "write one with 'rxloop export --full'"
         )
     if not event.task_id or not event.context_id:

@@ -95,7 +95,7 @@ class Summary(Wire):
         """
         start, end = text.find("{"), text.rfind("}")
         if start < 0 or end < start:
-            raise ValueError(f"the thinking model gave no JSON object but {one_line(text, 80)!r}")
+            raise ValueError(f"the thinking model gave {one_line(text, 80)!r} instead of a JSON object")
         try:
             found = cls.model_validate_json(text[start : end + 1])
         except ValidationError as error:

@@ -103,7 +103,7 @@ class OfflineModel:
         if not request.path.endswith("/chat/completions"):
             return _refused(404, f"there is nothing at {request.path}")
         if request.method != "POST":
-            return _refused(405, f"{request.path} wants POST")
+            return _refused(405, f"{request.path} takes POST only")
         try:
             body = orjson.loads(request.body)
         except orjson.JSONDecodeError as error:

@@ -191,7 +191,7 @@ def _make(connection: sqlite3.Connection, change: SessionChange) -> None:
     if record.version != version + 1:
         raise SessionConflict(
             f"session {record.session_id!r} is at version {version}, and the change expects {record.version - 1}: "
-            "somebody else was first; load it again"
+            "another writer was first; load it again"
         )
     values = (record.version, record.length, record.used, record.state, record.successor)
     if number is None:

@@ -252,6 +252,6 @@ def find_preset(name: str) -> Preset:
     except KeyError:
         known = ", ".join(PRESETS)
         raise ConfigurationError(
-            f"unknown provider {name!r}: known are {known}; any other endpoint goes by its address, as in "
+            f"unknown provider {name!r}: known are {known}; any other endpoint is named by its address, as in "
             "'http://localhost:8000/v1#model'"
         ) from None

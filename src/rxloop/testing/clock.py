@@ -157,7 +157,7 @@ def virtual_time(*, patience: float = 5.0) -> Generator[VirtualTime]:
         ...     assert time.now == 60
     """
     if _around:
-        raise RxloopError("virtual_time() inside virtual_time(): there is one time only")
+        raise RxloopError("virtual_time() is open already: do not nest it")
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -103,10 +103,10 @@ async def test_the_summary_is_brought_up_to_date_and_not_nested() -> None:
     ("answer", "reason"),
     [
         (ProviderTimeout("no answer"), "no answer"),
-        ("I cannot do that.", "no JSON object"),
+        ("I cannot do that.", "instead of a JSON object"),
         ("{}", "the summary is empty"),
         ('{"goal": 3}', "does not fit"),
-        ('{"goal": " "', "no JSON object"),
+        ('{"goal": " "', "instead of a JSON object"),
     ],
 )
 async def test_whatever_goes_wrong_the_rule_based_summary_is_sent(answer: Any, reason: str) -> None:

@@ -80,7 +80,7 @@ def test_several_ends_are_named() -> None:
         ({"stages": stages(a="a b", b="")}, "lets 'a' follow itself"),
         ({"stages": stages(a="b", b="a")}, "ends at 'b', but lets a follow it"),
         ({"stages": ()}, "has no stages"),
-        ({"stages": (Stage(name=" a"),)}, "has a stage ' a'; a name is of letters"),
+        ({"stages": (Stage(name=" a"),)}, "has a stage ' a'; a name has at most 100 letters"),
         ({"name": ""}, "strategy '' has the name ''"),
         ({"aliases": ("a b",)}, "has the name 'a b'"),
         ({"initial": "begin"}, "has no stage 'begin', which it names as initial"),

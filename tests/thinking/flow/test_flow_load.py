@@ -98,7 +98,7 @@ def test_the_stages_may_be_a_list() -> None:
             '{"name": "x", "stages": {"a": {"next": "c"}, "b": {}}}',
             "strategy 'x' has no stage 'c', which is to follow 'a'",
         ),
-        ('{"name": "x", "stages": {"a": {}, "a": {}}}', "the key 'a' stands twice in one object"),
+        ('{"name": "x", "stages": {"a": {}, "a": {}}}', "the key 'a' appears twice in one object"),
         ('{"name": "x",\n "stages": {"a": {},}}', "(line 2, column "),
         ('{"name": "x", "stages": {"a": {}}, "traits": ["speed"]}', "traits.0: input should be 'external_tools'"),
         ('{"name": "x", "stages": {"a": {}}, "branching": {"kind": "bush", "stage": "a"}}', "branching.kind: "),
@@ -119,7 +119,7 @@ def test_what_is_wrong_in_json_is_told_with_its_place(text: str, said: str) -> N
         ("", "dictionary"),
         ("own.yaml", "is a piece of text, not a mapping; for a file, give a pathlib.Path"),
         ("name: x\nstages:\n  a: {next: [no]}\n  b:", "stages.a.next.0: input should be a valid string (got False)"),
-        ("name: x\nstages:\n  a: {next: b}\n  a:", "the key 'a' stands twice in one mapping (line 4)"),
+        ("name: x\nstages:\n  a: {next: b}\n  a:", "the key 'a' appears twice in one mapping (line 4)"),
         ("name: x\nstages: [\n", "(line 3, column 1)"),
         ("name: !!python/object:os.system x", "could not determine a constructor"),
         ("&self [*self]", "the YAML of a strategy is not right"),
@@ -197,7 +197,7 @@ HOSTILE_JSON = {
     "many faults": ('{"name": "x", "stages": [' + ", ".join(["1"] * 5_000) + "]}", "; and 4980 more"),
     "many stages": ('{"name": "x", "stages": [' + ", ".join(f'{{"name": "s{n}"}}' for n in range(501)) + "]}", "501"),
     "a long name": ('{"name": "' + "x" * 100_000 + '", "stages": ["a"]}', "the JSON of a strategy"),
-    "an endless name": ('{"name": "' + "x" * 100_000 + '", "stages": [{"name": "a"}]}', "100 at most"),
+    "an endless name": ('{"name": "' + "x" * 100_000 + '", "stages": [{"name": "a"}]}', "at most 100"),
 }
 
 

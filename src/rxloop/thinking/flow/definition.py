@@ -284,12 +284,12 @@ class StrategyDefinition:
     def _check_names(self) -> None:
         for name in (self.name, *self.aliases):
             if not _NAME.fullmatch(name):
-                self._wrong(f"has the name {brief(name)}; a name is of letters, digits, '_', '-', '.': 100 at most")
+                self._wrong(f"has the name {brief(name)}; a name has at most 100 letters, digits, '_', '-' and '.'")
         seen = set[str]()
         for stage in self.stages:
             if not _NAME.fullmatch(stage.name):
                 self._wrong(
-                    f"has a stage {brief(stage.name)}; a name is of letters, digits, '_', '-', '.': 100 at most"
+                    f"has a stage {brief(stage.name)}; a name has at most 100 letters, digits, '_', '-' and '.'"
                 )
             if stage.name in seen:
                 self._wrong(f"has two stages {stage.name!r}")

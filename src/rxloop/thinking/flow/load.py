@@ -179,7 +179,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
-            raise _Repeated(f"the key {key!r} stands twice in one object")
+            raise _Repeated(f"the key {key!r} appears twice in one object")
         made[key] = value
     return made
 
@@ -200,6 +200,6 @@ def _refuse_repeated(root: Any) -> None:
         keys = set[Any]()
         for key, value in node.value:
             if isinstance(key.value, str) and key.value in keys:
-                raise _Repeated(f"the key {key.value!r} stands twice in one mapping (line {key.start_mark.line + 1})")
+                raise _Repeated(f"the key {key.value!r} appears twice in one mapping (line {key.start_mark.line + 1})")
             keys.add(key.value if isinstance(key.value, str) else id(key))
             waiting.append(value)

@@ -107,7 +107,7 @@ def majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
         NoAnswers: There are no answers.
     """
     if not answers:
-        raise NoAnswers(f"there is no vote without an answer; {failed} of {failed} paths failed")
+        raise NoAnswers(f"there is nothing to vote on: {failed} of {failed} paths failed")
     forms = [normalise(answer) for answer in answers]
     counts = _counted(forms)
     # `max` gives the first of equals, and a dict keeps the order in which the answers came.

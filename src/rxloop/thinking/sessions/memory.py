@@ -119,5 +119,5 @@ def check_version(record: SessionRecord, held: _Kept | None) -> None:
     if record.version != version + 1:
         raise SessionConflict(
             f"session {record.session_id!r} is at version {version}, and the change expects {record.version - 1}: "
-            "somebody else was first; load it again"
+            "another writer was first; load it again"
         )

@@ -76,7 +76,8 @@ class ThinkingSessions:
         """
         if (ttl is not None and not ttl > 0) or max_sessions < 1 or max_total < 1:
             raise ConfigurationError(
-                f"ttl={ttl!r} must be more than 0 seconds, max_sessions={max_sessions!r} and max_total={max_total!r} 1"
+                f"ttl={ttl!r} must be more than 0 seconds, max_sessions={max_sessions!r} and max_total={max_total!r} "
+                "at least 1"
             )
         if ttl_from not in ("used", "created"):
             raise ConfigurationError(f"ttl_from is 'used' or 'created', not {ttl_from!r}")
@@ -224,7 +225,7 @@ class ThinkingSessions:
         if not others or (owner is None and len(others) == 1):
             return others[0] if others else named
         if owner is None:
-            raise UnknownSession(f"{len(others)} owners have a session {session_id!r}: say whose it is by owner=")
+            raise UnknownSession(f"{len(others)} owners have a session {session_id!r}: name one with owner=")
         raise unknown(session_id)
 
     async def _load(self, owner: str, session_id: str) -> SessionRecord | None:
