@@ -17,8 +17,7 @@ import orjson
 from pydantic.alias_generators import to_camel
 
 from rxloop import protocol_schema
-from rxloop.protocol.envelope import EVENT_TYPES, Event
-from rxloop.protocol.visibility import ENVELOPE, PUBLIC
+from rxloop.protocol.envelope import EVENT_TYPES, Event, form_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path("docs/protocol.md")
@@ -75,7 +74,7 @@ def tables(defs: dict[str, Any]) -> dict[str, str]:
     """Every generated part of the page, by the name of its markers."""
     return {
         "envelope": _table(("field", "type", "meaning"), _envelope(defs)),
-        "kinds": _table(("kind", "says", "kept", "for", "fields"), _kinds(defs)),
+        "kinds": _table(("kind", "marble", "says", "kept", "for", "fields"), _kinds(defs)),
         "fields": "\n".join(_fields(defs)),
     }
 
@@ -119,34 +118,37 @@ def _kinds(defs: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             visible = "public, if people said it"
         definition = defs[cls.__name__]
         names = ", ".join(f"`{name}`{_mark(definition, name)}" for name in _own(cls))
-        yield f"`{kind}`", _first_line(definition), kept, visible, names
+        yield f"`{kind}`", f"`{cls.marble}`", _first_line(definition), kept, visible, names
 
 
 def _fields(defs: dict[str, Any]) -> Iterator[str]:
     """Every field with its type, and the word that its model has on it."""
     for kind, cls in EVENT_TYPES.items():
         definition = defs[cls.__name__]
-        yield f"* `{kind}`, in Python `{cls.__name__}`\n{_listed(definition, _own(cls), kind)}"
+        yield f"* `{kind}`, in Python `{cls.__name__}`\n{_listed(definition, _own(cls), _seen(cls))}"
     for name in SHAPES:
-        yield f"* {name}: {_first_line(defs[name])}\n{_listed(defs[name], list(defs[name]['properties']), name)}"
+        fields = _listed(defs[name], list(defs[name]["properties"]), _HIDDEN.get(name, {}))
+        yield f"* {name}: {_first_line(defs[name])}\n{fields}"
 
 
-def _listed(definition: dict[str, Any], names: list[str], owner: str) -> str:
+def _listed(definition: dict[str, Any], names: list[str], seen: dict[str, str]) -> str:
     properties = definition["properties"]
     lines = [
         f"  * `{name}`{_mark(definition, name)} {shape_of(properties[name])}{_meaning(properties[name])}"
-        f"{_seen(name, owner)}"
+        f"{seen.get(name, '')}"
         for name in names
     ]
     return "\n".join(lines)
 
 
-def _seen(name: str, owner: str) -> str:
-    """Whether clients get a field, where they do not get all of it."""
-    public = {to_camel(each): shape for each, shape in (ENVELOPE | PUBLIC[owner]).items()}
-    if name not in public:
-        return " *Not for clients.*"
-    return " *Not all of it is for clients.*" if public[name] is not None else ""
+def _seen(cls: type[Event]) -> dict[str, str]:
+    """What is to be said of the fields of which clients do not get all."""
+    form = form_of(cls)
+    parts = {to_camel(name): " *Not all of it is for clients.*" for name in form.parts}
+    return parts | {to_camel(name): " *Not for clients.*" for name in form.private}
+
+
+_HIDDEN = {"Message": {"providerState": " *Not for clients.*"}}
 
 
 def _mark(definition: dict[str, Any], name: str) -> str:

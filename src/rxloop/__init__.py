@@ -92,36 +92,9 @@ if TYPE_CHECKING:
     from rxloop.pipeline.values import SessionChange as SessionChange
     from rxloop.pipeline.values import SessionRecord as SessionRecord
     from rxloop.pipeline.values import WorkspacePart as WorkspacePart
+    from rxloop.protocol.envelope import Event as Event
     from rxloop.protocol.envelope import UnknownEvent as UnknownEvent
     from rxloop.protocol.events import AnyEvent as AnyEvent
-    from rxloop.protocol.events import ArtifactUpdateEvent as ArtifactUpdateEvent
-    from rxloop.protocol.events import AuthRequiredEvent as AuthRequiredEvent
-    from rxloop.protocol.events import CheckpointEvent as CheckpointEvent
-    from rxloop.protocol.events import ContentCompleteEvent as ContentCompleteEvent
-    from rxloop.protocol.events import ContentDeltaEvent as ContentDeltaEvent
-    from rxloop.protocol.events import ContextCompressedEvent as ContextCompressedEvent
-    from rxloop.protocol.events import CustomEvent as CustomEvent
-    from rxloop.protocol.events import Event as Event
-    from rxloop.protocol.events import GapEvent as GapEvent
-    from rxloop.protocol.events import InputReceivedEvent as InputReceivedEvent
-    from rxloop.protocol.events import InputRequiredEvent as InputRequiredEvent
-    from rxloop.protocol.events import LLMCallEvent as LLMCallEvent
-    from rxloop.protocol.events import LLMFailedEvent as LLMFailedEvent
-    from rxloop.protocol.events import MessageAddedEvent as MessageAddedEvent
-    from rxloop.protocol.events import PendingInput as PendingInput
-    from rxloop.protocol.events import SessionLink as SessionLink
-    from rxloop.protocol.events import StageEvent as StageEvent
-    from rxloop.protocol.events import StatusUpdateEvent as StatusUpdateEvent
-    from rxloop.protocol.events import SubtaskEvent as SubtaskEvent
-    from rxloop.protocol.events import TaskEvent as TaskEvent
-    from rxloop.protocol.events import ThinkingFailedEvent as ThinkingFailedEvent
-    from rxloop.protocol.events import ThoughtDeltaEvent as ThoughtDeltaEvent
-    from rxloop.protocol.events import ThoughtStreamEvent as ThoughtStreamEvent
-    from rxloop.protocol.events import ToolCallDeltaEvent as ToolCallDeltaEvent
-    from rxloop.protocol.events import ToolCompleteEvent as ToolCompleteEvent
-    from rxloop.protocol.events import ToolProgressEvent as ToolProgressEvent
-    from rxloop.protocol.events import ToolStartEvent as ToolStartEvent
-    from rxloop.protocol.events import UsageEvent as UsageEvent
     from rxloop.protocol.events import external as external
     from rxloop.protocol.events import from_json as from_json
     from rxloop.protocol.events import protocol_schema as protocol_schema
@@ -133,8 +106,35 @@ if TYPE_CHECKING:
     from rxloop.protocol.messages import TextPart as TextPart
     from rxloop.protocol.messages import ToolCall as ToolCall
     from rxloop.protocol.messages import Usage as Usage
+    from rxloop.protocol.questions import PendingInput as PendingInput
+    from rxloop.protocol.run_events import ArtifactUpdateEvent as ArtifactUpdateEvent
+    from rxloop.protocol.run_events import AuthRequiredEvent as AuthRequiredEvent
+    from rxloop.protocol.run_events import CheckpointEvent as CheckpointEvent
+    from rxloop.protocol.run_events import ContextCompressedEvent as ContextCompressedEvent
+    from rxloop.protocol.run_events import CustomEvent as CustomEvent
+    from rxloop.protocol.run_events import GapEvent as GapEvent
+    from rxloop.protocol.run_events import InputReceivedEvent as InputReceivedEvent
+    from rxloop.protocol.run_events import InputRequiredEvent as InputRequiredEvent
+    from rxloop.protocol.run_events import MessageAddedEvent as MessageAddedEvent
+    from rxloop.protocol.run_events import StageEvent as StageEvent
+    from rxloop.protocol.run_events import StatusUpdateEvent as StatusUpdateEvent
+    from rxloop.protocol.run_events import SubtaskEvent as SubtaskEvent
+    from rxloop.protocol.run_events import TaskEvent as TaskEvent
+    from rxloop.protocol.run_events import ThinkingFailedEvent as ThinkingFailedEvent
     from rxloop.protocol.settings import Limits as Limits
     from rxloop.protocol.settings import ModelSettings as ModelSettings
+    from rxloop.protocol.step_events import ContentCompleteEvent as ContentCompleteEvent
+    from rxloop.protocol.step_events import ContentDeltaEvent as ContentDeltaEvent
+    from rxloop.protocol.step_events import LLMCallEvent as LLMCallEvent
+    from rxloop.protocol.step_events import LLMFailedEvent as LLMFailedEvent
+    from rxloop.protocol.step_events import SessionLink as SessionLink
+    from rxloop.protocol.step_events import ThoughtDeltaEvent as ThoughtDeltaEvent
+    from rxloop.protocol.step_events import ThoughtStreamEvent as ThoughtStreamEvent
+    from rxloop.protocol.step_events import ToolCallDeltaEvent as ToolCallDeltaEvent
+    from rxloop.protocol.step_events import ToolCompleteEvent as ToolCompleteEvent
+    from rxloop.protocol.step_events import ToolProgressEvent as ToolProgressEvent
+    from rxloop.protocol.step_events import ToolStartEvent as ToolStartEvent
+    from rxloop.protocol.step_events import UsageEvent as UsageEvent
     from rxloop.providers import Bounds as Bounds
     from rxloop.providers import Preset as Preset
     from rxloop.providers import Price as Price

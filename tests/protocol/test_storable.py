@@ -30,7 +30,8 @@ from rxloop import (
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import UsageEvent
 from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict, FrozenList, thawed
-from rxloop.protocol.storable import DEPTH, readable, settle, storable
+from rxloop.protocol.settle import settle
+from rxloop.protocol.storable import DEPTH, readable, storable
 
 
 class Color(Enum):
@@ -249,8 +250,8 @@ def test_the_lists_of_an_event_are_frozen_with_what_is_in_them() -> None:
             "duration=nan",
         ),
         (UsageEvent(input_tokens=10**30), "input_tokens="),
-        (ContentCompleteEvent().model_copy(update={"content": None}), "content: None is no str"),
-        (ContentCompleteEvent().model_copy(update={"kind": "text"}), "kind='text' is none of content-complete"),
+        (ContentCompleteEvent().model_copy(update={"content": None}), "content: None is not a str"),
+        (ContentCompleteEvent().model_copy(update={"kind": "text"}), "kind='text' is not one of content-complete"),
         (ContentCompleteEvent.model_construct(), None),
         (CustomEvent.model_construct(data=1), "CustomEvent has no 'name'"),
         (CustomEvent(name="x", step="1\n"), "the step of an event of kind 'custom' is '1.n'"),
@@ -311,5 +312,5 @@ class Step(StrEnum):
 def test_an_id_that_is_like_one_that_was_settled_has_to_be_a_text(step: Any) -> None:
     settle(CustomEvent(name="x", step="first").model_copy(update={"metadata": EMPTY_DICT}))
     event = CustomEvent(name="x").model_copy(update={"step": step, "metadata": EMPTY_DICT})
-    with pytest.raises(InvalidEvent, match=r"custom: step: .+ is no NoneType or str"):
+    with pytest.raises(InvalidEvent, match=r"custom: step: .+ is not a NoneType or str"):
         settle(event)

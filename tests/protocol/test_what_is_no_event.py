@@ -30,7 +30,7 @@ from rxloop import (
 from rxloop.errors import InvalidEvent
 from rxloop.operators import on
 from rxloop.protocol.envelope import EVENT_TYPES, UnknownEvent
-from rxloop.protocol.events import ThoughtStreamEvent, ToolCompleteEvent, ToolStartEvent
+from rxloop.protocol.events import StatusUpdateEvent, ThoughtStreamEvent, ToolCompleteEvent, ToolStartEvent
 from rxloop.stream.bridges import emit
 from rxloop.testing import ScriptedModel, call
 from servers import Reply, chat, delta, say, serving, sse
@@ -331,19 +331,13 @@ class Disguised(Event):
     kind: str = "disguised"
 
 
-class SameName(Event):
-    """A class that took the name of an event of rxloop's own."""
-
-    kind: str = "status-update"
-
-
 EVENT_TYPES.pop("disguised")
 
 
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        (SameName(), "'status-update' cannot be written as JSON and read again"),
+        (Disguised(kind="status-update"), "'status-update' cannot be written as JSON and read again"),
         (Disguised(kind="task"), "'task' cannot be written as JSON and read again"),
         (Disguised(kind="content-complete"), "'content-complete' is the kind of ContentCompleteEvent"),
         (Disguised(kind="two\nlines"), "line ends"),
@@ -371,6 +365,16 @@ async def test_an_event_under_the_name_of_another_kind_is_refused(event: Event, 
     assert [event.kind for event in await log.read(result.task_id)].count("status-update") == 2
     assert (await Agent(ScriptedModel("again"), log=log).run("Go on", context_id=result.context_id)).output == "again"
     await log.aclose()
+
+
+def test_a_class_with_the_kind_of_another_is_refused_and_both_are_named() -> None:
+    both = r"SameName has the kind 'status-update', which is that of rxloop\.protocol\.run_events\.StatusUpdateEvent"
+    with pytest.raises(ConfigurationError, match=both):
+
+        class SameName(Event):  # pyright: ignore[reportUnusedClass]
+            kind: str = "status-update"
+
+    assert EVENT_TYPES["status-update"] is StatusUpdateEvent
 
 
 def test_a_class_that_is_made_anew_takes_the_place_of_the_one_before() -> None:

@@ -164,7 +164,8 @@ def _describe_bookkeeping(event: Event) -> Text:
         case ToolStartEvent() | ToolCompleteEvent():
             return Text(f"{event.kind} {one_line(event.name)}", "dim")
         case _:
-            return Text(one_line(event.kind), "dim")
+            text = event.describe()
+            return Text(one_line(f"{event.kind}: {text}" if text else event.kind, WIDTH), "dim")
 
 
 def ending(event: StatusUpdateEvent) -> Text:

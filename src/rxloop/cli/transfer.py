@@ -19,7 +19,7 @@ from rxloop.eventlog import SqliteEventLog
 from rxloop.pipeline.seams import EventLog
 from rxloop.protocol.envelope import PROTOCOL_VERSION
 from rxloop.protocol.events import Event, TaskEvent
-from rxloop.protocol.storable import settle
+from rxloop.protocol.settle import settle
 from rxloop.state.run_state import fold_all
 
 

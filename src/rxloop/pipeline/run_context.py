@@ -12,7 +12,7 @@ from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.protocol.events import Event, ToolProgressEvent
 from rxloop.protocol.messages import Message, ToolCall, Usage
 from rxloop.protocol.settings import Limits
-from rxloop.protocol.storable import settle
+from rxloop.protocol.settle import settle
 
 if TYPE_CHECKING:
     from rxloop.pipeline.asked import Asked

@@ -7,10 +7,10 @@ Snake case in Python, camelCase in JSON. A timestamp is integer milliseconds in 
 # pyright: reportIncompatibleVariableOverride=false
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cache, lru_cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import orjson
 from pydantic import (
@@ -23,8 +23,9 @@ from pydantic import (
 )
 
 from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.protocol.frozen import FrozenDict, FrozenList
 from rxloop.protocol.messages import Wire
-from rxloop.protocol.visibility import ENVELOPE, ROOT, form_of, public_form
+from rxloop.protocol.visibility import ROOT, Part, public_metadata
 
 PROTOCOL_VERSION = 1
 
@@ -113,8 +114,17 @@ class Event(Wire):
 
     visibility: ClassVar[Visibility] = "public"
     """Whether events of this kind are for clients."""
-    public_fields: ClassVar[tuple[str, ...]] = ()
-    """Of an event class of your own: the fields that are for clients. What is named nowhere does not leave."""
+    public_fields: ClassVar[tuple[str, ...]] = (
+        *("version", "kind", "context_id", "task_id", "seq", "sub", "attempt", "timestamp"),
+        *("parent_task_id", "agent_path", "step", "branch"),
+    )
+    """The fields that are for clients, beside those of the base class. What is named nowhere does not leave."""
+    public_parts: ClassVar[Mapping[str, Part]] = {"metadata": public_metadata}
+    """The fields of which clients get a part, each with the function that takes it out of the event."""
+    incidental_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields that may differ where the same happened, such as ids and times: comparisons leave them out."""
+    marble: ClassVar[str] = "?"
+    """The letter that stands for events of this kind in a marble line."""
     durable: ClassVar[bool] = True
     """Whether events of this kind are numbered by `seq` and kept in the log."""
 
@@ -161,11 +171,15 @@ class Event(Wire):
             return _public_of(self)
         except AttributeError:
             pass
-        shown = public_form(self)
+        shown = _public_form(self)
         # One that is not published yet has still to get its numbers.
         if shown is not self and self.attempt:
             object.__setattr__(self, "_public", shown)
         return shown
+
+    def describe(self) -> str:
+        """Say in a few words what the event says, for people; nothing where its kind says it all."""
+        return ""
 
     @property
     def root_task_id(self) -> str:
@@ -189,7 +203,7 @@ class Event(Wire):
             return self.__pydantic_serializer__.to_json(self)
         shown, left_out = self.for_clients(), form_of(type(self)).left_out
         if shown is None:
-            shown, left_out = self, frozenset(type(self).model_fields) - ENVELOPE.keys() | {"metadata"}
+            shown, left_out = self, frozenset(type(self).model_fields) - Event.model_fields.keys() | {"metadata"}
         return self.__pydantic_serializer__.to_json(shown, exclude=left_out)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
@@ -246,14 +260,23 @@ class Event(Wire):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Make the class known by its kind, unless it is a variant of one that is known."""
+        """Make the class known by its kind, unless it is a variant of one that is known.
+
+        Raises:
+            ConfigurationError: Another class has that kind.
+        """
         super().__pydantic_init_subclass__(**kwargs)
         kind = cls.model_fields["kind"].default
         if isinstance(kind, str):
-            known = EVENT_TYPES.setdefault(check_id(kind, f"the kind of {cls.__qualname__}"), cls)
-            # A cell of a notebook that is run again, or a module that is loaded anew, makes the class anew.
-            if (known.__module__, known.__qualname__) == (cls.__module__, cls.__qualname__):
+            known = EVENT_TYPES.get(check_id(kind, f"the kind of {cls.__qualname__}"))
+            # A cell of a notebook that is run again, or a module that is loaded again, makes the class once more.
+            if known is None or (known.__module__, known.__qualname__) == (cls.__module__, cls.__qualname__):
                 EVENT_TYPES[kind] = cls
+            elif not issubclass(cls, known):
+                raise ConfigurationError(
+                    f"{cls.__module__}.{cls.__qualname__} has the kind {kind!r}, which is that of "
+                    f"{known.__module__}.{known.__qualname__}: give the new class a kind of its own"
+                )
 
     def __repr__(self) -> str:
         # As clients may see it: what is shown in logs, traces and test reports is seen by many.
@@ -269,7 +292,7 @@ class Event(Wire):
         return [
             (name, getattr(shown, name))
             for name, field in type(self).model_fields.items()
-            if name not in ENVELOPE
+            if name not in Event.model_fields
             and shown is not None
             and getattr(shown, name) != field.get_default(call_default_factory=True)
         ]
@@ -288,6 +311,65 @@ def _short(value: Any) -> str:
 
 EVENT_TYPES: dict[str, type[Event]] = {}
 """The class of each kind."""
+
+
+class Form(NamedTuple):
+    """How the public form of a class of events is made."""
+
+    plain: bool
+    """Nothing has to be done but for metadata."""
+    private: dict[str, Any]
+    """The fields that are not public, with what stands in their place."""
+    parts: dict[str, Part]
+    """The fields that are public in part."""
+    left_out: frozenset[str] | None
+    """The fields that the public JSON does not have, if there are any."""
+
+
+@cache
+def form_of(cls: type[Event]) -> Form:
+    """How the public form of a class of events is made."""
+    listed: dict[str, Part | None] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("rxloop."):
+            listed.update(dict.fromkeys(vars(base).get("public_fields", ())))
+            listed.update(vars(base).get("public_parts", {}))
+    # A class of the user's adds the fields that it names itself.
+    if not cls.__module__.startswith("rxloop."):
+        listed.update(dict.fromkeys(cls.public_fields))
+    private = {
+        name: None if field.is_required() else field.get_default(call_default_factory=True)
+        for name, field in cls.model_fields.items()
+        if name not in listed
+    }
+    parts = {name: part for name, part in listed.items() if part is not None}
+    plain = not private and parts.keys() == {"metadata"} and cls.model_config.get("extra") != "allow"
+    return Form(plain, private, parts, frozenset(private) or None)
+
+
+def _public_form(event: Event) -> Event:
+    """An event of which something is public, as clients may see it: itself where there is nothing to hide."""
+    form = form_of(type(event))
+    fields = vars(event)
+    changes = {name: _frozen(value) for name, value in form.private.items() if fields[name] != value}
+    for name, part in form.parts.items():
+        value = part(event)
+        if value is not fields[name] and value != fields[name]:
+            changes[name] = _frozen(value)
+    extra = event.__pydantic_extra__
+    if not changes and not extra:
+        return event
+    shown = event.model_copy(update=changes)
+    if extra:
+        object.__setattr__(shown, "__pydantic_extra__", {})
+    return shown
+
+
+def _frozen(value: Any) -> Any:
+    """The value so that nobody can change what all clients share; what stands in it is frozen already."""
+    if isinstance(value, list):
+        return FrozenList(cast("list[Any]", value))
+    return FrozenDict(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
 
 
 class UnknownEvent(Event):

@@ -1,6 +1,6 @@
 """What may stand on the stream: values that JSON can carry and give back, and that nobody can change.
 
-`settle` makes an event such, when it is published; docs/protocol.md has the rules as a table.
+docs/protocol.md has the rules as a table.
 """
 
 from __future__ import annotations
@@ -9,29 +9,25 @@ from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from math import isfinite
-from operator import itemgetter
 from pathlib import PurePath
 from types import MemberDescriptorType, NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, JsonValue
 from pydantic_core import to_jsonable_python
 
-from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.errors import InvalidEvent
 from rxloop.protocol.frozen import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList
-
-if TYPE_CHECKING:
-    from rxloop.protocol.envelope import Event
 
 DEPTH = 100
 """How deep lists and dicts may be nested: JSON is read to a depth of 200, and an event adds a few levels itself."""
 MOST = 1_000_000
 """How many values lists and dicts may hold in all."""
-_LEAST, _MOST = -(2**63), 2**64 - 1
+LEAST, LARGEST = -(2**63), 2**64 - 1
 _SHOWN = 4
-_Type = Literal["simple", "any", "more"]
+Type = Literal["simple", "any", "more"]
 
 
 def readable(text: str) -> str:
@@ -63,100 +59,25 @@ def storable(value: Any, name: str) -> Any:
         raise misfit.error(name) from misfit.__cause__
 
 
-def settle(event: Event) -> None:
-    """Make of what an event holds what can be written and read again, and freeze it, in place.
-
-    What is such already stays as it is, and costs a look at each field; the ids, which many events share, cost one.
+def settled(fields: dict[str, Any], name: str, classes: frozenset[type], type_: Type) -> Any:
+    """The value of a field as one that can be written and read again.
 
     Raises:
-        InvalidEvent: A field cannot be written, or does not have its type; it is named, and the event is not an event.
+        InvalidEvent: There is none.
     """
-    # Not `vars`, which takes three times as long for a model.
-    fields: dict[str, Any] = event.__dict__  # pyright: ignore[reportAssignmentType]
-    plan = _plan(type(event))
-    try:
-        plain = fields["metadata"] is EMPTY_DICT and _plain(fields)
-        for name, default, classes, type_ in plan.beside if plain else plan.fields:
-            value = fields[name]
-            if value is default:
-                continue
-            cls = value.__class__
-            if cls not in classes:
-                fields[name] = _settled(fields, name, classes, type_)
-            elif cls is str:
-                if not value.isascii():
-                    fields[name] = readable(value)
-            elif (cls is int or cls is float) and not _LEAST <= value <= _MOST:
-                raise InvalidEvent(f"{fields['kind']}: {name}={value}: give a finite number of 64 bits")
-        for name, choices in plan.choices:
-            if fields[name] not in choices:
-                raise InvalidEvent(
-                    f"{fields['kind']}: {name}={fields[name]!r} is none of {', '.join(map(str, choices))}"
-                )
-    except KeyError as error:
-        raise InvalidEvent(f"{type(event).__name__} has no {error}: make events by their constructor") from error
-    if plan.own:
-        if event.__pydantic_extra__:
-            extra = storable(event.__pydantic_extra__, fields["kind"])
-            object.__setattr__(event, "__pydantic_extra__", extra)
-        _try(event)
-    if plain:
-        return
-    try:
-        event.check_ids()
-    except ConfigurationError as error:
-        raise InvalidEvent(str(error)) from error
-
-
-_ids = itemgetter("context_id", "task_id", "parent_task_id", "agent_path", "step", "branch")
-
-
-def _plain(fields: dict[str, Any]) -> bool:
-    """Whether the ids of an event need no look one by one."""
-    try:
-        return _printable(*_ids(fields))
-    except TypeError:  # something that is no id, and has no hash
-        return False
-
-
-# Typed, since what equals a text need not be one.
-@lru_cache(maxsize=256, typed=True)
-def _printable(*ids: Any) -> bool:
-    return all(each is None or each == () or (each.__class__ is str and each.isprintable()) for each in ids)
-
-
-def _settled(fields: dict[str, Any], name: str, classes: frozenset[type], type_: _Type) -> Any:
     value = fields[name]
     walk = _Walk()
     try:
         made = walk.free(value, 0) if type_ == "any" else walk.typed(value, 0)
         if type_ == "simple" and made.__class__ not in classes:
             wanted = " or ".join(sorted(cls.__name__ for cls in classes))
-            raise _Misfit(f"{made!r} is no {wanted}")
+            raise _Misfit(f"{made!r} is not a {wanted}")
     except _Misfit as misfit:
         raise misfit.error(f"{fields['kind']}: {name}") from misfit.__cause__
     return made
 
 
-def _try(event: Event) -> None:
-    """See that an event of a kind that is not ours, whose fields may be of any type, can be written and read."""
-    kind = vars(event).get("kind")
-    try:
-        read = event.from_json(event.to_json())
-    except Exception as error:
-        raise InvalidEvent(
-            f"an event of kind {kind!r} cannot be written as JSON and read again: {error}; "
-            f"give the fields of {type(event).__name__} types that can"
-        ) from error
-    known = type(read)
-    if known.__module__.startswith("rxloop.") and not (isinstance(event, known) or _takes_any(known)):
-        raise InvalidEvent(
-            f"{kind!r} is the kind of {known.__name__}, as which this {type(event).__name__} would be read: "
-            "give the class a kind of its own"
-        )
-
-
-def _takes_any(cls: type[BaseModel]) -> bool:
+def takes_any(cls: type[BaseModel]) -> bool:
     """Whether it is the class for events of any kind."""
     return cls.model_config.get("extra") == "allow"
 
@@ -187,7 +108,7 @@ class _Walk:
         if value is None or cls is bool:
             return value
         if cls is int:
-            return value if _LEAST <= value <= _MOST else _digits(value)
+            return value if LEAST <= value <= LARGEST else _digits(value)
         if cls is float:
             return value if isfinite(value) else _not_finite(value)
         if isinstance(value, dict):
@@ -201,7 +122,7 @@ class _Walk:
         cls = value.__class__
         if cls is str:
             return readable(value)
-        if value is None or cls is bool or (cls is int and _LEAST <= value <= _MOST):
+        if value is None or cls is bool or (cls is int and LEAST <= value <= LARGEST):
             return value
         # Not `isinstance`, which takes longer than all the rest where the class is not the same.
         if BaseModel in cls.__mro__:
@@ -213,7 +134,7 @@ class _Walk:
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value)
             return FrozenDict(zip(items, self._all(items.values(), depth), strict=True)) if items else EMPTY_DICT
-        if isinstance(value, int) and not _LEAST <= value <= _MOST:
+        if isinstance(value, int) and not LEAST <= value <= LARGEST:
             raise _Misfit("the number takes more than 64 bits: give a smaller one")
         if isinstance(value, float) and not isfinite(value):
             raise _Misfit(f"{value} is not a finite number: give one, or leave it out")
@@ -226,7 +147,7 @@ class _Walk:
 
     def _model(self, model: BaseModel, depth: int) -> BaseModel:
         """The same model, or a copy where something had to be made storable: it may be somebody's constant."""
-        plan = _plan(type(model))
+        plan = plan_of(type(model))
         if plan.mark is not None:
             try:
                 plan.mark.__get__(model)
@@ -244,7 +165,7 @@ class _Walk:
                 if cls is str:
                     if value.isascii():
                         continue
-                elif (cls is not int and cls is not float) or _LEAST <= value <= _MOST:
+                elif (cls is not int and cls is not float) or LEAST <= value <= LARGEST:
                     continue
             try:
                 made = self.free(value, 0) if type_ == "any" else self.typed(value, depth + 1)
@@ -362,10 +283,10 @@ def _type(value: Any) -> str:
     return type(value).__qualname__
 
 
-_Field = tuple[str, Any, frozenset[type], _Type]
+_Field = tuple[str, Any, frozenset[type], Type]
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """What of a model needs a look."""
 
     fields: tuple[_Field, ...]
@@ -398,7 +319,8 @@ _SIMPLE: dict[Any, frozenset[type]] = {
 
 
 @cache
-def _plan(cls: type[BaseModel]) -> _Plan:
+def plan_of(cls: type[BaseModel]) -> Plan:
+    """Work out what of the values of a model needs a look."""
     fields: list[_Field] = []
     choices: list[tuple[str, tuple[Any, ...]]] = []
     for name, field in cls.model_fields.items():
@@ -414,9 +336,9 @@ def _plan(cls: type[BaseModel]) -> _Plan:
             fields.append((name, default, classes, "simple"))
         else:
             fields.append((name, default, _FROZEN, "more"))
-    own = not cls.__module__.startswith("rxloop.") or _takes_any(cls)
+    own = not cls.__module__.startswith("rxloop.") or takes_any(cls)
     beside = tuple(field for field in fields if field[0] not in _ENVELOPE)
-    return _Plan(tuple(fields), beside, tuple(choices), own, getattr(cls, "_settled", None))
+    return Plan(tuple(fields), beside, tuple(choices), own, getattr(cls, "_settled", None))
 
 
 def _is_free(annotation: Any) -> bool:

@@ -35,7 +35,8 @@ from rxloop.protocol.events import (
 from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict, FrozenList
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits
-from rxloop.protocol.storable import readable, settle
+from rxloop.protocol.settle import settle
+from rxloop.protocol.storable import readable
 from rxloop.run.asking import ask
 from rxloop.run.spec import Canceled, End, RunSpec
 from rxloop.state.batch import Batch, Slot

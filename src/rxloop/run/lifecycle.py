@@ -18,7 +18,7 @@ from rxloop.pipeline.requests import RunRequest
 from rxloop.pipeline.seams import EventLog
 from rxloop.protocol.events import Event, InputReceivedEvent, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
-from rxloop.protocol.storable import settle
+from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Core
 from rxloop.run.endings import final_event, unrecorded_end
 from rxloop.run.spec import CLOSING

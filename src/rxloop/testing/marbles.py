@@ -5,11 +5,7 @@
 A letter is an event, and `|` the end or `#` the error of the stream. Parentheses hold what happens at one instant, in
 order. Time passes only with `-`, which is one frame, and with `500ms` or `1.5s`. Blanks mean nothing.
 
-    t task            l llm-call           s tool-start      h thought-stream   i input-required   g stage
-    w working         d content-delta      p tool-progress   o thought-delta    r input-received   z custom
-    F final status    c content-complete   x tool-complete   a tool-call-delta  y auth-required    f artifact-update
-    u usage           m message-added      k checkpoint      e llm-failed       b subtask          j gap
-    n context-compressed                   q thinking-failed                    ? any other kind
+The letters stand beside the kinds in docs/protocol.md, as `marble` of their classes; `F` is the final status-update.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from typing import Any, Protocol
 from reactivex import Observable
 
 from rxloop.errors import ConfigurationError
+from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import CheckpointEvent, Event, StatusUpdateEvent, UsageEvent
 from rxloop.testing.clock import current_time
 from rxloop.testing.loop import SECOND, NothingLeft
@@ -31,35 +28,6 @@ FRAME = 0.025
 END = "|"
 ERROR = "#"
 _FINAL = "F"
-_OTHER = "?"
-_LETTERS = {
-    "task": "t",
-    "status-update": "w",
-    "llm-call": "l",
-    "content-delta": "d",
-    "content-complete": "c",
-    "tool-call-delta": "a",
-    "thought-delta": "o",
-    "thought-stream": "h",
-    "tool-start": "s",
-    "tool-progress": "p",
-    "tool-complete": "x",
-    "usage": "u",
-    "message-added": "m",
-    "checkpoint": "k",
-    "context-compressed": "n",
-    "thinking-failed": "q",
-    "input-required": "i",
-    "input-received": "r",
-    "stage": "g",
-    "llm-failed": "e",
-    "auth-required": "y",
-    "artifact-update": "f",
-    "subtask": "b",
-    "custom": "z",
-    "gap": "j",
-}
-_KNOWN = {*_LETTERS.values(), _FINAL, _OTHER, END, ERROR}
 _TOKEN = re.compile(r"\s+|(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s)|(?P<one>.)")
 
 Instant = tuple[int, str]
@@ -79,7 +47,7 @@ def letter(event: Event) -> str:
     """Return the letter that stands for an event in a marble line."""
     if isinstance(event, StatusUpdateEvent) and event.final:
         return _FINAL
-    return _LETTERS.get(event.kind, _OTHER)
+    return event.marble
 
 
 def assert_marbles(run: HasEvents | Observable[Any], expected: str, *, frame: float = FRAME) -> None:
@@ -193,6 +161,7 @@ def _parse(line: str, frame: float) -> list[Instant]:
     at = 0
     instants: list[Instant] = []
     grouped = False
+    known = {Event.marble, *(cls.marble for cls in EVENT_TYPES.values()), _FINAL, END, ERROR}
     for token in _TOKEN.finditer(line):
         number, unit, one = token.group("number", "unit", "one")
         if number is not None:
@@ -208,7 +177,7 @@ def _parse(line: str, frame: float) -> list[Instant]:
             grouped = True
         elif one == ")" and grouped:
             grouped = False
-        elif one in _KNOWN:
+        elif one in known:
             instants.append((at, one))
         elif one is not None and one != "-":
             raise _unreadable(line, token.start(), f"no event has the letter {one!r}")

@@ -11,7 +11,8 @@ from rxloop.operators.loop.answering import answering
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest, marked
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.protocol.messages import ErrorInfo, Message
-from rxloop.protocol.storable import readable, settle
+from rxloop.protocol.settle import settle
+from rxloop.protocol.storable import readable
 from rxloop.protocol.unchecked import unchecked
 from rxloop.state.history import History
 from rxloop.stream.bridges import emit

@@ -9,15 +9,9 @@ from typing import Any
 from rxloop.protocol.events import (
     CheckpointEvent,
     ContentCompleteEvent,
-    ContextCompressedEvent,
-    CustomEvent,
     Event,
-    InputReceivedEvent,
-    InputRequiredEvent,
     LLMCallEvent,
     LLMFailedEvent,
-    MessageAddedEvent,
-    StageEvent,
     StatusUpdateEvent,
     TaskEvent,
     ThoughtStreamEvent,
@@ -26,7 +20,7 @@ from rxloop.protocol.events import (
     UsageEvent,
     ends_attempt,
 )
-from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.messages import Message
 
 _Line = tuple[int, str | None]
 """A run, by its place among those in a stream, and a branch of it."""
@@ -154,28 +148,8 @@ def _place(event: Event, message: ContentCompleteEvent) -> int | None:
 
 
 _CALL: Any = {"id", "raw", "hidden"}
-_NO_FACTS = {
-    *(Event.model_fields.keys() - {"kind", "step", "branch"}),
-    *("agent_name", "fork_of", "fork_seq", "resumed", "after_seq", "usage", "pending", "subtask_id"),
-    *("estimated_input_tokens", "provider_state", "raw_finish_reason", "thought_id", "related_to", "tool_call_id"),
-    *(
-        "idempotency_key",
-        "duration",
-        "seconds",
-        "thinking",
-        "message_id",
-        "hidden",
-        "hidden_calls",
-        "left_out",
-        "public_form",
-    ),
-}
-_EXCLUDE: dict[str, Any] = {
-    **dict.fromkeys(_NO_FACTS, True),
-    "call": _CALL,
-    "tool_calls": {"__all__": _CALL},
-    "input": {"call": _CALL},
-}
+_NESTED: dict[str, Any] = {"call": _CALL, "tool_calls": {"__all__": _CALL}, "input": {"call": _CALL}}
+_ENVELOPE = Event.model_fields.keys() - {"kind", "step", "branch"}
 
 
 def fact(event: Event, before: Sequence[Message]) -> dict[str, Any]:
@@ -184,14 +158,9 @@ def fact(event: Event, before: Sequence[Message]) -> dict[str, Any]:
         # A fork has the history of its conversation in its own task. The model is told by each call of it.
         messages = [*before, *event.messages]
         return {"kind": event.kind, "messages": [_message(message) for message in messages]}
-    own: dict[str, Any] = {}
-    if isinstance(event, ThoughtStreamEvent):
-        # Counted over the whole run, in the order in which they happened to come.
-        own = {"index": True}
-    elif isinstance(event, InputReceivedEvent):
-        # Whoever answers at a resume does not say where it was asked.
-        own = {"step": True}
-    return event.model_dump(mode="json", by_alias=False, exclude={**_EXCLUDE, **own})
+    incidental = {name for cls in type(event).__mro__ for name in vars(cls).get("incidental_fields", ())}
+    exclude = {**_NESTED, **dict.fromkeys(_ENVELOPE | incidental, True)}
+    return event.model_dump(mode="json", by_alias=False, exclude=exclude)
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -203,50 +172,8 @@ def _message(message: Message) -> dict[str, Any]:
 def line(event: Event) -> str:
     """An event in one line, for people: its number, its kind and what it says."""
     step = f" {event.step}" if event.step else ""
-    return f"{event.seq:>4} {event.kind}{step}{_told(event)}"
-
-
-def _told(event: Event) -> str:
-    text = _text(event)
-    return f": {_short(text)}" if text else ""
-
-
-def _text(event: Event) -> str:
-    match event:
-        case TaskEvent():
-            return event.messages[-1].text if event.messages else ""
-        case StatusUpdateEvent():
-            reason = f" ({event.reason})" if event.reason else ""
-            return f"{event.state}{reason}{', ' + event.content if event.content else ''}"
-        case LLMCallEvent():
-            return f"{event.model}, {event.message_count} messages"
-        case ContentCompleteEvent():
-            calls = ", ".join(_call(call) for call in event.tool_calls)
-            return " -> ".join(part for part in (event.content, calls) if part) or event.finish_reason
-        case ToolStartEvent():
-            return _call(event.call)
-        case ToolCompleteEvent():
-            return f"{event.name} {'=' if event.success else 'failed:'} {event.content}"
-        case MessageAddedEvent():
-            return f"{event.role}: {Message(role=event.role, content=event.content).text}"
-        case ThoughtStreamEvent():
-            return f"{event.thought_type}: {event.content}"
-        case InputRequiredEvent():
-            return event.input.prompt
-        case InputReceivedEvent():
-            return repr(event.value)
-        case StageEvent():
-            return f"{event.strategy} to {event.to_stage}"
-        case ContextCompressedEvent():
-            return f"{event.tokens_before} to {event.tokens_after} tokens"
-        case CustomEvent():
-            return event.name
-        case _:
-            return ""
-
-
-def _call(call: ToolCall) -> str:
-    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+    text = event.describe()
+    return f"{event.seq:>4} {event.kind}{step}{': ' if text else ''}{_short(text)}"
 
 
 def _short(text: str) -> str:

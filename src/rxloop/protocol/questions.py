@@ -1,0 +1,40 @@
+"""Questions that wait for an answer."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rxloop.protocol.frozen import EMPTY_DICT
+from rxloop.protocol.messages import ToolCall, Wire
+
+HIDDEN_QUESTION = "A decision is needed before the agent can go on."
+"""What clients read in place of a question that a hidden tool asks."""
+
+
+class PendingInput(Wire):
+    """A question that waits for an answer."""
+
+    input_id: str
+    """The same in every attempt."""
+    prompt: str
+    input_kind: Literal["confirmation", "text", "selection", "data"] = "data"
+    options: list[Any] | None = None
+    answer_schema: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """JSON Schema of the answer."""
+    call: ToolCall | None = None
+    """The tool call that asks."""
+    index: int = 0
+    step: str | None = None
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        shown = public_question(self)
+        return super().__repr_args__() if shown is self else shown.__repr_args__()
+
+
+def public_question(question: PendingInput) -> PendingInput:
+    """A question as clients may see it: of one that a hidden tool asks, what it takes to answer it, and no words."""
+    if question.call is None or not question.call.hidden:
+        return question
+    changes = {"prompt": HIDDEN_QUESTION, "options": None, "answer_schema": EMPTY_DICT, "call": None}
+    return question.model_copy(update=changes)
