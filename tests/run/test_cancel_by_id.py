@@ -1,0 +1,158 @@
+"""A run can be cancelled by its id, whoever carries it out, or nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bank import Bank, crashed
+from run_checks import finals, nothing_left
+from runs import collect, outcome
+from rxloop import (
+    Agent,
+    ConflictError,
+    Event,
+    MemoryEventLog,
+    RunCancelled,
+    RunContext,
+    ToolCompleteEvent,
+    ToolStartEvent,
+    UnknownRun,
+    follow,
+    tool,
+)
+from rxloop.errors import (
+    ConfigurationError,
+    InvalidInput,
+)
+from rxloop.state.batch import CANCELED_CALL, INTERRUPTED
+from rxloop.state.run_state import fold_all
+from rxloop.testing import ScriptedModel, call
+
+
+async def test_a_run_that_waits_for_an_answer_can_be_cancelled() -> None:
+    bank = Bank()
+    waiting = await bank.waiting(context_id="c")
+    following = asyncio.ensure_future(collect(follow(bank.log, waiting.task_id)))
+
+    await bank.agent().cancel(waiting.task_id, "changed my mind")
+
+    last = await bank.last(waiting.task_id)
+    assert (last.state, last.pending) == ("canceled", [])
+    assert last.error is not None
+    assert last.error.message == "changed my mind"
+    [closed] = [e for e in await bank.log.read(waiting.task_id) if isinstance(e, ToolCompleteEvent)]
+    assert (closed.content, closed.error, bank.paid) == (CANCELED_CALL, "canceled", [])
+    await following
+    with pytest.raises(InvalidInput, match="is canceled"):
+        await bank.agent().resume(waiting.task_id, inputs={"1.0.1": True})
+    assert (await bank.agent("Fine.").run("And now?", context_id="c")).output == "Fine."
+    await nothing_left()
+
+
+async def test_a_run_that_a_crash_left_can_be_cancelled_and_no_model_is_asked() -> None:
+    bank = Bank()
+    done = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
+    bank.log = await crashed(bank.log, done.task_id, ToolStartEvent)
+    bank.paid.clear()
+
+    def instructions(ctx: RunContext[Any]) -> str:
+        raise AssertionError("nothing is prepared to cancel a run")
+
+    await bank.agent(instructions=instructions).cancel(done.task_id)
+
+    events = await bank.log.read(done.task_id)
+    assert [e.content for e in events if isinstance(e, ToolCompleteEvent)] == [INTERRUPTED]
+    assert (await bank.last(done.task_id)).state == "canceled"
+    assert bank.paid == []
+    state = fold_all(events)
+    assert (state.state, state.batch) == ("canceled", None)
+
+
+async def test_a_run_that_goes_on_in_this_process_is_cancelled_there_whatever_agent_made_it() -> None:
+    @tool
+    async def slow() -> str:
+        """Never comes back."""
+        await asyncio.get_running_loop().create_future()
+        return "late"
+
+    bank = Bank()
+    run = bank.agent(call("slow"), tools=[slow]).run("Go")
+    async for event in run:
+        if isinstance(event, ToolStartEvent):
+            await Bank().agent().cancel(run.task_id, "enough")
+    with pytest.raises(RunCancelled, match="enough"):
+        await run
+    assert len(finals(await bank.log.read(run.task_id))) == 1
+    await nothing_left()
+
+
+async def test_a_run_without_a_log_is_cancelled_where_it_goes_on() -> None:
+    agent = Agent(ScriptedModel("Hi"), log=None)
+    run = agent.run("Hi")
+    async with run:
+        await agent.cancel(run.task_id)
+        with pytest.raises(RunCancelled):
+            await run
+    with pytest.raises(ConfigurationError, match="needs the log"):
+        await agent.cancel("somewhere")
+
+
+@pytest.mark.parametrize("turn", ["done", RuntimeError("broken")])
+async def test_a_run_that_is_over_stays_as_it_is_when_it_is_cancelled(turn: Any) -> None:
+    bank = Bank()
+    run = bank.agent(turn).run("Hi")
+    await outcome(run)
+    before = await bank.log.read(run.task_id)
+
+    await bank.agent().cancel(run.task_id)
+    await bank.agent().cancel(run.task_id)
+
+    assert await bank.log.read(run.task_id) == before
+
+
+async def test_cancelling_twice_leaves_one_end() -> None:
+    bank = Bank()
+    waiting = await bank.waiting()
+    await bank.agent().cancel(waiting.task_id)
+    await bank.agent().cancel(waiting.task_id)
+
+    assert [event.state for event in finals(await bank.log.read(waiting.task_id))] == ["input-required", "canceled"]
+
+
+async def test_an_unknown_run_cannot_be_cancelled() -> None:
+    with pytest.raises(UnknownRun, match="nowhere"):
+        await Bank().agent().cancel("nowhere")
+
+
+async def test_a_cancel_does_not_wait_for_the_run_that_goes_on_in_the_conversation() -> None:
+    bank = Bank()
+    waiting = await bank.waiting(context_id="c")
+
+    @tool
+    async def cancels() -> str:
+        """Cancels the run before this one."""
+        await bank.agent().cancel(waiting.task_id)
+        return "ok"
+
+    result = await bank.agent(call("cancels"), "done", tools=[cancels]).run("Go", context_id="c")
+
+    assert result.output == "done"
+    assert (await bank.last(waiting.task_id)).state == "canceled"
+
+
+async def test_a_cancel_is_refused_where_another_process_writes_the_run() -> None:
+    bank = Bank()
+    waiting = await bank.waiting()
+
+    class Quicker(MemoryEventLog):
+        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+            raise ConflictError("somebody else")
+
+    log = Quicker()
+    log._runs = bank.log._runs
+    with pytest.raises(ConflictError, match="another process, and cannot be cancelled from here"):
+        await bank.agent(log=log).cancel(waiting.task_id)
