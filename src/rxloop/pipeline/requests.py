@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from reactivex import Observable
 
 from rxloop.pipeline.run_context import Host, RunContext
-from rxloop.pipeline.values import ThinkingResult
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.events import Event, ToolCompleteEvent
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.storable import storable
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.values import ThinkingResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def test_an_operator_behind_it_that_holds_events_back_is_told_of(caplog: pytest.
     with virtual_time() as time:
         result = time.run(Agent(ScriptedModel(frames("-H-i-|")), loop=loop).run("Go."))
     assert result.output == "Hi"
-    assert "an operator behind op.checkpoint() holds it back" in caplog.text
+    assert "an operator after op.checkpoint() holds it back" in caplog.text
 
 
 async def test_what_comes_behind_the_end_of_an_operator_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,7 +31,7 @@ class RequestCutter:
     Args:
         compressor: Makes the cuts.
         counter: Counts tokens; by default an estimator that learns from what the providers report.
-        every: Ask the compressor after so many model calls too, though there is room.
+        every: Also ask the compressor after this many model calls, even if there is room.
         timeout: Seconds that the compressor may take.
         reserve: Tokens to keep free in each request.
 

@@ -1,4 +1,4 @@
-"""What is told of a pipeline that cannot work."""
+"""Errors of a pipeline that cannot work."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rxloop.stream.guard import sender_of
 
 
 def shown(value: object) -> str:
-    """A value in a message."""
+    """Show a value in a message."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def no_signal(value: object, loop: Operator) -> PipelineError:
-    """Something that is neither an event nor a request came out of an operator; to be called where it comes."""
+    """Make the error of an operator that sent neither an event nor a request; call it where that arrives."""
     return PipelineError(
         f"{sender_of(value)} sent {shown(value)}, of the type {type(value).__qualname__}, where only events and "
         f"requests may travel: the loop is {describe(loop)}"
@@ -26,10 +26,10 @@ def no_signal(value: object, loop: Operator) -> PipelineError:
 
 
 def from_thread(loop: Operator, cause: Exception | None) -> PipelineError:
-    """Something was delivered from another thread; to be called in that thread."""
-    said = "" if cause is None else f" ({cause!r})"
+    """Make the error of a delivery from another thread; call it in that thread."""
+    why = "" if cause is None else f" ({cause!r})"
     error = PipelineError(
-        f"something in the loop delivered from the thread {threading.current_thread().name!r}{said}, but a run belongs "
+        f"something in the loop delivered from the thread {threading.current_thread().name!r}{why}, but a run belongs "
         "to the thread of its event loop: do what needs a thread inside from_task of rxloop.stream.bridges, as in "
         f"`await asyncio.to_thread(...)`, and push from there; the loop is {describe(loop)}"
     )
@@ -38,7 +38,7 @@ def from_thread(loop: Operator, cause: Exception | None) -> PipelineError:
 
 
 def stuck(state: RunState, loop: Operator) -> PipelineError:
-    """Nothing is left that could bring the run to its end."""
+    """Make the error of a run that nothing is left to continue."""
     if state.open_step is not None:
         waits = f"the model call of step {state.open_step} has no answer"
     elif state.batch is not None:
@@ -54,7 +54,7 @@ def stuck(state: RunState, loop: Operator) -> PipelineError:
 
 
 def unordered(what: str, loop: Operator) -> PipelineError:
-    """An event came out of the loop that does not follow what came before."""
+    """Make the error of an event that does not follow what came out of the loop before it."""
     return PipelineError(
         f"{what}: something in the loop drops, doubles or holds back events, which have to pass untouched and at once; "
         f"the loop is {describe(loop)}"

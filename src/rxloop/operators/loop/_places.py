@@ -92,7 +92,7 @@ def _handled(operator: Operator) -> _Handling | None:
 
 def _advice(kind: type[Request], place: int, ends: dict[type[Request], list[int]], *, around: bool) -> str | None:
     """Say where a handler has to be put; None if its requests may come to its place."""
-    run, model, tools = (ends.get(each, ()) for each in (RunRequest, ModelRequest, ToolRequest))
+    run, model, tools = (ends.get(ended, ()) for ended in (RunRequest, ModelRequest, ToolRequest))
     if issubclass(kind, RunRequest):
         if not around:
             return "put it around the loop, by a strategy that gives op.compose(..., op.iterate(pipeline))"

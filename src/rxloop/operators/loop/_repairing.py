@@ -229,8 +229,8 @@ def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message
 def _place_for(kept: Sequence[Message], place: int, order: dict[int, int], *, last: bool) -> int:
     """Find where a message of the history belongs among those that are left: after what was before it."""
     before = [at for at, message in enumerate(kept) if order.get(id(message), len(order)) < place]
-    behind = next((at for at, message in enumerate(kept) if order.get(id(message), -1) > place), None)
-    at = before[-1] + 1 if before else behind if behind is not None else len(kept) if last else 0
+    later = next((at for at, message in enumerate(kept) if order.get(id(message), -1) > place), None)
+    at = before[-1] + 1 if before else later if later is not None else len(kept) if last else 0
     # Never between a call and its results.
     while at < len(kept) and kept[at].role == "tool" and before:
         at += 1

@@ -30,12 +30,12 @@ def answering(
 
     Args:
         request_type: The requests to answer.
-        answer: Called with each of them; what it gives is subscribed once, and takes the request's place.
-        concurrency: How many answers may be under way at once; further requests wait, in order. None is no limit.
+        answer: Called with each of them; what it returns is subscribed once and takes the place of the request.
+        concurrency: How many answers may be under way at once; further requests wait, in order. None means no limit.
 
     Returns:
-        An operator that completes when its source and all answers have. An error of an answer ends it and disposes the
-        other answers.
+        An operator that completes when its source and all answers have. An error of one answer ends it
+        and disposes the other answers.
     """
     if concurrency is not None and concurrency < 1:
         raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
@@ -53,7 +53,7 @@ def answering(
 
 
 class _Answering(Generic[R]):
-    """One subscription of `answering`. A class, and no closures, because each run has several for each iteration."""
+    """One subscription of `answering`. A class and not a closure, because each iteration has several."""
 
     __slots__ = (
         "_active",

@@ -18,11 +18,11 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
         answer               --a--E|
         out     -----e---e-----a--E|
 
-    E `IterationEnd`, which is held until the source has completed; what `answer` makes of it takes its place.
+    E `IterationEnd`, which is held until the source has completed; then the answer takes its place.
 
     Args:
-        answer: Called with the `IterationEnd` when all model and tool calls of the iteration are over. It should let
-            the `IterationEnd` through behind its own signals, for the operators after it.
+        answer: Called with the `IterationEnd` when all model and tool calls of the iteration are over. It should pass
+            the `IterationEnd` on after its own signals, for the operators that follow.
     """
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
@@ -38,7 +38,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
 
 
 class _AtEnd:
-    """One subscription of `at_end`. A class, and no closures, because each run has one for each iteration."""
+    """One subscription of `at_end`. A class and not a closure, because each iteration has one."""
 
     __slots__ = ("_answer", "_connections", "_held", "_observer", "_scheduler")
 

@@ -45,13 +45,13 @@ def call_model() -> Operator:
     M `ModelRequest`, L `llm-call` just before the request leaves, d deltas and thoughts as they stream, C
     `content-complete`, T one `ToolRequest` for each tool call of the message.
 
-    Each request that fails is an internal `llm-failed` event. Upon one that was too long for the model `iterate` sends
-    it once more under pressure; every other failure of the provider is the error of this operator, too. A step that an
-    earlier attempt of the run has an answer for is answered from the log.
+    Each request that fails is an internal `llm-failed` event. If it was too long for the model, `iterate` sends it once
+    more, under pressure; every other failure of the provider is also the error of this operator. A step that an earlier
+    attempt of the run has an answer for is answered from the log.
 
-    What operators before it made of the messages is checked here, and nowhere else: each call has one result behind it,
-    in order; the newest message of the user, pinned messages and the system prompt are there. What is not so is put
-    right; `llm-call` says what it was, and a warning names the loop.
+    This is the one place where the messages that operators have made are checked: each call is followed by one result,
+    in order; the newest message of the user, pinned messages and the system prompt are there. Anything else is
+    repaired; `llm-call` says what it was, and a warning names the loop.
     """
     repair: RequestRepair | None = None
 
@@ -62,7 +62,7 @@ def call_model() -> Operator:
         if request.messages is ctx.state.messages and request.system is ctx.host.system:
             return request, ()
         if repair is None:
-            # Not before an operator has changed something: most programs do not need it.
+            # Imported once an operator has changed something: most programs do not need it.
             from rxloop.operators.loop._repairing import RequestRepair
 
             repair = RequestRepair()
@@ -80,7 +80,7 @@ def call_model() -> Operator:
 
 
 def _up_to_date(request: ModelRequest) -> ModelRequest:
-    """The request with what the history gained since it was made: a message that an operator put on the stream."""
+    """Add what the history gained since the request was made: a message that an operator put on the stream."""
     history = request.ctx.state.messages
     if request.history is None or len(history) == request.history:
         return request
@@ -101,7 +101,7 @@ def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
 
 
 class _Call(abc.DisposableBase):
-    """One call of the model. A class, and no closures, because each run has one for each iteration."""
+    """One call of the model. A class and not a closure, because each iteration has one."""
 
     __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_request", "_step")
 
@@ -138,10 +138,10 @@ class _Call(abc.DisposableBase):
         except (TypeError, KeyError):
             raise PipelineError(
                 f"the provider {self._request.ctx.model.name} sent {event!r}, of the type {type(event).__qualname__}: "
-                "it may send events"
+                "a provider may send nothing but events"
             ) from None
         if published:
-            # Published before: the provider gives one object for several requests.
+            # Published before: the provider sends one object for several requests.
             event = event.model_copy(update=_UNSTAMPED)
             fields = vars(event)
         if fields["step"] is None:
@@ -150,7 +150,7 @@ class _Call(abc.DisposableBase):
             fields["branch"] = self._branch
         # Not `isinstance`, which takes ten calls for each token.
         if type(event) is ToolCallDeltaEvent:
-            # Everything later on knows from the call that its tool is not for clients.
+            # From here on, everything knows by the call that its tool is not for clients.
             if not event.hidden and self._host.hides(event.name):
                 fields["hidden"] = True
         elif type(event) is ContentCompleteEvent and event.tool_calls:
@@ -163,7 +163,7 @@ class _Call(abc.DisposableBase):
                 fields["tries"] = self._failures
             self._observer.on_next(event)
         else:
-            # Before anybody sees its calls: what the tools get is what the log has.
+            # Before anybody sees its calls, so that the tools get what the log has.
             settle(event)
             self._observer.on_next(event)
             for tool_request in _tool_requests(event, self._request):
@@ -181,7 +181,7 @@ class _Call(abc.DisposableBase):
                 self._observer.on_error(error)
 
     def _failed(self, error: Exception) -> LLMFailedEvent:
-        """The news of the last request of the call; those that were tried again have been told."""
+        """Make the event of the last request of the call; those that were tried again have had theirs."""
         known = error if isinstance(error, ProviderError) else None
         code = known.code if known else "error"
         return LLMFailedEvent(
@@ -210,7 +210,7 @@ def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list
 def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
     layers = (*request.system, *request.tail)
     repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
-    # A count of the user's own may be no integer.
+    # A counter of the user's own may not give an integer.
     make = _llm_call if request.estimate is None else LLMCallEvent
     return make(
         step=request.step,

@@ -16,7 +16,7 @@ _checkpoint = unchecked(CheckpointEvent)
 
 
 def checkpoint(every: int = 1) -> Operator:
-    """Answer the end of an iteration: wait until the log is durable, and say so.
+    """Hold the end of an iteration until the log is durable, and say so.
 
     ::
 
@@ -28,7 +28,7 @@ def checkpoint(every: int = 1) -> Operator:
     to wait for, and the event says so by `durable_seq=None`.
 
     Args:
-        every: Only every so many iterations. The last one of a run, and one that ends in a pause, always.
+        every: Do so after every n-th iteration only; after the last one of a run, and before a pause, in any case.
     """
     if every < 1:
         raise ConfigurationError(f"every must be at least 1, not {every}")
@@ -36,12 +36,12 @@ def checkpoint(every: int = 1) -> Operator:
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state
         if state.open_step is not None:
-            # The request was too long for the model, and the same iteration is about to be tried again. Or else its
-            # message is still on its way, and what this would say is not true yet.
+            # Either the request was too long for the model, and the same iteration is about to be tried again. Or its
+            # message is still on its way, and a checkpoint would not be true yet.
             if state.failure is None:
                 log.warning(
                     "iteration %s gets no checkpoint, since its message has not come out of the loop: if there is one, "
-                    "an operator behind op.checkpoint() holds it back, and events have to pass at once",
+                    "an operator after op.checkpoint() holds it back, but events have to pass at once",
                     end.iteration,
                 )
             return emit(end)

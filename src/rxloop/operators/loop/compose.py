@@ -27,20 +27,20 @@ def compose(*operators: Operator) -> Operator:
     loop they are all of one type.
 
     Args:
-        operators: Operators of the loop. None at all give the operator that passes everything on.
+        operators: Operators of the loop. Without any, the operator passes everything on.
     """
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
-        for each in operators:
+        for part in operators:
             try:
-                source = each(source)
+                source = part(source)
             except RxloopError:
                 raise
             except BaseException as error:
-                raise as_error(error, f"the operator {describe(each)}") from error
+                raise as_error(error, f"the operator {describe(part)}") from error
             if not isinstance(source, Observable):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise PipelineError(
-                    f"the operator {describe(each)} gave {source!r}: it has to give an Observable, made of its source"
+                    f"the operator {describe(part)} gave {source!r}: it has to give an Observable, made of its source"
                 )
         return source
 
@@ -60,13 +60,13 @@ def parts(operators: Iterable[Operator]) -> Iterator[Operator]:
 
 
 def describe(operator: Operator) -> str:
-    """The name of an operator for a message: its own, or that of the function that made it."""
+    """Name an operator in a message: by its own name, or that of the function that made it."""
     name: str = getattr(operator, "__qualname__", None) or type(operator).__qualname__
     *makers, own = name.split(".<locals>.")
     if own == "_wrap_curried":
         # What reactivex makes its operators of: the function that knows their name is among what it holds.
         held = [cell.cell_contents for cell in getattr(operator, "__closure__", None) or ()]
-        names = [each.__name__ for each in held if isinstance(each, FunctionType)]
+        names = [value.__name__ for value in held if isinstance(value, FunctionType)]
         return f"rx.{names[-1].strip('_')}" if names else own
     if getattr(operator, "__module__", "").startswith("reactivex."):
         return f"rx.{own}"

@@ -17,7 +17,7 @@ def compress(
     every: int | None = None,
     timeout: float = 30.0,
 ) -> Operator:
-    """Make each `ModelRequest` fit: nothing is done until the history overflows; then it is cut once.
+    """Make each `ModelRequest` fit: cut the history once it overflows.
 
     ::
 
@@ -29,21 +29,21 @@ def compress(
     left out, and a run that is resumed sends the same. When the provider says that a request is too long, `iterate`
     sends it again with more `pressure`, and it is cut further.
 
-    The result of the compressor is checked and repaired before it leaves; one that is no history, or larger than
-    before, or that takes too long, is thrown away and told as `thinking-failed`. After three failures the rest of the
-    run goes without.
+    The result of the compressor is checked and repaired before it leaves. One that is not a history, is larger than
+    before, or takes too long is thrown away, and a `thinking-failed` event says so. After three failures the rest of
+    the run goes without.
 
     Args:
-        compressor: Makes the cuts, such as `SlidingWindowCompressor(max_tokens=60_000)`.
+        compressor: Makes the cuts, for example `SlidingWindowCompressor(max_tokens=60_000)`.
         counter: Counts tokens; by default an estimator that learns from what the providers report.
-        every: Cut after so many model calls too, though there is room: to the compressor's `low` part of what there is
-            by then. In between a request only grows at its end, as always.
+        every: Also cut after this many model calls, even if there is room: to the compressor's `low` part of what the
+            history has by then. In between a request only grows at its end, as always.
         timeout: Seconds that the compressor may take; then the request goes as it was.
 
     Raises:
         ConfigurationError: An argument is of a wrong kind.
     """
-    # Imported when something is to be compressed: most programs need neither it nor what it is made of.
+    # Imported here, because most programs do not need it.
     from rxloop.operators.loop._cutting import RequestCutter
 
     cutter = RequestCutter(compressor, counter, every, timeout)

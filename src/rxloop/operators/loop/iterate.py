@@ -37,13 +37,13 @@ def iterate(pipeline: Operator, times: int | None = None) -> Operator:
         2nd                    (M,E)--e--e--e--|
         out     ---------e--e---------e--e--e--|
 
-    Between iterations it reads the state of the run, and nothing else, to see whether the model has answered, waits for
-    input, or has reached a limit. A request that was too long for the model is sent again under the same step, with
-    more `pressure`, for compressors to read.
+    Between iterations it reads the state of the run, and nothing else, to see whether the model has answered, the run
+    waits for input, or a limit is reached. A request that was too long for the model is sent again under the same step,
+    with more `pressure`, for compressors to read.
 
     Args:
         pipeline: What carries out one iteration: `op.compose(op.call_model(), op.run_tools(), ...)`.
-        times: Stop after so many iterations, with an answer or without: for strategies that go step by step.
+        times: Stop after this many iterations, with or without an answer: for strategies that go step by step.
     """
     operator = answering(RunRequest, lambda request: _iterations(pipeline, request.ctx, times))
     operator.__qualname__ = f"iterate({describe(pipeline)})"
@@ -60,7 +60,7 @@ def _iterations(pipeline: Operator, ctx: RunContext[Any], times: int | None) -> 
 
 
 class _Iterations:
-    """One run over the iterations of a pipeline: a trampoline, so that any number of them keeps a flat stack."""
+    """The iterations of one run: a trampoline, so that the stack stays flat however many there are."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class _Iterations:
         self._current.dispose()
 
     def advance(self) -> None:
-        """Begin the next iteration: now, or when the one that calls this has unwound."""
+        """Begin the next iteration: now, or as soon as the caller has unwound, if that is an iteration."""
         if threading.get_ident() != self._thread:
-            # The run, which knows its thread as well, tells what is wrong with that.
+            # The run knows its thread as well, and says what is wrong with that.
             self._fail(PipelineError("an iteration ended in another thread"))
             return
         self._due = True
@@ -104,7 +104,7 @@ class _Iterations:
                 self._begin()
         except BaseException as error:
             if self._stopped:
-                # Told already: this one came when what was left had to go.
+                # An error was sent already: this one came while the rest was disposed.
                 raise
             self._fail(error if isinstance(error, Exception) else as_error(error))
             leave_to_loop(error)
@@ -128,7 +128,7 @@ class _Iterations:
             self._fail(
                 PipelineError(
                     f"nothing answered a {type(signal).__name__} of step {signal.ctx.step}: "
-                    f"the pipeline is {describe(self._pipeline)}; put {_ANSWERS[type(signal)]} behind what sends it"
+                    f"the pipeline is {describe(self._pipeline)}; put {_ANSWERS[type(signal)]} after what sends it"
                 )
             )
 
@@ -139,7 +139,7 @@ class _Iterations:
         self._observer.on_error(error)
 
     def _next(self) -> Observable[Signal] | None:
-        """The source of the next iteration, or None when the run has an answer or waits for one."""
+        """Make the source of the next iteration; None when the run has an answer or waits for one."""
         state = self._ctx.state
         if self._fed is not None:
             if state.pending:
@@ -152,7 +152,7 @@ class _Iterations:
         if state.done:
             if self._fed is None:
                 return self._end_only(state)
-            if not _called_nothing(state):
+            if not _lacks_calls(state):
                 return None
             state = self._ask_again(state)
         retry = _too_long(state) is not None
@@ -166,14 +166,14 @@ class _Iterations:
         return self._model_request(iteration)
 
     def _ask_again(self, state: RunState) -> RunState:
-        """Tell the model once that its tool calls did not arrive; a model that goes on so would go on for ever."""
+        """Tell the model once that its tool calls did not arrive; the second time is an error, so that it ends."""
         if state.retries:
             raise ProviderProtocolError("the model says that it calls tools, but its messages hold no usable call")
         self._observer.on_next(MessageAddedEvent(content=NO_CALL, cause="retry", branch=self._ctx.branch))
         return self._ctx.state
 
     def _check(self, state: RunState) -> None:
-        """See that the iteration did what an iteration must do."""
+        """Check that the iteration did what an iteration must do."""
         failure = _too_long(state)
         if failure is not None:
             self._pressure += 1
@@ -192,8 +192,8 @@ class _Iterations:
             )
 
     def _enough(self, state: RunState) -> bool:
-        """Whether the iteration that has just ended was the last that was asked for."""
-        if self._times is None or _too_long(state) is not None or _called_nothing(state):
+        """Count the iteration that has just ended; True if it was the last that was asked for."""
+        if self._times is None or _too_long(state) is not None or _lacks_calls(state):
             return False
         self._times -= 1
         return self._times <= 0
@@ -210,7 +210,7 @@ class _Iterations:
         return _then(from_awaitable(lambda: pending, ctx, name="rxloop-request"), end)
 
     def _end_only(self, state: RunState) -> Observable[Signal]:
-        """After a resume: the answer is in the log, but what stands at the end of the pipeline has not seen it."""
+        """After a resume, send the end alone: the operators at the end have not seen the answer that is in the log."""
         self._fed = state.last.step if state.last is not None else None
         return emit(IterationEnd(state.iteration, self._ctx.bind(step=self._fed)))
 
@@ -223,12 +223,12 @@ class _Iterations:
         return emit(*requests, IterationEnd(state.iteration, ctx))
 
 
-def _called_nothing(state: RunState) -> bool:
+def _lacks_calls(state: RunState) -> bool:
     return state.last is not None and state.last.finish_reason == "tool_calls" and not state.last.tool_calls
 
 
 def _too_long(state: RunState) -> LLMFailedEvent | None:
-    """The failure of an open model call that the model had no room for; other failures are the provider's business."""
+    """Find the failure of a model call that was too long; other failures are the business of the provider."""
     failure = state.failure
     if failure is None or state.open_step is None or failure.error.code != ContextLengthExceeded.code:
         return None
@@ -236,7 +236,7 @@ def _too_long(state: RunState) -> LLMFailedEvent | None:
 
 
 def _then(source: Observable[ModelRequest], end: IterationEnd) -> Observable[Signal]:
-    """The request when it is ready, and behind it the end of the iteration."""
+    """Send the request when it is ready, and the end of the iteration after it."""
 
     def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         def on_completed() -> None:

@@ -18,7 +18,7 @@ from rxloop.stream.bridges import from_async_iter
 R = TypeVar("R", bound=Any)
 
 
-def _own(signal: Any, handler: str) -> Signal:
+def _checked_copy(signal: Any, handler: str) -> Signal:
     if isinstance(signal, Request):
         return signal
     if not isinstance(signal, Event):
@@ -31,7 +31,7 @@ def _own(signal: Any, handler: str) -> Signal:
 
 
 def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncIterator[Signal]]], Operator]:
-    """Make an operator of an async generator, with no knowledge of Rx.
+    """Make an operator of an async generator function, without any Rx.
 
     ::
 
@@ -40,8 +40,8 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
         out      --e------R'--e-----|
 
     The handler is called with each request of the type and the context of the run. What it yields takes the request's
-    place: the request itself (let it through), another one, several, events, or nothing. The end of an iteration comes
-    to its handler when everything before it is done.
+    place: the request itself, which lets it through, another one, several, events, or nothing. The end of an iteration
+    reaches its handler when everything before it is done.
 
     Args:
         request_type: `ToolRequest` for a guard or a cache, `ModelRequest`, `IterationEnd` or `RunRequest`.
@@ -57,7 +57,7 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
         ```
 
     Raises:
-        ConfigurationError: It is no class of requests, or the handler is no async generator function.
+        ConfigurationError: It is not a class of requests, or the handler is not an async generator function.
     """
     if not (isinstance(cast("Any", request_type), type) and issubclass(request_type, Request)):
         raise ConfigurationError(
@@ -69,14 +69,14 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
         if not any(map(inspect.isasyncgenfunction, (called, type(called).__call__))):
             named = getattr(handler, "__name__", repr(handler))
             raise ConfigurationError(
-                f"the handler {named} of op.on({request_type.__name__}) is no async generator function: "
+                f"the handler {named} of op.on({request_type.__name__}) is not an async generator function: "
                 "write `async def`, and `yield` what takes the request's place"
             )
 
         def answer(request: R) -> Observable[Signal]:
             ctx = request.ctx.bind(asked_by=name)
             signals = from_async_iter(lambda: handler(request, ctx), ctx, name=f"rxloop-handler-{name}")
-            return signals.pipe(ops.map(lambda signal: _own(signal, name)))
+            return signals.pipe(ops.map(lambda signal: _checked_copy(signal, name)))
 
         name = getattr(handler, "__name__", "handler")
         answers: Any = answer

@@ -40,14 +40,14 @@ def run_tools(concurrency: int = 5) -> Operator:
         in   --T1-T2------------------------------|
         out  --s1-s2--progress2--x2---thought1-x1-|
 
-    T `ToolRequest`, s `tool-start`, x `tool-complete`; between them whatever the tool emits itself. Whatever fails
+    T `ToolRequest`, s `tool-start`, x `tool-complete`; between them stands what the tool emits itself. Every failure
     becomes a failed result, which the model reads: an unknown tool, arguments that do not fit, a timeout, an exception.
-    What is refused has no `tool-start`. A call that is asked for twice is carried out once.
+    A call that is refused has no `tool-start`. A call that is asked for twice is carried out once.
 
     With a log, a tool that is not idempotent is called once its `tool-start` is durable.
 
     Args:
-        concurrency: How many tools may run at once in one iteration; the calls behind them wait.
+        concurrency: How many tools may run at once in one iteration; further calls wait.
     """
     operator = answering(ToolRequest, _answer, concurrency)
     operator.__qualname__ = "run_tools"
@@ -60,7 +60,7 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     if recorded is not None:
         return emit(recorded)
     if not host.take(request.slot):
-        # An operator has doubled the request, which must not double what the tool does.
+        # An operator has doubled the request, but the tool must act once.
         return emit()
     tool = host.tool(request)
     if isinstance(tool, str):
@@ -77,7 +77,7 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     def abandon() -> None:
         host.abandon(request.ctx)
 
-    return from_task(work, request.ctx, name=f"rxloop-tool-{_shown(request.ctx)}", abandoned=abandon)
+    return from_task(work, request.ctx, name=f"rxloop-tool-{_public_name(request.ctx)}", abandoned=abandon)
 
 
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
@@ -96,14 +96,14 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
 
 
 async def _approved(approve: bool | str, ctx: RunContext[Any], call: ToolCall) -> bool:
-    # Not before it is needed: importing rxloop is quicker without.
+    # Imported here, because importing rxloop is quicker without.
     from rxloop.tools._approval import approval_question
 
     return await ctx.ask(approval_question(approve, call))
 
 
 async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
-    """The outcome of a call as the fields of its event."""
+    """Call the tool, and give the outcome as the fields of its event."""
     call = ctx.call
     assert call is not None
     deadline = None if tool.timeout is None else asyncio.timeout(tool.timeout)
@@ -117,7 +117,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         result = storable(result, "the result")
         forgotten = [asked for asked in ctx.questions or () if asked.forgotten]
         if forgotten:
-            return _unasked(ctx, call.name, forgotten)
+            return _not_awaited(ctx, call.name, forgotten)
     except (ToolError, InvalidEvent) as error:
         return _failure(str(error))
     except TimeoutError as error:
@@ -133,29 +133,29 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     except SystemExit as error:
         return _failure(f"{call.name} tried to exit the process with status {error.code}.")
     except Exception as error:
-        # Only the log is told: to the model it would mean nothing.
+        # For the log alone: the model could do nothing with it.
         hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
-        log.warning("the tool %s failed%s", _shown(ctx), hint, exc_info=error)
+        log.warning("the tool %s failed%s", _public_name(ctx), hint, exc_info=error)
         return _failure(_describe(error))
     if not ctx.answer:
         content = shortened(content, getattr(tool, "max_result", MAX_RESULT))
     return {"success": True, "result": result, "content": content}
 
 
-def _shown(ctx: RunContext[Any]) -> str:
-    """A tool as it may be named to anybody: of a hidden one the place of its call."""
+def _public_name(ctx: RunContext[Any]) -> str:
+    """Name a tool for everybody: a hidden one by the place of its call."""
     return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
 
 
-def _unasked(ctx: RunContext[Any], name: str, forgotten: list[Asked[Any]]) -> dict[str, Any]:
-    """The failure of a tool that went on without the answers to its questions."""
+def _not_awaited(ctx: RunContext[Any], name: str, forgotten: list[Asked[Any]]) -> dict[str, Any]:
+    """Make the failure of a tool that went on without the answers to its questions."""
     for asked in forgotten:
         asked.told = True
     text = (
         f"{name} asked {forgotten[0].prompt!r} and did not wait for the answer (`ctx.ask` without `await`), so that "
         "nobody was asked. What it did, it did without an answer."
     )
-    log.error("the tool %s did not wait for the answer to its question: write `await ctx.ask(...)`", _shown(ctx))
+    log.error("the tool %s did not wait for the answer to its question: write `await ctx.ask(...)`", _public_name(ctx))
     return _failure(text)
 
 

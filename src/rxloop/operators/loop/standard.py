@@ -15,7 +15,7 @@ def standard(
     before_tools: Sequence[Operator] = (),
     at_end: Sequence[Operator] = (),
 ) -> list[Operator]:
-    """The usual loop, with places for operators of one's own.
+    """List the operators of the usual loop, with places for your own.
 
     ::
 
@@ -36,7 +36,7 @@ def standard(
         at_end: See the `IterationEnd` and all events of the iteration.
 
     Raises:
-        ConfigurationError: One of them is no list.
+        ConfigurationError: One of them is not a list.
     """
     places = {"before_model": before_model, "before_tools": before_tools, "at_end": at_end}
     for place, given in cast("dict[str, Any]", places).items():

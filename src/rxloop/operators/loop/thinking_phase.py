@@ -18,7 +18,7 @@ def thinking_phase(
     summary_tokens: int = 400,
     timeout: float = 30.0,
 ) -> Operator:
-    """Think before each model call: make the request fit, and tell the model where it is.
+    """Think before each model call: make the request fit, and note for the model how far the run is.
 
     ::
 
@@ -29,23 +29,23 @@ def thinking_phase(
     the note at its end, which says how far the run is, by rule and in a few lines. Neither the summary nor the note
     enters the history; each request has one of each at most, and what they take does not grow with the run.
 
-    By default the summary is made by rule: the facts of what was left out. With a `thinking_model` that model writes it
-    before them, in fixed sections, from its last summary and what has left the view since. Whatever goes wrong with
-    that, a failure, a timeout, an answer that is empty or no smaller than what it stands for, the request goes with the
-    summary by rule; `thinking-failed` says why, and after three failures the rest of the run goes without. The model is
-    not asked again when the provider has refused a request as too long. What it uses is told by the
-    `context-compressed` event and is no part of the run's usage.
+    By default the summary is made by rule: the facts of what was left out. A `thinking_model` writes another one before
+    them, in fixed sections, from its last summary and what has left the view since. If that fails, takes too long, or
+    gives a summary that is empty or not smaller than what it stands for, the request goes with the summary by rule.
+    `thinking-failed` says why, and after three failures the rest of the run goes without. The model is not asked again
+    when the provider has refused a request as too long. The `context-compressed` event has the tokens that it used,
+    which do not count in the usage of the run.
 
-    Use it in the place of `compress`; it does what that does. It is off unless it stands in the loop.
+    Use it in place of `compress`, whose work it does as well.
 
     Args:
-        compressor: Makes the cuts, such as `SlidingWindowCompressor(max_tokens=60_000)`.
+        compressor: Makes the cuts, for example `SlidingWindowCompressor(max_tokens=60_000)`.
         thinking_model: Writes the summaries; a small and cheap model will do. A provider, or a model string such as
             `zai:glm-4.5-air`, whose provider the agent opens and closes.
-        note: Whether to tell the model where it is.
+        note: Whether to add the note.
         counter: Counts tokens; by default an estimator that learns from what the providers report.
-        every: Cut after so many model calls too, though there is room; see `compress`.
-        summary_tokens: What the thinking model's summary may take.
+        every: Also cut after this many model calls, even if there is room; see `compress`.
+        summary_tokens: The most tokens that the summary of the thinking model may take.
         timeout: Seconds that the compressor may take, and then the thinking model.
 
     Raises:
@@ -54,7 +54,7 @@ def thinking_phase(
     if not isinstance(cast("Any", summary_tokens), int) or summary_tokens < 1:
         raise ConfigurationError(f"summary_tokens={summary_tokens!r} is not a number of tokens: give 1 or more")
     _check_model(thinking_model)
-    # Imported when there is a phase: most programs need neither it nor what it is made of.
+    # Imported here, because most programs do not need it.
     from rxloop.operators.loop._cutting import RequestCutter
     from rxloop.operators.loop._summarising import SummarisingPhase
 
@@ -67,7 +67,7 @@ def thinking_phase(
 
 def _check_model(model: object) -> None:
     if isinstance(model, str):
-        # Imported here: most programs name no model in an operator.
+        # Imported here, because most programs name no model in an operator.
         from rxloop.providers.models import resolve_model
 
         resolve_model(model)

@@ -16,7 +16,7 @@ from rxloop.tools import FINAL_ANSWER
 
 
 def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool = False) -> Operator:
-    """See that an answer fits the output type, and send it back to the model if it does not.
+    """Check that an answer fits the output type, and send it back to the model if it does not.
 
     ::
 
@@ -24,13 +24,13 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
         out  -----C---(m,E|)
 
     C the `content-complete` with the answer, E `IterationEnd`, m a `message-added` (cause `retry`) that says what is
-    wrong, upon which the loop goes on. An answer by a tool call that does not fit has its `tool-complete` for that, and
-    counts as well.
+    wrong; the loop then goes on. For an answer by a tool call, the `tool-complete` says what is wrong; such answers
+    count as well.
 
     Args:
         parse: Reads an answer; raises ValueError with a text for the model.
         retries: How often an answer is sent back before the run fails with `InvalidOutput`.
-        by_tool: The answer should be the call of a tool; a text that fits is taken too.
+        by_tool: The answer should be the call of a tool; a text that fits is accepted too.
     """
     again = (
         f"Call the tool {FINAL_ANSWER} with your answer." if by_tool else "Answer again, with the corrected JSON alone."
@@ -41,7 +41,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
 
     def answer(end: IterationEnd) -> Observable[Signal]:
         if end.ctx.branch is not None:
-            # What is said beside the main line is no answer of the run.
+            # An answer beside the main line is not that of the run.
             return emit(end)
         state = end.ctx.state
         if not state.done:
@@ -62,7 +62,7 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
 
 
 def _refusal(state: RunState) -> str:
-    """What the last call for the answer was told."""
+    """Find what the result of the last call for the answer said."""
     calls = state.last.tool_calls if state.last is not None else []
     asked = {call.id for call in calls if call.name == FINAL_ANSWER}
     texts = [message.text for message in reversed(state.messages) if message.tool_call_id in asked]

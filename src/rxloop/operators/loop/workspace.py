@@ -22,36 +22,36 @@ def workspace(shown: Workspace) -> Operator:
         in   --M--|     --M--|
         out  --M1-|     --M2-|
 
-    M1 is the request with the workspace as it is then, and M2 with what it is by the time of the next one. Static parts
-    stand behind the system prompt, where a provider keeps them in its cache; live ones stand at the end, behind the
-    newest tool results, so that a change of theirs costs no more than themselves.
+    M1 is the request with the workspace as it is at that time, and M2 the next one, with the workspace by then. Static
+    parts stand after the system prompt, where a provider keeps them in its cache. Live parts stand at the end, after
+    the newest tool results, so that a change costs no more than the parts themselves.
 
-    Put it before `compress` and `thinking_phase`, which count what it takes.
+    Put it before `compress` and `thinking_phase`, which count its tokens.
 
     Args:
-        shown: What there is to see; rendered anew before each model call.
+        shown: The workspace; it is rendered anew before each model call.
     """
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        # Imported when there is a workspace: most programs need none.
+        # Imported here, because most programs have no workspace.
         from rxloop.context.workspace import as_parts, is_quick
 
         if is_quick(shown):
-            return emit(_with(request, as_parts(cast("Rendered", shown.render()))))
-        return from_awaitable(lambda: _waited(request, shown), request.ctx, name="rxloop-workspace")
+            return emit(_with_parts(request, as_parts(cast("Rendered", shown.render()))))
+        return from_awaitable(lambda: _with_parts_of(request, shown), request.ctx, name="rxloop-workspace")
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = f"workspace({type(shown).__name__})"
     return operator
 
 
-async def _waited(request: ModelRequest, shown: Workspace) -> ModelRequest:
+async def _with_parts_of(request: ModelRequest, shown: Workspace) -> ModelRequest:
     from rxloop.context.workspace import parts_of
 
-    return _with(request, await within(request.ctx, parts_of(shown), f"the workspace {type(shown).__name__}"))
+    return _with_parts(request, await within(request.ctx, parts_of(shown), f"the workspace {type(shown).__name__}"))
 
 
-def _with(request: ModelRequest, found: Sequence[WorkspacePart]) -> ModelRequest:
+def _with_parts(request: ModelRequest, found: Sequence[WorkspacePart]) -> ModelRequest:
     from rxloop.context.workspace import text_of_parts
 
     static, live = text_of_parts(found, "static"), text_of_parts(found, "live")

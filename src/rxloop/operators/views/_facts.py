@@ -112,7 +112,7 @@ def _by_line(events: Iterable[Event]) -> Iterable[tuple[_Line, Event]]:
 
 
 def counts(event: Event) -> bool:
-    """Whether an event tells what happened, and is not bookkeeping."""
+    """Tell whether an event says what happened, and is not bookkeeping."""
     if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent):
         return False
     return not isinstance(event, StatusUpdateEvent) or not (event.state == "working" or ends_attempt(event))
@@ -155,7 +155,7 @@ _ENVELOPE = Event.model_fields.keys() - {"kind", "step", "branch"}
 def fact(event: Event, before: Sequence[Message]) -> dict[str, Any]:
     """What an event says, without ids, numbers and times."""
     if isinstance(event, TaskEvent):
-        # A fork has the history of its conversation in its own task. The model is told by each call of it.
+        # A fork has the history of its conversation in its own task. The model is named by each of its calls.
         messages = [*before, *event.messages]
         return {"kind": event.kind, "messages": [_message(message) for message in messages]}
     incidental = {name for cls in type(event).__mro__ for name in vars(cls).get("incidental_fields", ())}

@@ -183,12 +183,12 @@ def _is_final(event: Event) -> bool:
 
 
 def _unrecorded(event: StatusUpdateEvent) -> bool:
-    """Whether it tells readers that the attempt is over, and that the log does not say so: the run may go on."""
+    """Tell whether the attempt is over for its readers but not in the log: the run may go on."""
     return event.state == "working" and event.error is not None and event.error.code in ("log", "conflict")
 
 
-def _left_behind(begun: Event, end: Event) -> bool:
-    """Whether a crash cut it off on a line beside the main one: the next attempt need not come to that line."""
+def _cut_off(begun: Event, end: Event) -> bool:
+    """Tell whether a crash cut it off on a line beside the main one: the next attempt need not reach that line."""
     return begun.branch is not None and begun.attempt < end.attempt
 
 
@@ -204,7 +204,7 @@ class _Run:
     """What one run has open: a root run or a nested one."""
 
     whole: bool
-    """Whether it was seen from its beginning; else what belongs to something unknown is taken on trust."""
+    """It was seen from its beginning; otherwise what belongs to something unknown is taken on trust."""
     attempt: int
     asked: dict[Step, LLMCallEvent] = field(default_factory=dict[Step, LLMCallEvent])
     """The model calls that are open."""
@@ -267,12 +267,12 @@ class _Run:
 
     def _closed(self, event: StatusUpdateEvent) -> None:
         for asked in self.asked.values():
-            if not _left_behind(asked, event):
+            if not _cut_off(asked, event):
                 broken("message-open", "the attempt ends, and a message is still open", event, asked)
         if event.state not in PAUSED:
             for call in self.open.values():
                 begun = call.started or call.message
-                if not _left_behind(begun, event):
+                if not _cut_off(begun, event):
                     broken("call-open", "the attempt ends, and a call is still open", event, begun)
         elif event.state == "input-required" and self.whole and not self.questions:
             broken("question-none", "the run waits for an answer, and nothing was asked", event, self.last)

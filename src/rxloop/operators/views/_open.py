@@ -1,4 +1,4 @@
-"""What has begun in a stream of events and has not ended, for the views that tell of it."""
+"""What has begun in a stream of events and has not ended."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Slot = tuple[Step, int]
 
 
 def begins_attempt(event: Event) -> bool:
-    """Whether an event is the first of an attempt that goes on with the run; a nested run has attempts of its own."""
+    """Tell whether an event begins a later attempt of the run itself; a nested run has attempts of its own."""
     return isinstance(event, StatusUpdateEvent) and event.resumed and event.parent_task_id is None
 
 
 def step_of(event: Event) -> Step:
-    """The step that an event belongs to."""
+    """Find the step that an event belongs to."""
     return event.task_id, event.branch, event.step
 
 
-class Open:
-    """The model calls, tool calls and questions of a run, and of those nested in it, that wait for their end."""
+class OpenWork:
+    """The open model calls, tool calls and questions of a run and of those nested in it."""
 
     def __init__(self) -> None:
         self.models: dict[Step, str] = {}
@@ -61,9 +61,9 @@ class Open:
         return {slot for slot, _ in self._questions.values()}
 
     def awaited_calls(self) -> list[ToolCall]:
-        """The calls that are waited for themselves.
+        """List the calls whose own work is awaited.
 
-        The only call of a run in which something of a nested run is open waits for that.
+        If a run has only one call, and a nested run has something open, that call waits for the nested run.
         """
         busy = {step[0] for step in (*self.models, *(slot[0] for slot in self.calls))}
         above = {self._above[task_id] for task_id in busy if task_id in self._above}
@@ -93,7 +93,7 @@ class Open:
             case InputReceivedEvent():
                 self._questions.pop((event.task_id, event.input_id), None)
             case StatusUpdateEvent() if event.final or begins_attempt(event):
-                # What an attempt had open is begun anew by the next one, if it is. A question waits on.
+                # The next attempt begins anew what this one had open. A question still waits.
                 self._forget(event.task_id, questions=event.state not in ("input-required", "working"))
             case _:
                 pass
@@ -103,7 +103,7 @@ class Open:
         self._questions = {key: asked for key, asked in self._questions.items() if asked[0] != slot}
         task_id = slot[0][0]
         if all(step[0] != task_id for step, _ in self.calls):
-            # Whatever it was that passed on the events of nested runs, it does not any more.
+            # The call that passed on the events of nested runs has ended.
             self._forget_below(task_id)
 
     def _forget(self, task_id: str, *, questions: bool) -> None:

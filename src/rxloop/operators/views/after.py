@@ -43,7 +43,7 @@ def read_cursor(text: str, *, strict: bool = True) -> Cursor:
 
 
 def is_behind(cursor: Cursor, end: Event) -> bool:
-    """Whether a cursor lies before the last event of a run, or is none of that run: its reader gets something yet."""
+    """Tell whether a cursor lies before the last event of a run, or is not of that run: its reader lacks something."""
     return cursor.task_id != end.root_task_id or cursor[1:] < (end.attempt, end.seq, end.sub)
 
 
@@ -55,8 +55,8 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
         source                 --a(1.1)--b(1.2)--c(1.3)--|
         after("run/1.1.2")     ------------------c(1.3)--|
 
-    Where events after the cursor are missing, because it belongs to another run, or to an earlier attempt, or because
-    they are not retained any more, a `gap` event comes first.
+    If events after the cursor are missing, because it belongs to another run or an earlier attempt, or because they are
+    no longer retained, a `gap` event comes first.
 
     Args:
         cursor: `event.cursor` of the last event that the reader has: `task_id/attempt.seq.sub`.
@@ -78,7 +78,7 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
             def on_next(event: Event) -> None:
                 nonlocal first, foreign, newer
                 if isinstance(event, GapEvent):
-                    # A gap that ends before the cursor is none for this reader.
+                    # A gap that ends before the cursor does not concern this reader.
                     if event.root_task_id != task_id or event.attempt != attempt or event.seq > place[0]:
                         observer.on_next(event)
                     return

@@ -28,8 +28,8 @@ def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
         coalesce_deltas(8)      --a-----(bc,X)d----(e|)
 
     Args:
-        window: Pass on at most one delta in so many seconds: the first at once, then what has gathered when the time is
-            over. Only another event, or the end, brings out what has gathered before. None gathers until then.
+        window: Pass on at most one delta in this many seconds: the first at once, then what has gathered when the time
+            is over. Only another event, or the end, brings out what has gathered before. None gathers until then.
 
     Returns:
         A view of all events, with fewer deltas.

@@ -18,11 +18,10 @@ log = logging.getLogger("rxloop")
 
 
 def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
-    """The cost of the run so far, in US dollars, at each usage whose model has a price.
+    """Emit the cost of the run so far, in US dollars, at each usage whose model has a price.
 
-    A model without a price adds nothing: there is no guess, but a warning at the end that names it. Where nothing had a
-    price, or nothing was used, the one cost is 0.0, at the end. Of a `fallback` or a `hedge` it counts the models that
-    were asked, each by its own price.
+    A model without a price adds nothing; a warning at the end names it. If nothing had a price, or nothing was used,
+    the only cost is 0.0, at the end. Of a `fallback` or a `hedge` each model that was asked counts, by its own price.
 
     ::
 
@@ -74,7 +73,7 @@ def price_table(prices: Mapping[str, Price] | None) -> Mapping[str, Price]:
     """These prices, or those that rxloop knows."""
     if prices is not None:
         return prices
-    # Not before it is needed: the providers are a good part of what importing rxloop would cost.
+    # Imported here, because the providers would make up a good part of the time to import rxloop.
     from rxloop.providers.prices import PRICES
 
     return PRICES
@@ -91,7 +90,7 @@ class Spending:
         self._models: dict[tuple[str, str | None], str] = {}
 
     def take(self, event: Event) -> bool:
-        """Fold one more event; whether it was a usage that has a price."""
+        """Fold one more event; True if it was a usage that has a price."""
         if not event.durable:
             return False
         call = (event.task_id, event.step)

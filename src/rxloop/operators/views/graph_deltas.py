@@ -53,12 +53,12 @@ GraphDelta = NodeAdded | EdgeAdded
 
 
 def graph_deltas() -> View[Event, GraphDelta]:
-    """The graph of the thoughts as small changes: a node is added, an edge is added.
+    """Give the graph of the thoughts as small changes: a node is added, an edge is added.
 
     For a drawing that grows, on a page or over a wire: `thought_graph` gives the whole graph at each thought. All
     changes together add up to the same nodes and edges. An edge comes when both its ends are there, so a reference to a
-    thought that is still to come gives its edge later. All tool calls are there, also those that no thought names, but
-    for those of hidden tools: a drawing is for everybody.
+    later thought gives its edge later. All tool calls are there, even if no thought names them, except those of hidden
+    tools: a drawing is for everybody.
 
     ::
 

@@ -17,8 +17,8 @@ T = TypeVar("T")
 def idle_timeout(seconds: float) -> View[T, T]:
     """Fail with a `TimeoutError` after that many seconds of silence.
 
-    The time starts with the subscription and again with each event. The run itself goes on: what fails is this view of
-    it. Time comes from the scheduler of the subscription, which for a view of a run is the run's.
+    The time starts with the subscription and again with each event. Only this view fails; the run goes on. Time comes
+    from the scheduler of the subscription, which for a view of a run is the run's.
 
     ::
 
@@ -44,7 +44,7 @@ def idle_timeout(seconds: float) -> View[T, T]:
             last = seconds_now()
             timer = SerialDisposable()
 
-            # A timer for each event would cost more than the event. One looks when the last came, and waits on.
+            # A timer for each event would cost more than the event. This one looks when the last came, and waits on.
             def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
                 rest = last + seconds - seconds_now()
                 # Timers may be a little early.

@@ -59,12 +59,12 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
         ConfigurationError: One of them is not a class.
     """
     classes = (first, *others)
-    for each in cast("tuple[Any, ...]", classes):
-        if not isinstance(each, type):
+    for kind in cast("tuple[Any, ...]", classes):
+        if not isinstance(kind, type):
             raise ConfigurationError(
-                f"op.of_type({each!r}) cannot be used: give classes of events, as ToolStartEvent is"
+                f"op.of_type({kind!r}) cannot be used: give classes of events, as ToolStartEvent is"
             )
-    # `isinstance` looks far for a model that is none of them, and that is nearly every event.
+    # `isinstance` is slow for a class that is none of them, and nearly every event is of such a class.
     known: dict[type[Event], bool] = {}
 
     def is_kept(event: Event) -> bool:

@@ -33,19 +33,18 @@ def partial(output_type: type[T]) -> View[Event, T | dict[str, Any]]: ...
 
 
 def partial(output_type: type[Any]) -> View[Event, Any]:
-    """The answer as it streams: what there is of its JSON, again and again, and at last the value.
+    """Give the answer as it streams: what there is of its JSON, again and again, and the value at last.
 
     ::
 
         source           --d({"na)--d(me":"Os)--d(lo"})--c---|      d deltas, c content-complete
         partial(City)    -----------{name: Os}--{..Oslo}-City|
 
-    What comes before the value is plain JSON, a dict for an object, with the text that has come so far at its end.
-    Nothing of it has been validated: fields may be missing, and the last of them may be half a text or half a list. The
-    value comes once, when the message is complete. An answer that does not fit gives none, and the next one begins
-    anew. It makes no difference whether the answer is text or the call of the tool for it.
+    The snapshots before the value are plain JSON, a dict for an object. They are not validated: fields may be missing,
+    and the last field may be half a text or half a list. The value comes once, when the message is complete. An answer
+    that does not fit gives no value, and the next one begins anew. The answer may be text or a call of the tool for it.
 
-    A short answer is seen to grow with each delta, and a long one in steps of a sixteenth of its length, so that the
+    A short answer gives a snapshot with each delta, and a long one in steps of a sixteenth of its length, so that the
     work is in proportion to the length. Equal snapshots come once. Late subscribers get the value alone. The lines of a
     strategy and nested agents are left out.
 

@@ -22,9 +22,9 @@ Recording = str | os.PathLike[str] | Iterable[Event]
 def record(target: list[Event] | str | os.PathLike[str]) -> View[Event, Event]:
     """Pass all events, and keep them: in a list, or in a file with the JSON of one event on each line.
 
-    The times are those of the events. A file is begun anew by each subscription, written line by line, and closed with
-    it, so that what a broken run has left is there as well. It holds the run with all that is not for clients: keep it
-    as you would a log. `recorded_events` of `rxloop.testing` reads it; so do `op.compare` and `recorded`.
+    Each subscription begins the file anew, writes it line by line, and closes it at its end, so that it also holds what
+    a broken run has left. The times are those of the events. The file has everything that is not for clients, too: keep
+    it as you would a log. `recorded_events` of `rxloop.testing` reads it; so do `op.compare` and `recorded`.
 
     ::
 
@@ -56,7 +56,7 @@ def record(target: list[Event] | str | os.PathLike[str]) -> View[Event, Event]:
                 return source.subscribe(keep, observer.on_error, observer.on_completed, scheduler=scheduler)
 
             path = Path(target)
-            file = _begun(path)
+            file = _opened(path)
 
             def close() -> None:
                 # With a full disk the rest of the buffer cannot be written, and the file is closed all the same.
@@ -65,7 +65,7 @@ def record(target: list[Event] | str | os.PathLike[str]) -> View[Event, Event]:
 
             def write(event: Event) -> None:
                 if file.closed:
-                    return  # what had been is told to its end, though the disk is full
+                    return  # the disk is full: what came before is still delivered
                 try:
                     file.write(event.to_json() + b"\n")
                     if event.durable:
@@ -92,7 +92,7 @@ def record(target: list[Event] | str | os.PathLike[str]) -> View[Event, Event]:
     return operator
 
 
-def _begun(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> IO[bytes]:
     try:
         return path.open("wb")
     except OSError as error:

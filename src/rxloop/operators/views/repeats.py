@@ -44,9 +44,9 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
 
     The same call is one of the same tool with the same arguments.
 
-    Calls count when the model asks for them, before they are carried out, whether they will be refused or not. Each run
-    and each branch counts for itself: lines of a strategy may ask the same thing side by side. Arguments are equal when
-    they say the same, in whatever order.
+    Calls count when the model asks for them, before they are carried out, even if they are refused. Each run and each
+    branch counts by itself: lines of a strategy may ask the same thing side by side. The order of arguments does not
+    matter.
 
     ::
 
@@ -57,15 +57,15 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
         >>> run.pipe(op.repeats(3)).subscribe(lambda repeat: run.cancel(str(repeat)))
 
     Args:
-        n: The count from which on it tells.
-        within: How many of the newest calls are looked at, so that what is asked for now and then in a long run, such
-            as a status, is not a repeat; None looks at all of the run.
+        n: The count from which on it emits.
+        within: How many of the newest calls count, so that a call which a long run makes now and then, to look at a
+            status, say, is not a repeat; None counts all calls of the run.
 
     Returns:
         A view of repeats.
 
     Raises:
-        ConfigurationError: The count is below 2, or not within so many calls; raised at once.
+        ConfigurationError: The count is below 2, or more than `within`; raised at once.
     """
     if n < 2:
         raise ConfigurationError(f"repeats needs a count of 2 or more, not {n}: once is not a repeat")
@@ -118,17 +118,17 @@ class _Asked:
 
 
 def _digest(call: ToolCall) -> bytes:
-    """The same for equal calls, and short however long their arguments are; of no JSON, as it was written."""
+    """Make a short key, the same for equal calls; arguments that are not JSON count as they were written."""
     if call.error is not None:
-        said = call.raw or ""
+        text = call.raw or ""
     else:
         try:
-            said = json.dumps(call.arguments, sort_keys=True, default=repr)
+            text = json.dumps(call.arguments, sort_keys=True, default=repr)
         except (TypeError, ValueError):
             # Made by a program, not by a model.
-            said = repr(call.arguments)
+            text = repr(call.arguments)
     return blake2b(
-        f"{call.name}\0{call.error is None}\0{said}".encode(errors="backslashreplace"), digest_size=16
+        f"{call.name}\0{call.error is None}\0{text}".encode(errors="backslashreplace"), digest_size=16
     ).digest()
 
 

@@ -1,4 +1,4 @@
-"""The view that tells what a silent run waits for."""
+"""The view that says what a silent run waits for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._open import Open, begins_attempt
+from rxloop.operators.views._open import OpenWork, begins_attempt
 from rxloop.operators.views._types import View
 from rxloop.protocol.events import Event, GapEvent, ends_attempt
 from rxloop.protocol.messages import ToolCall
@@ -52,12 +52,12 @@ class Stall:
 
 
 def stalled(seconds: float) -> View[Event, Stall]:
-    """Emit a `Stall` after that many seconds of silence while the run goes on, and again for each further such time.
+    """Emit a `Stall` after that many seconds of silence, and again for every further `seconds`, while the run goes on.
 
     Unlike `idle_timeout` this is not an error: the view goes on, says what the run awaits and for how long, and starts
     over with the next event. Time comes from the scheduler of the subscription, which for a view of a run is the run's.
-    What is over tells its stalls by the times of its events: a late subscriber, or a replay that is not slower than the
-    run, hears of the same ones. Between the end of one attempt and the next nothing stalls.
+    For the past the times of the events count: a late subscriber, or a replay that is not slower than the run, gets the
+    same stalls. Between the end of one attempt and the next nothing stalls.
 
     ::
 
@@ -84,42 +84,42 @@ def stalled(seconds: float) -> View[Event, Stall]:
             observer: abc.ObserverBase[Stall], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             clock = timers(scheduler)
-            open_ = Open()
+            open_ = OpenWork()
             seconds_now = stopwatch(clock)
             began = seconds_now()
-            told = 0
+            emitted = 0
             before = 0
             ended = False
             timer = SerialDisposable()
 
-            def tell(count: int) -> None:
-                nonlocal told
-                while told < count:
-                    told += 1
+            def emit_up_to(count: int) -> None:
+                nonlocal emitted
+                while emitted < count:
+                    emitted += 1
                     models, calls = tuple(open_.models.values()), tuple(open_.awaited_calls())
-                    observer.on_next(Stall(told * seconds, models, calls, tuple(open_.questions)))
+                    observer.on_next(Stall(emitted * seconds, models, calls, tuple(open_.questions)))
 
-            # A timer for each event would cost more than the event. One looks when the last came, and waits on.
+            # A timer for each event would cost more than the event. This one looks when the last came, and waits on.
             def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
                 # Timers may be a little early, and three tenths are less than three times a tenth.
-                tell(int((seconds_now() - began) / seconds + 1e-6))
-                arm(began + (told + 1) * seconds - seconds_now())
+                emit_up_to(int((seconds_now() - began) / seconds + 1e-6))
+                arm(began + (emitted + 1) * seconds - seconds_now())
 
             def arm(rest: float) -> None:
                 if not ended:
                     timer.disposable = clock.schedule_relative(max(rest, 0.0), check)
 
             def on_next(event: Event) -> None:
-                nonlocal began, told, before, ended
+                nonlocal began, emitted, before, ended
                 if type(event) is GapEvent:
                     return  # made for a reader, at no time of the run
                 resumed = event.durable and begins_attempt(event)
                 if resumed:
                     before = 0
                 if before and not ended:
-                    tell(int((event.timestamp - before) / 1000 / seconds + 1e-6))
-                # Never back: an attempt may go on on a machine whose clock is behind.
-                began, told, before = seconds_now(), 0, max(before, event.timestamp)
+                    emit_up_to(int((event.timestamp - before) / 1000 / seconds + 1e-6))
+                # Never back: the clock of the machine that goes on with the run may be slow.
+                began, emitted, before = seconds_now(), 0, max(before, event.timestamp)
                 if event.durable:
                     open_.take(event)
                     over, ended = ended, ends_attempt(event)

@@ -11,7 +11,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._open import Open, Step, begins_attempt, step_of
+from rxloop.operators.views._open import OpenWork, Step, begins_attempt, step_of
 from rxloop.operators.views._types import View
 from rxloop.operators.views.cost import Spending, price_table
 from rxloop.protocol.events import (
@@ -52,11 +52,11 @@ class Stats:
     model_calls: int
     """Requests to models so far."""
     tool_calls: int
-    """Tool calls that were started so far; one that was refused is none."""
+    """Tool calls that were started so far; a refused one does not count."""
     usage: Usage
     """The tokens so far, as the providers counted them."""
     dollars: float | None
-    """The cost so far, in US dollars; None while no model with a price has told its tokens."""
+    """The cost so far, in US dollars; None while no tokens of a model with a price are known."""
 
     def __str__(self) -> str:
         rate, first = self.tokens_per_second, self.time_to_first_token
@@ -76,8 +76,8 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
     """Emit the figures of the run: once a window while it goes on, and with the final event of each attempt.
 
     Time is that of the events, so that a late subscriber, and a replay that is not slower than the run, get the figures
-    of the run as it was; while nothing comes, a timer goes on telling. Of recorded events, windows in which nothing
-    came are left out: they would be told all at once. The deltas of a message are dropped when it is complete, so late
+    of the run as it was; while nothing comes, a timer goes on emitting. Of recorded events, windows in which nothing
+    came are left out: they would come all at once. The deltas of a message are dropped when it is complete, so late
     subscribers have the rates from the usage alone.
 
     ::
@@ -118,10 +118,10 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
                 return figures.newest + seconds_now() - came
 
             def time_of(event: Event) -> float:
-                # Never back: an attempt may go on on a machine whose clock is behind.
+                # Never back: the clock of the machine that goes on with the run may be slow.
                 return max(event.timestamp / 1000, figures.newest) if event.timestamp else time_now()
 
-            def tell_due(now: float) -> None:
+            def emit_due(now: float) -> None:
                 nonlocal due
                 at = due
                 due += ((now - due) // window + 1) * window
@@ -131,7 +131,7 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
                 now = time_now()
                 # Timers may be a little early.
                 if now >= due - 1e-6:
-                    tell_due(max(now, due))
+                    emit_due(max(now, due))
                 arm(max(due - now, 0.0))
 
             def arm(seconds: float) -> None:
@@ -148,7 +148,7 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
                     due = now + window
                     arm(window)
                 elif now >= due:
-                    tell_due(now)
+                    emit_due(now)
                 came = seconds_now()
                 figures.take(event, now)
                 if event.durable and ends_attempt(event):
@@ -178,7 +178,7 @@ class _Figures:
         self._asked: dict[Step, float] = {}
         """When the requests left of whose answers nothing has streamed."""
         self._first_token: float | None = None
-        self._open = Open()
+        self._open = OpenWork()
         self._since = 0.0
         """Since when a tool is at work, if one is."""
         self._tool_seconds = 0.0
