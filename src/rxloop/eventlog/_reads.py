@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rxloop.errors import EventLogError
-from rxloop.eventlog._rules import FINISHED
+from rxloop.eventlog.rules import FINISHED
 from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
 from rxloop.protocol.events import Event, State
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rxloop.errors import ConflictError
 from rxloop.eventlog import _database
 from rxloop.eventlog._database import begin, roll_back
-from rxloop.eventlog._rules import conflict, not_there, state_after
+from rxloop.eventlog.rules import conflict, repeated, state_after
 from rxloop.protocol.events import Event, TaskEvent, ends_attempt
 
 
@@ -37,7 +37,7 @@ def append(
     query = "SELECT number, seq, state, owner FROM runs WHERE task_id = ?"
     number, held, state, last_owner = connection.execute(query, (task_id,)).fetchone() or (None, 0, "submitted", "")
     if held != expected_seq:
-        new = not_there(events, held) if owner and owner == last_owner else None
+        new = repeated(events, held) if owner and owner == last_owner else None
         if number is None or new is None or not _is_there(connection, number, _rows(events[:new])):
             return conflict(task_id, expected_seq, held)
         events = events[new:]

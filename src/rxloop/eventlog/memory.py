@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 
-from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, conflict, not_there, state_after, unknown
+from rxloop.eventlog.rules import FINISHED, check_batch, check_finished, conflict, repeated, state_after, unknown_run
 from rxloop.pipeline.values import RunRecord, Until
 from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
 
@@ -60,7 +60,7 @@ class MemoryEventLog:
         if not events:
             return
         if held != expected_seq:
-            new = not_there(events, held) if run is not None and owner and owner == run.owner else None
+            new = repeated(events, held) if run is not None and owner and owner == run.owner else None
             if run is None or new is None or not run.holds(events[:new]):
                 raise conflict(task_id, expected_seq, held)
             events = [event for event in events[new:] if event.durable or not run.holds([event])]
@@ -167,7 +167,7 @@ class MemoryEventLog:
         try:
             return self._runs[task_id]
         except KeyError:
-            raise unknown(task_id) from None
+            raise unknown_run(task_id) from None
 
     def _remove(self, run: _Run) -> None:
         del self._runs[run.task_id]

@@ -19,8 +19,8 @@ from rxloop.eventlog._file import OpenFile
 from rxloop.eventlog._followers import Followers
 from rxloop.eventlog._reads import Corrupt, Page, Place, histories, page, records
 from rxloop.eventlog._rows import append, remove, transaction
-from rxloop.eventlog._rules import FINISHED, check_batch, check_finished, unknown
 from rxloop.eventlog._worker import Answer, Worker
+from rxloop.eventlog.rules import FINISHED, check_batch, check_finished, unknown_run
 from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
 from rxloop.protocol.events import Event, State
 
@@ -237,7 +237,7 @@ class SqliteEventLog:
         def work(connection: sqlite3.Connection) -> None:
             found = connection.execute("SELECT number, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
             if found is None:
-                raise unknown(task_id)
+                raise unknown_run(task_id)
             check_finished(task_id, found[1])
             remove(connection, [found[0]])
 
@@ -344,7 +344,7 @@ class SqliteEventLog:
             lambda connection: page(connection, task_id, after, deltas, limit, self._corrupt), None
         )
         if found is None:
-            raise unknown(task_id)
+            raise unknown_run(task_id)
         return found
 
 
