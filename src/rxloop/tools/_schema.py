@@ -18,15 +18,12 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
+from rxloop.pipeline.schemas import closing_keywords, with_subschemas
 
 _CONTEXT = re.compile(r"^(\w+\.)*RunContext(\[.*\])?$", re.DOTALL)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _EMPTY: Any = inspect.Parameter.empty
 _ATOMS = (str, int, float, bool, type(None))
-
-# Keywords of JSON Schema whose value maps names to schemas, and those whose value is data.
-_NAMED = ("properties", "$defs", "patternProperties", "dependentSchemas")
-_DATA = ("default", "const", "enum", "examples", "required", "discriminator")
 
 
 class _Quiet(GenerateJsonSchema):
@@ -229,19 +226,9 @@ def _model(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[Ba
     return model, json_schema(model)
 
 
-def _untitled(node: Any) -> Any:
+def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema without the titles that pydantic makes of names."""
-    if isinstance(node, list):
-        return [_untitled(part) for part in cast("list[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    result: dict[str, Any] = {}
-    for key, value in cast("dict[str, Any]", node).items():
-        if key in _NAMED:
-            result[key] = {name: _untitled(schema) for name, schema in value.items()}
-        elif key != "title":
-            result[key] = value if key in _DATA else _untitled(value)
-    return result
+    return with_subschemas({key: value for key, value in schema.items() if key != "title"}, _untitled)
 
 
 def strict_schema(schema: dict[str, Any], name: str) -> dict[str, Any]:
@@ -255,28 +242,20 @@ def strict_schema(schema: dict[str, Any], name: str) -> dict[str, Any]:
     """
     shared: dict[str, Any] = schema.get("$defs", {})
 
-    def visit(node: Any, inside: frozenset[str]) -> Any:
-        if isinstance(node, list):
-            return [visit(part, inside) for part in cast("list[Any]", node)]
-        if not isinstance(node, dict):
-            return node
-        given = {key: value for key, value in cast("dict[str, Any]", node).items() if key != "default"}
+    def visit(node: dict[str, Any], inside: frozenset[str]) -> dict[str, Any]:
+        given = {key: value for key, value in node.items() if key != "default"}
         target = str(given.get("$ref", "")).removeprefix("#/$defs/")
         if target and len(given) > 1:
             if target in inside:
                 return {"$ref": given["$ref"]}
             del given["$ref"]
             return visit({**shared[target], **given}, inside | {target})
-        result: dict[str, Any] = {}
-        for key, value in given.items():
-            if key in _NAMED:
-                result[key] = {each: visit(part, inside) for each, part in value.items()}
-            else:
-                result[key] = value if key in _DATA else visit(value, inside)
+        result = with_subschemas(given, lambda part: visit(part, inside))
         if result.get("type") == "object":
-            if "properties" not in result or result.get("additionalProperties", False) is not False:
+            closing = closing_keywords(result)
+            if closing is None:
                 raise ConfigurationError(f"tool {name!r}: strict=True takes no object with free keys, such as a dict")
-            result |= {"additionalProperties": False, "required": list(result["properties"])}
+            result |= closing
         return result
 
     return visit(schema, frozenset())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any
 
-_NAMED = ("properties", "$defs")
-_DATA = ("const", "enum", "required")
-# What strict decoding knows; with any other keyword a request for it is refused.
+from rxloop.pipeline.schemas import closing_keywords, with_subschemas
+
+# The keywords that strict decoding knows: a request with another one is refused.
 _KNOWN = frozenset(
     [
         "type",
@@ -59,9 +59,9 @@ def response_format(schema: dict[str, Any], can_be_strict: bool) -> dict[str, An
 def strict_form(schema: dict[str, Any]) -> dict[str, Any] | None:
     """The schema with every object closed and every property required; None where that would change its meaning.
 
-    An object that says nothing of other properties may be closed, since they are ignored. A property may be required if
-    it is, or if null stands for leaving it out. A free object, another default, and a keyword that strict decoding does
-    not know have no such form.
+    An object that does not mention other properties may be closed, since they are ignored. A property may be required
+    if it is, or if null stands for leaving it out. An object with free keys, another default, and a keyword that strict
+    decoding does not know have no such form.
     """
     try:
         return _strict(schema)
@@ -69,12 +69,8 @@ def strict_form(schema: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _strict(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_strict(part) for part in cast("list[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    given = dict(cast("dict[str, Any]", node))
+def _strict(schema: dict[str, Any]) -> dict[str, Any]:
+    given = dict(schema)
     if "default" in given and given.pop("default") is not None:
         raise _NotStrict
     if not _KNOWN.issuperset(given) or given.get("format", "date") not in _FORMATS:
@@ -84,21 +80,14 @@ def _strict(node: Any) -> Any:
         given = {key: value for key, value in given.items() if key not in ("title", "description")}
         if not _BESIDE_REF.issuperset(given):
             raise _NotStrict
-    result: dict[str, Any] = {}
-    for key, value in given.items():
-        if key in _NAMED:
-            result[key] = {name: _strict(part) for name, part in value.items()}
-        else:
-            result[key] = value if key in _DATA else _strict(value)
-    return result | _closed(given) if given.get("type") == "object" else result
-
-
-def _closed(given: dict[str, Any]) -> dict[str, Any]:
-    properties: dict[str, Any] | None = given.get("properties")
-    if properties is None or given.get("additionalProperties", False) is not False:
-        raise _NotStrict
+    result = with_subschemas(given, _strict)
+    if given.get("type") != "object":
+        return result
+    closing = closing_keywords(given)
     required = given.get("required", [])
-    # One that is not required and has no default of null leaves its default to be guessed.
-    if any(name not in required and part.get("default", ...) is not None for name, part in properties.items()):
+    # A property that is not required, and whose default is not null, leaves that default to be guessed.
+    if closing is None or any(
+        name not in required and part.get("default", ...) is not None for name, part in given["properties"].items()
+    ):
         raise _NotStrict
-    return {"additionalProperties": False, "required": list(properties)}
+    return result | closing
