@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Thoughts, ToolCall, follow, op, replay, tool
+from rxloop import Agent, AnyEvent, Event, Limits, MemoryEventLog, Message, Thoughts, ToolCall, follow, op, replay, tool
 from rxloop.context import SlidingWindowCompressor
 from rxloop.errors import AttemptError, ServerError
 from rxloop.operators import View
@@ -84,7 +84,7 @@ async def joined(frames: AsyncIterator[bytes]) -> bytes:
     return b"".join([frame async for frame in frames])
 
 
-async def assert_nothing_shows(run: Run[Any], log: Any, caplog: pytest.LogCaptureFixture) -> list[Event]:
+async def assert_nothing_shows(run: Run[Any], log: Any, caplog: pytest.LogCaptureFixture) -> list[AnyEvent]:
     """Look for the marker in everything that a client may get of a run; gives its events."""
     events = [event async for event in run]
     shown = [event async for event in run.pipe(op.public())]

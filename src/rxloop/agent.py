@@ -39,7 +39,7 @@ from rxloop.run.arguments import (
 )
 from rxloop.run.attempt import Core
 from rxloop.run.handle import Run
-from rxloop.run.options import ForkOptions, Options, RunOptions
+from rxloop.run.options import AgentOptions, ForkOptions, Options, RunOptions
 from rxloop.run.ownership import Share, alive
 from rxloop.run.result import Result
 from rxloop.run.spec import Instructions, RunSpec
@@ -49,6 +49,7 @@ from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
 from rxloop.tools.output import OutputMode, output_of
 
 O = TypeVar("O", default=str)  # noqa: E741
+T = TypeVar("T", default=str)
 
 Prompt = str | Message | Sequence[Message | str]
 
@@ -85,15 +86,40 @@ class _Live:
 class Agent(Generic[D, O]):
     """An immutable description of an agent; each `run` is a run of its own, and any number may go on at once."""
 
+    @overload
+    def __init__(
+        self: Agent[None, T],
+        model: Provider | str,
+        *,
+        instructions: str | Callable[[RunContext[None]], Any] = "",
+        tools: Sequence[AnyTool[None]] = (),
+        output_type: type[T] = str,
+        loop: Sequence[Operator[None]] | None = None,
+        strategy: Strategy[None] | str | None = None,
+        **options: Unpack[AgentOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        model: Provider | str,
+        *,
+        instructions: str | Callable[[RunContext[D]], Any] = "",
+        tools: Sequence[AnyTool[D]] = (),
+        deps_type: type[D],
+        output_type: type[O] = str,
+        loop: Sequence[Operator[D]] | None = None,
+        strategy: Strategy[D] | str | None = None,
+        **options: Unpack[AgentOptions],
+    ) -> None: ...
     def __init__(
         self,
         model: Provider | str,
         *,
         name: str = "agent",
-        instructions: str | Callable[[RunContext[D]], Any] = "",
+        instructions: str | Callable[[RunContext[Any]], Any] = "",
         tools: Sequence[AnyTool] = (),
-        deps_type: type[D] | None = None,
-        output_type: type[O] = str,
+        deps_type: type[Any] | None = None,
+        output_type: type[Any] = str,
         output_mode: OutputMode = "auto",
         output_retries: int = 2,
         loop: Sequence[Operator] | None = None,
@@ -110,8 +136,9 @@ class Agent(Generic[D, O]):
             name: What it is called on the stream.
             instructions: The system prompt, or a function of the run's context that gives it, sync or async.
             tools: Functions, tools and families of tools.
-            deps_type: The type of what `run(deps=...)` takes. With a class, a run, resume or fork without `deps=` is
-                refused, and one with something else is warned about.
+            deps_type: The type of what `run(deps=...)` takes, and tools and operators find on `ctx.deps`; without it an
+                agent has no deps. With a class, a run, resume or fork without `deps=` is refused, and one with
+                something else is warned about.
             output_type: The type of the answer: text, or anything that pydantic can validate.
             output_mode: How an answer of that type is asked for: by the provider's own means (`native`), by a tool that
                 takes it (`tool`), or in the system prompt (`prompted`). `auto` leaves it to the provider where that is
@@ -151,7 +178,7 @@ class Agent(Generic[D, O]):
         self._thinks = thoughts is not False
         self._output = output_of(output_type, output_mode)
         self._tools = self._toolset(self._own_tools)
-        operators = list(loop) if loop is not None else standard()
+        operators: list[Operator] = list(loop) if loop is not None else standard()
         if output_type is not str:
             operators.append(typed_output(self._output.parse, output_retries, by_tool=self._output.tool is not None))
         self._pipeline = compose(*operators)
@@ -376,7 +403,7 @@ class Agent(Generic[D, O]):
 
     @contextmanager
     def override(
-        self, *, model: Provider | str | None = None, tools: Sequence[AnyTool] | None = None
+        self, *, model: Provider | str | None = None, tools: Sequence[AnyTool[D]] | None = None
     ) -> Generator[None, None, None]:
         """Put another model or other tools in place for the runs that are made inside.
 

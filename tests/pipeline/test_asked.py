@@ -26,7 +26,7 @@ async def test_a_question_that_is_taken_for_its_answer_is_an_error() -> None:
     @tool
     async def pay(ctx: RunContext) -> str:
         """Pay."""
-        if not ctx.ask("Pay?"):  # pyright: ignore[reportUnnecessaryComparison]
+        if not ctx.ask("Pay?"):  # pyright: ignore[reportGeneralTypeIssues]
             return "refused"
         paid.append("paid")
         return "paid"

@@ -149,10 +149,11 @@ async def test_a_strategy_that_feeds_the_loop_itself_may_be_made_of_the_same_ope
     assert (await agent.run("Go.")).output == "Hi."
 
 
-def test_a_view_in_the_loop_is_refused_by_its_name() -> None:
-    view: Any = op.text()
-    told = refused([view, *op.standard()])
-    assert "run.pipe(op.text(...))" in told
+@pytest.mark.parametrize("name", ["text", "thoughts", "tool_calls", "usage", "until_final", "partial", "stats"])
+def test_a_view_in_the_loop_is_refused_by_its_name(name: str) -> None:
+    make: Any = getattr(op, name)
+    told = refused(op.standard(before_tools=[make(str) if name == "partial" else make()]))
+    assert f"run.pipe(op.{name}(...))" in told
 
 
 def test_no_operator_of_the_loop_is_taken_for_a_view() -> None:

@@ -14,6 +14,7 @@ from reactivex.observer import Observer
 from reactivex.scheduler import CurrentThreadScheduler
 
 from run_checks import Recorder, settled, until
+from rxloop import op
 from rxloop.errors import ConfigurationError, SlowReader
 from rxloop.protocol.events import CustomEvent, Event, GapEvent, ToolProgressEvent
 from rxloop.protocol.messages import ToolCall
@@ -264,9 +265,22 @@ async def test_who_gives_up_awaiting_ends_the_subscription() -> None:
     assert source.lease.held == 0
 
 
+@pytest.mark.parametrize(
+    "operator",
+    [op.call_model(), op.run_tools(), op.checkpoint(), op.iterate(op.compose()), op.compose(op.call_model())],
+    ids=lambda operator: operator.__qualname__,
+)
+def test_an_operator_of_the_loop_is_refused_where_a_view_belongs(operator: Any) -> None:
+    source = Source()
+    with pytest.raises(ConfigurationError, match="is an operator of the loop: give it to the agent") as caught:
+        source.stream.pipe(operator)
+    assert operator.__qualname__ in str(caught.value)
+    assert not source.lease.started
+
+
 async def test_an_operator_that_gives_a_future_starts_the_run_as_well() -> None:
     source = Source()
-    future = source.stream.pipe(ops.map(seq_of), ops.to_future())
+    future = source.stream.pipe(ops.map(seq_of), ops.to_future())  # pyright: ignore[reportArgumentType]
     assert source.lease.started
     source.put(2)
     source.hub.complete()

@@ -299,7 +299,7 @@ def test_an_async_enabled_is_refused_because_it_would_always_be_true() -> None:
         return False
 
     with pytest.raises(ConfigurationError, match="enabled= takes a plain function"):
-        tool(print_nothing, enabled=allowed)  # pyright: ignore[reportArgumentType]
+        tool(print_nothing, enabled=allowed)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "é", "x" * 65, "name\n"])

@@ -33,7 +33,7 @@ def schema_of(function: Any, **options: Any) -> dict[str, Any]:
     return tool(function, **options).definition.parameters
 
 
-async def called(made: FunctionTool[..., Any], /, **arguments: Any) -> Any:
+async def called(made: FunctionTool[Any, ..., Any], /, **arguments: Any) -> Any:
     return await made.call(arguments, FakeHost().context())
 
 

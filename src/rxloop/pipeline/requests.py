@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypedDict
 
 import orjson
 from reactivex import Observable
+from typing_extensions import TypeVar, Unpack
 
-from rxloop.pipeline.run_context import Host, RunContext
+from rxloop.pipeline.run_context import D_co, Host, RunContext
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.events import Event, ToolCompleteEvent
 from rxloop.protocol.messages import Message, ToolCall
@@ -41,21 +42,49 @@ class ToolDefinition:
         object.__setattr__(self, "size", size)
 
 
-class Request:
-    """What an operator may hold, replace, answer or multiply; everything else in a pipeline is an event."""
+class Request(Generic[D_co]):
+    """What an operator may hold, replace, answer or multiply; everything else in a pipeline is an event.
+
+    `Request[Deps]` is for the type checker alone: what an operator takes whose handler wants `RunContext[Deps]`.
+    """
 
     __slots__ = ()
 
+    if TYPE_CHECKING:
+        # By this a type checker tells requests from all that a `Stream` may have: see `stream.Readable`.
+        __sizeof__: None  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
+
+        ctx: RunContext[D_co]
+
 
 @dataclass(frozen=True, slots=True)
-class RunRequest(Request):
+class RunRequest(Request[Any]):
     """Carry out the run that `ctx` describes: answered by `iterate` or another strategy."""
 
     ctx: RunContext[Any] = field(repr=False)
 
 
+class ModelRequestChanges(TypedDict, total=False):
+    """What `ModelRequest.replace` takes: its fields."""
+
+    messages: Sequence[Message]
+    system: tuple[Message, ...]
+    tail: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...]
+    settings: ModelSettings
+    step: str
+    branch: str | None
+    iteration: int
+    response_schema: dict[str, Any] | None
+    history: int | None
+    pressure: int
+    estimate: int | None
+    thinking: ThinkingResult | None
+    ctx: RunContext[Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest(Request):
+class ModelRequest(Request[Any]):
     """Call the model: answered by `call_model`.
 
     The model gets `system`, then `messages`, then `tail`; only `messages` is history.
@@ -88,13 +117,13 @@ class ModelRequest(Request):
         if (self.ctx.step, self.ctx.branch) != (self.step, self.branch):
             object.__setattr__(self, "ctx", self.ctx.bind(step=self.step, branch=self.branch))
 
-    def replace(self, **changes: Any) -> ModelRequest:
+    def replace(self, **changes: Unpack[ModelRequestChanges]) -> ModelRequest:
         """The same request with other fields."""
         return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True)
-class ToolRequest(Request):
+class ToolRequest(Request[Any]):
     """Carry out one tool call: answered by `run_tools`."""
 
     call: ToolCall
@@ -147,18 +176,24 @@ def marked(call: ToolCall, host: Host) -> ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class IterationEnd(Request):
+class IterationEnd(Request[Any]):
     """Everything of one iteration has been asked for: answered by what stands at the end of a pipeline."""
 
     iteration: int
     ctx: RunContext[Any] = field(repr=False)
 
 
-Signal = Event | Request
+Signal = Event | Request[Any]
 """What travels in a pipeline."""
 
-Operator = Callable[[Observable[Signal]], Observable[Signal]]
-"""Works in the loop: events pass untouched and at once; requests may be held, replaced, answered or multiplied."""
+OperatorDeps = TypeVar("OperatorDeps", default=Any)
 
-Strategy = Callable[[Operator], Operator]
+Operator = Callable[[Observable[Event | Request[OperatorDeps]]], Observable[Signal]]
+"""Works in the loop: events pass untouched and at once; requests may be held, replaced, answered or multiplied.
+
+`Operator[Deps]` fits an agent with `deps_type=Deps`, and `Operator[object]` every agent; of an `Operator` that names no
+deps the type checker does not ask.
+"""
+
+Strategy = Callable[[Operator[OperatorDeps]], Operator[OperatorDeps]]
 """Takes the pipeline of one iteration and gives what answers a `RunRequest`."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, Unpack
 
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.protocol.events import Event, ToolProgressEvent
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rxloop.stream.scope import Scope
 
 D = TypeVar("D", default=None)
+D_co = TypeVar("D_co", covariant=True, default=object)
 T = TypeVar("T")
 
 
@@ -122,10 +123,25 @@ class Host(Protocol):
         ...
 
 
+class ContextChanges(TypedDict, total=False):
+    """What `RunContext.bind` takes: the fields that differ between the calls, steps and branches of a run."""
+
+    call: ToolCall | None
+    index: int
+    step: str | None
+    branch: str | None
+    answer: bool
+    asked_by: str
+    out: Callable[[Event], None] | None
+    questions: list[Asked[Any]] | None
+
+
 # No slots: with them `RunContext[Deps](deps)` fails, which people write in tests of their tools.
 @dataclass(frozen=True)
-class RunContext(Generic[D]):
+class RunContext(Generic[D_co]):
     """What a tool, an instruction or an operator gets of the run.
+
+    `RunContext[Deps]` fits an agent with `deps_type=Deps`, and a `RunContext` that names no deps fits every agent.
 
     Attributes:
         deps: What was given to `agent.run(deps=...)`.
@@ -137,7 +153,7 @@ class RunContext(Generic[D]):
         answer: The call gives the answer of the run.
     """
 
-    deps: D = field(default=None)  # pyright: ignore[reportAssignmentType]
+    deps: D_co = field(default=None)  # pyright: ignore[reportAssignmentType]
     run: Host | None = field(default=None, repr=False)
     call: ToolCall | None = None
     index: int = 0
@@ -268,7 +284,7 @@ class RunContext(Generic[D]):
             raise RxloopError("ctx.progress() belongs in a tool: this context has no tool call")
         self.emit(ToolProgressEvent(message=message, fraction=fraction, **self.call_fields))
 
-    def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Coroutine[Any, Any, T]:
+    def ask(self, prompt: str, answer: type[T] = bool, *, options: Sequence[T] | None = None) -> Asked[T]:
         """Ask the person or client behind the run, and wait: `await ctx.ask(...)`.
 
         Without the await nothing is asked: what this gives is then neither true nor false but an error, and a tool that
@@ -293,7 +309,7 @@ class RunContext(Generic[D]):
             self.questions.append(asked)
         return asked
 
-    def bind(self, **changes: Any) -> RunContext[D]:
+    def bind(self, **changes: Unpack[ContextChanges]) -> RunContext[D_co]:
         """The same context for another call, step or branch."""
         # A fifth of what `replace` costs, which several times in each iteration is worth it.
         if not changes.keys() <= vars(self).keys():

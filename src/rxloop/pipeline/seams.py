@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from reactivex import Observable
+from typing_extensions import TypeVar
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.values import Histories, Mark, Rendered, RunRecord, SessionChange, SessionRecord, Until
 from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
+
+D_contra = TypeVar("D_contra", contravariant=True, default=Any)
 
 
 @runtime_checkable
@@ -47,7 +50,7 @@ class MakesModels(Protocol):
         ...
 
 
-class Tool(Protocol):
+class Tool(Protocol[D_contra]):
     """Something that the model can call."""
 
     @property
@@ -70,11 +73,11 @@ class Tool(Protocol):
         """Whether a person must agree to each call; a text is the question, with parameters in braces."""
         ...
 
-    def enabled(self, ctx: RunContext[Any]) -> bool:
+    def enabled(self, ctx: RunContext[D_contra]) -> bool:
         """Whether the tool is offered in this run now."""
         ...
 
-    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[D_contra]) -> Any:
         """Carry out one call.
 
         Whatever it raises becomes a failed result that the model reads: the text of a `ToolError` as it is, the type
@@ -84,10 +87,10 @@ class Tool(Protocol):
 
 
 @runtime_checkable
-class ToolProvider(Protocol):
+class ToolProvider(Protocol[D_contra]):
     """A family of tools that may differ from run to run."""
 
-    async def tools(self, ctx: RunContext[Any]) -> Sequence[Tool]:
+    async def tools(self, ctx: RunContext[D_contra]) -> Sequence[Tool[D_contra]]:
         """The tools of the family for this run; asked before each model request."""
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 from reactivex import Observable, abc
 
@@ -11,7 +12,7 @@ from rxloop.errors import RxloopError
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.public import public
 from rxloop.pipeline.seams import EventLog
-from rxloop.protocol.events import Event, ends_attempt
+from rxloop.protocol.events import AnyEvent, Event, ends_attempt
 from rxloop.state.conversation import read_log
 from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import Gate
@@ -37,7 +38,7 @@ class _Reading:
         return lambda: None
 
 
-class RecordedStream(Stream[Event]):
+class RecordedStream(Stream[AnyEvent]):
     """A stream of events out of a log. Each subscriber and each iterator reads the log for itself."""
 
     def __init__(
@@ -50,7 +51,7 @@ class RecordedStream(Stream[Event]):
             buffer: That of a reader, as for `Run.stream`.
             run: Where they come from: the log and the id of the run.
         """
-        super().__init__(source, _Reading(), buffer=buffer)
+        super().__init__(cast("Observable[AnyEvent]", source), _Reading(), buffer=buffer)
         self._run = run
 
     def sse(self, heartbeat: float | None = 15) -> AsyncIterator[bytes]:

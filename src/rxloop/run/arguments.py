@@ -16,6 +16,7 @@ from rxloop import operators
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.operators.loop._places import check_iteration, check_run
 from rxloop.operators.loop.compose import describe
+from rxloop.operators.views._types import VIEW
 from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.seams import AppendsNow, EventLog, Provider, ReadsConversations
 from rxloop.protocol.messages import Message, Wire
@@ -270,6 +271,9 @@ def _makes_an_operator(each: Callable[..., Any]) -> bool:
 
 def _view(operator: Any) -> str | None:
     """What it is called in `op` if it is one of the views of rxloop, which can do nothing with requests."""
+    name = getattr(operator, VIEW, None)
+    if name is not None:
+        return f"op.{name}"
     name = describe(operator)
     if name not in operators.__all__ or name in _IN_THE_LOOP:
         return None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from copy import copy
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, cast, overload
 
 from reactivex import Observable, abc
 from typing_extensions import TypeVar, Unpack
@@ -15,7 +15,7 @@ from rxloop.errors import AttemptError, ConfigurationError, LimitReached, RunCan
 from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.text import text
-from rxloop.protocol.events import Event, StatusUpdateEvent
+from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
 from rxloop.run.attempt import Core
 from rxloop.run.ownership import Share
 from rxloop.run.result import Result
@@ -55,7 +55,8 @@ class Run(Generic[O]):
         self._core = core
         self.share = Share(core)
         """What the handle and its streams hold together."""
-        self._source: Observable[Event] = core.hub.events
+        # A reader also gets kinds of your own, which a type checker finds by `isinstance` or `match`.
+        self._source = cast("Observable[AnyEvent]", core.hub.events)
 
     @property
     def task_id(self) -> str:
@@ -73,52 +74,75 @@ class Run(Generic[O]):
         return self.share.driver is not None
 
     @property
-    def events(self) -> Stream[Event]:
+    def events(self) -> Stream[AnyEvent]:
         """Every event of the run, from the first one, for each subscriber and each iterator."""
         return Stream(self._retained(), self.share)
 
     @overload
-    def pipe(self, /) -> Stream[Event]: ...
+    def pipe(self, /) -> Stream[AnyEvent]: ...
     @overload
-    def pipe(self, a: V[Event, A], /) -> Stream[A]: ...
+    def pipe(self, a: V[AnyEvent, A], /) -> Stream[A]: ...
     @overload
-    def pipe(self, a: V[Event, A], b: V[A, B], /) -> Stream[B]: ...
+    def pipe(self, a: V[AnyEvent, A], b: V[A, B], /) -> Stream[B]: ...
     @overload
-    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], /) -> Stream[C]: ...
+    def pipe(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], /) -> Stream[C]: ...
     @overload
-    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], /) -> Stream[D]: ...
+    def pipe(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], /) -> Stream[D]: ...
     @overload
-    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /) -> Stream[E]: ...
+    def pipe(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /) -> Stream[E]: ...
     @overload
-    def pipe(self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], /) -> Stream[F]: ...
+    def pipe(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], /) -> Stream[F]: ...
     @overload
     def pipe(
-        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
+        self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
     ) -> Stream[G]: ...
     @overload
-    def pipe(self, *views: Callable[[Any], Any]) -> Any: ...
+    def pipe(
+        self,
+        a: V[AnyEvent, A],
+        b: V[A, B],
+        c: V[B, C],
+        d: V[C, D],
+        e: V[D, E],
+        f: V[E, F],
+        g: V[F, G],
+        h: V[G, Any],
+        /,
+        *more: Callable[[Any], Any],
+    ) -> Any: ...
     def pipe(self, *views: Callable[[Any], Any]) -> Any:
         """A stream through views, or any reactivex operators: `run.pipe(op.thoughts())`."""
         return self.events.pipe(*views)
 
     @overload
-    def stream(self, /, **options: Unpack[StreamOptions]) -> Stream[Event]: ...
+    def stream(self, /, **options: Unpack[StreamOptions]) -> Stream[AnyEvent]: ...
     @overload
-    def stream(self, a: V[Event, A], /, **options: Unpack[StreamOptions]) -> Stream[A]: ...
+    def stream(self, a: V[AnyEvent, A], /, **options: Unpack[StreamOptions]) -> Stream[A]: ...
     @overload
-    def stream(self, a: V[Event, A], b: V[A, B], /, **options: Unpack[StreamOptions]) -> Stream[B]: ...
+    def stream(self, a: V[AnyEvent, A], b: V[A, B], /, **options: Unpack[StreamOptions]) -> Stream[B]: ...
     @overload
-    def stream(self, a: V[Event, A], b: V[A, B], c: V[B, C], /, **options: Unpack[StreamOptions]) -> Stream[C]: ...
+    def stream(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], /, **options: Unpack[StreamOptions]) -> Stream[C]: ...
     @overload
     def stream(
-        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], /, **options: Unpack[StreamOptions]
+        self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], /, **options: Unpack[StreamOptions]
     ) -> Stream[D]: ...
     @overload
     def stream(
-        self, a: V[Event, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /, **options: Unpack[StreamOptions]
+        self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /, **options: Unpack[StreamOptions]
     ) -> Stream[E]: ...
     @overload
-    def stream(self, *views: Callable[[Any], Any], **options: Unpack[StreamOptions]) -> Any: ...
+    def stream(
+        self,
+        a: V[AnyEvent, A],
+        b: V[A, B],
+        c: V[B, C],
+        d: V[C, D],
+        e: V[D, E],
+        f: V[E, Any],
+        /,
+        *more: Callable[[Any], Any],
+        **options: Unpack[StreamOptions],
+    ) -> Any: ...
     def stream(
         self,
         *views: Callable[[Any], Any],
@@ -206,14 +230,14 @@ class Run(Generic[O]):
         final = self._core.final
         return final is None or not after or is_behind(read_cursor(after, strict=False), final)
 
-    def _retained(self) -> Observable[Event]:
+    def _retained(self) -> Observable[AnyEvent]:
         """The events of this attempt: out of the log what is not in memory any more."""
         core = self._core
         if not core.hub.trimmed:
             return self._source
         return self._whole(core.attempt if core.spec.fork is None else 1)
 
-    def _whole(self, attempt: int = 1) -> Observable[Event]:
+    def _whole(self, attempt: int = 1) -> Observable[AnyEvent]:
         """The events of the run from an attempt on, those of earlier ones out of the log."""
         core = self._core
         log = core.log
@@ -226,9 +250,9 @@ class Run(Generic[O]):
             await core.durable()
             return [event for event in await log.read(core.task_id) if event.attempt >= attempt and event.seq < before]
 
-        return with_past(self._source, read)
+        return cast("Observable[AnyEvent]", with_past(self._source, read))
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[AnyEvent]:
         return aiter(self.events)
 
     def __await__(self) -> Generator[Any, None, Result[O]]:

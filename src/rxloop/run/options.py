@@ -6,12 +6,25 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
 from rxloop.pipeline.requests import Strategy
-from rxloop.pipeline.seams import Provider
+from rxloop.pipeline.seams import EventLog, Provider
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
-from rxloop.tools import AnyTool
+from rxloop.tools import AnyTool, Thoughts
+from rxloop.tools.output import OutputMode
 
 WhenBusy = Literal["refuse", "wait"]
+
+
+class AgentOptions(TypedDict, total=False):
+    """What can be said of an agent, beside its model, tools, loop and types; see `Agent`."""
+
+    name: str
+    output_mode: OutputMode
+    output_retries: int
+    limits: Limits | None
+    thoughts: bool | Thoughts
+    log: EventLog | None
+    settings: ModelSettings | None
 
 
 class Options(TypedDict, total=False):

@@ -14,19 +14,32 @@ from rxloop.errors import ConfigurationError
 from rxloop.stream.buffer import Overflow, ReadBuffer
 from rxloop.stream.scope import Gate
 
-T = TypeVar("T")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
-E = TypeVar("E")
-F = TypeVar("F")
-G = TypeVar("G")
+
+class Readable(Protocol):
+    """What a stream may have: anything but requests, which stay in the loop. Only a type checker asks for it."""
+
+    def __sizeof__(self) -> int:
+        """All have this, and of a `Request` type checkers are told that it is not so."""
+        ...
+
+
+T = TypeVar("T", covariant=True)
+A = TypeVar("A", bound=Readable)
+B = TypeVar("B", bound=Readable)
+C = TypeVar("C", bound=Readable)
+D = TypeVar("D", bound=Readable)
+E = TypeVar("E", bound=Readable)
+F = TypeVar("F", bound=Readable)
+G = TypeVar("G", bound=Readable)
 V = Callable[[Observable[A]], Observable[B]]
 """A view."""
 
 JOINS = "rxloop_joins"
 """An attribute of the views whose items are pieces of one text."""
+HANDLING = "rxloop_handling"
+"""An attribute of the operators of the loop: what they handle there."""
+PARTS = "rxloop_parts"
+"""An attribute of the operators of the loop that are composed of others."""
 
 
 class Lease(Protocol):
@@ -135,13 +148,34 @@ class Stream(Observable[T], Generic[T]):
         self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
     ) -> Stream[G]: ...
     @overload
-    def pipe(self, *operators: Callable[[Any], Any]) -> Any: ...
+    def pipe(
+        self,
+        a: V[T, A],
+        b: V[A, B],
+        c: V[B, C],
+        d: V[C, D],
+        e: V[D, E],
+        f: V[E, F],
+        g: V[F, G],
+        h: V[G, Any],
+        /,
+        *more: Callable[[Any], Any],
+    ) -> Any: ...
     # The base declares that the last operator's own result comes out; here an Observable comes out as a Stream.
     def pipe(self, *operators: Callable[[Any], Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Apply operators; what comes out is a Stream again if it is an Observable."""
+        """Apply operators; what comes out is a Stream again if it is an Observable.
+
+        Raises:
+            ConfigurationError: One of them works in the loop.
+        """
         # On the source and not on the stream: an iterator over the result must not hold the run by a subscription.
         result: Any = _Begun(self._source, self._lease)
         for operator in operators:
+            if hasattr(operator, HANDLING) or hasattr(operator, PARTS):
+                raise ConfigurationError(
+                    f"a stream is piped through views, and {operator.__qualname__} is an operator of the loop: "
+                    "give it to the agent, as in Agent(..., loop=op.standard(before_tools=[...]))"
+                )
             result = operator(result)
         if not isinstance(result, Observable):
             return result

@@ -7,7 +7,9 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
+
+from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.requests import ToolDefinition
@@ -20,13 +22,30 @@ from rxloop.tools._schema import Parameters, plain_function
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", contravariant=True)
 Enabled = Callable[[RunContext[Any]], bool]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-class FunctionTool(Generic[P, R]):
+class Function(Protocol):
+    """A function, as it may stand among the tools of an agent. A `FunctionTool` is not one: its deps have to fit."""
+
+    @property
+    def __name__(self) -> str:
+        """What the model calls it."""
+        ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Carry out one call."""
+        ...
+
+
+class FunctionTool(Generic[C, P, R]):
     """A function that a model can call, and that can still be called as the function.
+
+    Of a function whose first parameter is a `RunContext[Deps]` it is a tool for agents with these deps; any other fits
+    every agent.
 
     The schema of its parameters comes from the type hints; the descriptions come from a Google-style docstring, or
     from `Annotated[..., Field(description=...)]`, which goes before it. A parameter annotated `RunContext` gets the
@@ -133,7 +152,7 @@ class FunctionTool(Generic[P, R]):
         """Characters of a result that the model reads; None is no limit."""
         return self._max_result
 
-    def enabled(self, ctx: RunContext[Any]) -> bool:
+    def enabled(self, ctx: RunContext[C]) -> bool:
         """Whether the tool is offered in this run now.
 
         Raises:
@@ -155,7 +174,7 @@ class FunctionTool(Generic[P, R]):
             )
         return found
 
-    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[C]) -> Any:
         """Validate the arguments and carry out one call.
 
         Raises:
@@ -165,34 +184,37 @@ class FunctionTool(Generic[P, R]):
         return await self._call(positional, keyword, ctx)
 
 
+class ToolOptions(TypedDict, total=False):
+    """What `tool` takes beside the function."""
+
+    name: str | None
+    description: str | None
+    timeout: float | None
+    idempotent: bool
+    approve: bool | str
+    hidden: bool
+    enabled: Enabled | None
+    strict: bool
+    max_result: int | None
+
+
+class _MakesTool(Protocol):
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[RunContext[C], P], R], /
+    ) -> FunctionTool[C, Concatenate[RunContext[C], P], R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTool[object, P, R]: ...
+
+
 @overload
 def tool(
-    function: Callable[P, R],
-    /,
-    *,
-    name: str | None = ...,
-    description: str | None = ...,
-    timeout: float | None = ...,
-    idempotent: bool = ...,
-    approve: bool | str = ...,
-    hidden: bool = ...,
-    enabled: Enabled | None = ...,
-    strict: bool = ...,
-    max_result: int | None = ...,
-) -> FunctionTool[P, R]: ...
+    function: Callable[Concatenate[RunContext[C], P], R], /, **options: Unpack[ToolOptions]
+) -> FunctionTool[C, Concatenate[RunContext[C], P], R]: ...
 @overload
-def tool(
-    *,
-    name: str | None = ...,
-    description: str | None = ...,
-    timeout: float | None = ...,
-    idempotent: bool = ...,
-    approve: bool | str = ...,
-    hidden: bool = ...,
-    enabled: Enabled | None = ...,
-    strict: bool = ...,
-    max_result: int | None = ...,
-) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> FunctionTool[object, P, R]: ...
+@overload
+def tool(**options: Unpack[ToolOptions]) -> _MakesTool: ...
 def tool(
     function: Callable[..., Any] | None = None,
     /,
@@ -241,7 +263,7 @@ def tool(
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     local_names: Mapping[str, Any] | None = None if frame.f_locals is frame.f_globals else frame.f_locals
 
-    def make(function: Callable[..., Any]) -> FunctionTool[..., Any]:
+    def make(function: Callable[..., Any]) -> FunctionTool[Any, ..., Any]:
         return FunctionTool(
             function,
             name=name,

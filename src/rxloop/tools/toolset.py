@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
+
+from typing_extensions import TypeVar
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool, ToolProvider
 from rxloop.stream.closing import in_turn
-from rxloop.tools.function import FunctionTool, as_tool, check_name, is_tool
+from rxloop.tools.function import Function, FunctionTool, as_tool, check_name, is_tool
 
-AnyTool = Tool | Callable[..., Any] | ToolProvider
-"""What `tools=` of an agent takes."""
+ToolDeps = TypeVar("ToolDeps", default=Any)
+
+AnyTool = Tool[ToolDeps] | Function | ToolProvider[ToolDeps]
+"""What `tools=` of an agent takes: `AnyTool[Deps]` for one with these deps."""
 
 log = logging.getLogger("rxloop")
 

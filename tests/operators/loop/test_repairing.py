@@ -10,7 +10,7 @@ import pytest
 
 from long_runs import look, looks, run_of, sent
 from runs import shape, well_formed
-from rxloop import Agent, Event, MemoryEventLog, Message, ModelRequest, Signal, op
+from rxloop import Agent, AnyEvent, Event, MemoryEventLog, Message, ModelRequest, Signal, op
 from rxloop.context import SlidingWindowCompressor
 from rxloop.operators.loop import _repairing
 from rxloop.protocol.events import LLMCallEvent, MessageAddedEvent, StatusUpdateEvent
@@ -106,7 +106,7 @@ async def test_an_empty_list_leaves_with_the_question() -> None:
     assert shape(model.requests[0].messages) == ["user: Find the crate."]
 
 
-async def two_turns(operator: Any, *turns: Any) -> tuple[ScriptedModel, list[Event]]:
+async def two_turns(operator: Any, *turns: Any) -> tuple[ScriptedModel, list[AnyEvent]]:
     """A conversation of two questions; the events of the second."""
     model = ScriptedModel("One.", *turns)
     agent = Agent(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, Event, MemoryEventLog, ThoughtStreamEvent, tool
+from rxloop import Agent, AnyEvent, MemoryEventLog, ThoughtStreamEvent, tool
 from rxloop.protocol.events import ThoughtDeltaEvent
 from rxloop.providers import openai_chat
 from servers import Reply, delta, serving, sse
@@ -27,7 +27,7 @@ async def look(n: int) -> str:
     return f"{n} cat"
 
 
-async def two_steps(preset: str, *deltas: dict[str, Any], stream: bool = True) -> tuple[dict[str, Any], list[Event]]:
+async def two_steps(preset: str, *deltas: dict[str, Any], stream: bool = True) -> tuple[dict[str, Any], list[AnyEvent]]:
     """A loop of two model calls at an endpoint: the assistant message of its second request, and the events."""
     chunks = [*deltas, delta(tool_calls=[LOOK]), delta("tool_calls")]
     first = Reply(sse(*chunks))
@@ -43,7 +43,7 @@ async def two_steps(preset: str, *deltas: dict[str, Any], stream: bool = True) -
     return sent, events
 
 
-def thoughts(events: list[Event]) -> tuple[str, list[str]]:
+def thoughts(events: list[AnyEvent]) -> tuple[str, list[str]]:
     """What streamed of the reasoning, and the thoughts that it became."""
     live = "".join(event.delta for event in events if isinstance(event, ThoughtDeltaEvent))
     whole = [event for event in events if isinstance(event, ThoughtStreamEvent)]

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.compose import describe, parts
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Request, RunRequest, ToolRequest
+from rxloop.stream.stream import HANDLING
 
 O = TypeVar("O", bound=Operator)  # noqa: E741
-
-_HANDLING = "rxloop_handling"
 
 
 class _Handling(NamedTuple):
@@ -43,7 +42,7 @@ def handling(operator: O, request: type[Request], *, ends: bool = False, pipelin
         pipeline: What it sends the requests of its iterations through, if it answers a `RunRequest` by iterations.
     """
     fields: dict[str, Any] = vars(operator)
-    fields[_HANDLING] = _Handling(request, ends, pipeline)
+    fields[HANDLING] = _Handling(request, ends, pipeline)
     return operator
 
 
@@ -87,7 +86,7 @@ def _check(line: list[Operator], *, around: bool) -> None:
 
 
 def _handled(operator: Operator) -> _Handling | None:
-    return getattr(operator, _HANDLING, None)
+    return getattr(operator, HANDLING, None)
 
 
 def _advice(kind: type[Request], place: int, ends: dict[type[Request], list[int]], *, around: bool) -> str | None:

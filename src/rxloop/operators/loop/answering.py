@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from reactivex import Observable, abc
 
@@ -11,12 +11,12 @@ from rxloop.operators.loop._places import handling
 from rxloop.pipeline.requests import Operator, Request, Signal
 from rxloop.stream.connect import Connections, connect, dispose_after
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=Request[Any])
 
 
 def answering(
     request_type: type[R], answer: Callable[[R], Observable[Signal]], concurrency: int | None = None
-) -> Operator:
+) -> Operator[object]:
     """Pass everything on, but put the answers to requests of one type in their place.
 
     The engine of the loop: `call_model`, `run_tools`, `iterate` and `on` are made of it.

@@ -9,7 +9,7 @@ from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.stream.connect import Connections, connect
 
 
-def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator:
+def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[object]:
     """Answer the end of an iteration, once everything before it is done.
 
     ::

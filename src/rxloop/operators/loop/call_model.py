@@ -33,7 +33,7 @@ _UNSTAMPED: dict[str, Any] = {
 _llm_call = unchecked(LLMCallEvent)
 
 
-def call_model() -> Operator:
+def call_model() -> Operator[object]:
     """Answer each `ModelRequest`: call the model, and ask for the tools that it wants.
 
     ::
@@ -84,10 +84,10 @@ def _up_to_date(request: ModelRequest) -> ModelRequest:
     history = request.ctx.state.messages
     if request.history is None or len(history) == request.history:
         return request
-    messages: Any = request.messages
+    messages: Sequence[Message] = request.messages
     if history.extends(messages):
         return request.replace(messages=history, history=len(history))
-    if not isinstance(messages, Sequence):
+    if not isinstance(messages, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         return request
     gained = history[request.history :]
     return request.replace(messages=[*messages, *gained], history=len(history))

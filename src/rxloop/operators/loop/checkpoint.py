@@ -15,7 +15,7 @@ log = logging.getLogger("rxloop")
 _checkpoint = unchecked(CheckpointEvent)
 
 
-def checkpoint(every: int = 1) -> Operator:
+def checkpoint(every: int = 1) -> Operator[object]:
     """Hold the end of an iteration until the log is durable, and say so.
 
     ::

@@ -6,13 +6,12 @@ from types import FunctionType
 from reactivex import Observable
 
 from rxloop.errors import PipelineError, RxloopError
-from rxloop.pipeline.requests import Operator, Signal
+from rxloop.pipeline.requests import Operator, OperatorDeps, Signal
 from rxloop.stream.guard import as_error
+from rxloop.stream.stream import PARTS
 
-_PARTS = "rxloop_parts"
 
-
-def compose(*operators: Operator) -> Operator:
+def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
     """Make one operator of several, the first one nearest to the source.
 
     ::
@@ -45,14 +44,14 @@ def compose(*operators: Operator) -> Operator:
         return source
 
     operator.__qualname__ = ", ".join(map(describe, operators)) or "nothing"
-    operator.__dict__[_PARTS] = operators
+    operator.__dict__[PARTS] = operators
     return operator
 
 
 def parts(operators: Iterable[Operator]) -> Iterator[Operator]:
     """Give the operators that these are composed of, in order."""
     for operator in operators:
-        composed = getattr(operator, _PARTS, None)
+        composed = getattr(operator, PARTS, None)
         if composed is None:
             yield operator
         else:

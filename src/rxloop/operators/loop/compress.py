@@ -16,7 +16,7 @@ def compress(
     counter: TokenCounter | None = None,
     every: int | None = None,
     timeout: float = 30.0,
-) -> Operator:
+) -> Operator[object]:
     """Make each `ModelRequest` fit: cut the history once it overflows.
 
     ::

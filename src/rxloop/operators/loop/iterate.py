@@ -10,7 +10,16 @@ from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocol
 from rxloop.operators.loop._places import handling
 from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Request, RunRequest, Signal, ToolRequest
+from rxloop.pipeline.requests import (
+    IterationEnd,
+    ModelRequest,
+    Operator,
+    OperatorDeps,
+    Request,
+    RunRequest,
+    Signal,
+    ToolRequest,
+)
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import LLMFailedEvent, MessageAddedEvent
 from rxloop.state.batch import Batch
@@ -25,7 +34,7 @@ _ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolReque
 NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
 
 
-def iterate(pipeline: Operator, times: int | None = None) -> Operator:
+def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Operator[OperatorDeps]:
     """Answer the `RunRequest`: send one model request after another through a pipeline, until the model has answered.
 
     The usual strategy. Each iteration subscribes the pipeline anew to a `ModelRequest` and an `IterationEnd`.

@@ -15,13 +15,14 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.stream.bridges import from_async_iter
 
-R = TypeVar("R", bound=Any)
+R = TypeVar("R", bound=Request[Any])
+D = TypeVar("D")
 
 
-def _checked_copy(signal: Any, handler: str) -> Signal:
+def _checked_copy(signal: Signal, handler: str) -> Signal:
     if isinstance(signal, Request):
         return signal
-    if not isinstance(signal, Event):
+    if not isinstance(signal, Event):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PipelineError(
             f"the handler {handler} yielded {signal!r}, of the type {type(signal).__qualname__}: "
             "it may yield requests and events"
@@ -30,7 +31,7 @@ def _checked_copy(signal: Any, handler: str) -> Signal:
     return signal.model_copy()
 
 
-def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncIterator[Signal]]], Operator]:
+def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[D]], AsyncIterator[Signal]]], Operator[D]]:
     """Make an operator of an async generator function, without any Rx.
 
     ::
@@ -59,12 +60,12 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
     Raises:
         ConfigurationError: It is not a class of requests, or the handler is not an async generator function.
     """
-    if not (isinstance(cast("Any", request_type), type) and issubclass(request_type, Request)):
+    if not (isinstance(cast("Any", request_type), type) and issubclass(cast("Any", request_type), Request)):
         raise ConfigurationError(
             f"op.on({request_type!r}) cannot be used: give ToolRequest, ModelRequest, IterationEnd or RunRequest"
         )
 
-    def decorate(handler: Callable[[R, RunContext[Any]], AsyncIterator[Signal]]) -> Operator:
+    def decorate(handler: Callable[[R, RunContext[D]], AsyncIterator[Signal]]) -> Operator[D]:
         called: Any = getattr(handler, "__wrapped__", handler)
         if not any(map(inspect.isasyncgenfunction, (called, type(called).__call__))):
             named = getattr(handler, "__name__", repr(handler))
@@ -80,7 +81,7 @@ def on(request_type: type[R]) -> Callable[[Callable[[R, RunContext[Any]], AsyncI
 
         name = getattr(handler, "__name__", "handler")
         answers: Any = answer
-        operator = at_end(answers) if request_type is IterationEnd else answering(request_type, answers)
+        operator = at_end(answers) if request_type is IterationEnd else answering(cast("Any", request_type), answers)
         operator.__qualname__ = name
         operator.__doc__ = handler.__doc__
         return operator

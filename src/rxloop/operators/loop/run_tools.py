@@ -32,7 +32,7 @@ _start = unchecked(ToolStartEvent)
 _complete = unchecked(ToolCompleteEvent)
 
 
-def run_tools(concurrency: int = 5) -> Operator:
+def run_tools(concurrency: int = 5) -> Operator[object]:
     """Answer each `ToolRequest`: call the tool.
 
     ::

@@ -7,14 +7,14 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.call_model import call_model
 from rxloop.operators.loop.checkpoint import checkpoint
 from rxloop.operators.loop.run_tools import run_tools
-from rxloop.pipeline.requests import Operator
+from rxloop.pipeline.requests import Operator, OperatorDeps
 
 
 def standard(
-    before_model: Sequence[Operator] = (),
-    before_tools: Sequence[Operator] = (),
-    at_end: Sequence[Operator] = (),
-) -> list[Operator]:
+    before_model: Sequence[Operator[OperatorDeps]] = (),
+    before_tools: Sequence[Operator[OperatorDeps]] = (),
+    at_end: Sequence[Operator[OperatorDeps]] = (),
+) -> list[Operator[OperatorDeps]]:
     """List the operators of the usual loop, with places for your own.
 
     ::

@@ -17,7 +17,7 @@ def thinking_phase(
     every: int | None = None,
     summary_tokens: int = 400,
     timeout: float = 30.0,
-) -> Operator:
+) -> Operator[object]:
     """Think before each model call: make the request fit, and note for the model how far the run is.
 
     ::

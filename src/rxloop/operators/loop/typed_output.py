@@ -15,7 +15,7 @@ from rxloop.stream.bridges import emit
 from rxloop.tools import FINAL_ANSWER
 
 
-def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool = False) -> Operator:
+def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool = False) -> Operator[object]:
     """Check that an answer fits the output type, and send it back to the model if it does not.
 
     ::

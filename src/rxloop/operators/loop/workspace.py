@@ -14,7 +14,7 @@ from rxloop.stream.bridges import emit, from_awaitable
 from rxloop.stream.within import within
 
 
-def workspace(shown: Workspace) -> Operator:
+def workspace(shown: Workspace) -> Operator[object]:
     """Show the model a workspace in each request; it never enters the history.
 
     ::

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import EventView
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.deltas import behind
 
@@ -47,7 +47,7 @@ def is_behind(cursor: Cursor, end: Event) -> bool:
     return cursor.task_id != end.root_task_id or cursor[1:] < (end.attempt, end.seq, end.sub)
 
 
-def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
+def after(cursor: str, *, strict: bool = True) -> EventView:
     """Leave out what a reader already has.
 
     ::
@@ -68,7 +68,7 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
     task_id, attempt, seq, sub = read_cursor(cursor, strict=strict)
     place = (seq, sub)
 
-    def view(source: Observable[Event]) -> Observable[Event]:
+    def operator(source: Observable[Event]) -> Observable[Event]:
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
@@ -110,4 +110,4 @@ def after(cursor: str, *, strict: bool = True) -> View[Event, Event]:
             attempt=event.attempt,
         )
 
-    return view
+    return cast("EventView", operator)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SerialDisposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import EventView
 from rxloop.protocol.events import Event
 from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
 from rxloop.stream.scheduler import timers
 
 
-def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
+def coalesce_deltas(window: float | None = None) -> EventView:
     """Merge neighbouring deltas of one kind, step and branch, and of one tool call.
 
     Nothing is lost and the order is kept: any other event comes after the deltas before it, and is passed on at once.
@@ -85,7 +85,7 @@ def coalesce_deltas(window: float | None = None) -> View[Event, Event]:
 
         return Observable(subscribe)
 
-    return operator
+    return cast("EventView", operator)
 
 
 class _Gathered:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from reactivex import Observable, abc
 
 from rxloop.errors import RecordingMismatch
 from rxloop.operators.views._facts import comparable, fact, line, parted
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import EventView
 from rxloop.operators.views.record import Recording, read_recording
 from rxloop.protocol.events import Event
 
 
-def compare(recording: Recording) -> View[Event, Event]:
+def compare(recording: Recording) -> EventView:
     """Pass all events, and fail at the end of the stream if they are not what was recorded.
 
     What is compared is what happened, as `rxloop.diff` does it: messages, calls, results, thoughts, models, the end.
@@ -64,7 +65,7 @@ def compare(recording: Recording) -> View[Event, Event]:
 
         return Observable(subscribe)
 
-    return operator
+    return cast("EventView", operator)
 
 
 def _check(recorded: Sequence[Event], seen: Sequence[Event]) -> None:

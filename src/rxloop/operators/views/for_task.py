@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from reactivex import operators as ops
 
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import EventView, named
 from rxloop.protocol.events import Event
 
 
-def for_task(task_id: str) -> View[Event, Event]:
+def for_task(task_id: str) -> EventView:
     """Keep the events of one task.
 
     For the events of a whole conversation, or for a run with nested agents, whose events carry task ids of their own.
@@ -28,4 +30,4 @@ def for_task(task_id: str) -> View[Event, Event]:
     def belongs(event: Event) -> bool:
         return event.task_id == task_id
 
-    return ops.filter(belongs)
+    return cast("EventView", named(ops.filter(belongs), "for_task"))

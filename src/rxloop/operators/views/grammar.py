@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from reactivex import Observable, abc
 
 from rxloop.errors import GrammarError
 from rxloop.operators.views._grammar import Grammar
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import EventView
 from rxloop.protocol.events import Event
 
 
-def grammar(*, whole: bool = True) -> View[Event, Event]:
+def grammar(*, whole: bool = True) -> EventView:
     """Pass all events, and fail with a `GrammarError` at the first one that breaks a rule of the protocol.
 
     What it checks, for the run and for each nested run and each branch by itself:
@@ -68,4 +70,4 @@ def grammar(*, whole: bool = True) -> View[Event, Event]:
 
         return Observable(subscribe)
 
-    return operator
+    return cast("EventView", operator)

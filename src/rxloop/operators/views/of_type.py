@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast, overload
 from reactivex import operators as ops
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import View, named
 from rxloop.protocol.events import Event
 
 A = TypeVar("A", bound=Event)
@@ -73,4 +73,4 @@ def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
             kept = known[type(event)] = isinstance(event, classes)
         return kept
 
-    return ops.filter(is_kept)
+    return named(ops.filter(is_kept), "of_type")

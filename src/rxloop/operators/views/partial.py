@@ -61,7 +61,7 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
     parse = output_of(output_type).parse
     wrapped = not is_object(adapter_of(output_type)[1])
 
-    def view(source: Observable[Event]) -> Observable[Any]:
+    def operator(source: Observable[Event]) -> Observable[Any]:
         def subscribe(
             observer: abc.ObserverBase[Any], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
@@ -102,7 +102,7 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
 
         return Observable(subscribe)
 
-    return view
+    return operator
 
 
 class _Growing:

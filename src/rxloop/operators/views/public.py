@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from reactivex import Observable, abc
 
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import EventView
 from rxloop.protocol.events import Event
 
 
-def public() -> View[Event, Event]:
+def public() -> EventView:
     """Give the events as clients may see them.
 
     Internal kinds are left out, and so is what a hidden tool does: of `think_aloud` only its thoughts remain, for one.
@@ -36,4 +38,4 @@ def public() -> View[Event, Event]:
 
         return Observable(subscribe)
 
-    return operator
+    return cast("EventView", operator)

@@ -6,20 +6,20 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import EventView
 from rxloop.protocol.events import Event
 
 Recording = str | os.PathLike[str] | Iterable[Event]
 """Recorded events, or the JSONL file that holds them."""
 
 
-def record(target: list[Event] | str | os.PathLike[str]) -> View[Event, Event]:
+def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
     """Pass all events, and keep them: in a list, or in a file with the JSON of one event on each line.
 
     Each subscription begins the file anew, writes it line by line, and closes it at its end, so that it also holds what
@@ -89,7 +89,7 @@ def record(target: list[Event] | str | os.PathLike[str]) -> View[Event, Event]:
 
         return Observable(subscribe)
 
-    return operator
+    return cast("EventView", operator)
 
 
 def _opened(path: Path) -> IO[bytes]:

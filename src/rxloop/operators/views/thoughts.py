@@ -8,7 +8,7 @@ from typing import cast, get_args
 from reactivex import operators as ops
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import View, named
 from rxloop.protocol.events import THOUGHT_TYPES, Event, ThoughtStreamEvent, ThoughtType, Verbosity
 
 _LEVELS: tuple[str, ...] = get_args(Verbosity)
@@ -55,7 +55,7 @@ def thoughts(
             return True
         return event.confidence is not None and event.confidence >= min_confidence
 
-    return cast("View[Event, ThoughtStreamEvent]", ops.filter(matches))
+    return cast("View[Event, ThoughtStreamEvent]", named(ops.filter(matches), "thoughts"))
 
 
 def _types(types: ThoughtType | Collection[ThoughtType] | None) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import View, named
 from rxloop.operators.views.of_type import of_type
 from rxloop.protocol.events import Event, ToolCompleteEvent
 
@@ -19,4 +19,4 @@ def tool_calls() -> View[Event, ToolCompleteEvent]:
         A view of the `tool-complete` events, in the order in which the calls ended. A call that was refused is there
         too.
     """
-    return of_type(ToolCompleteEvent)
+    return named(of_type(ToolCompleteEvent), "tool_calls")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from reactivex import operators as ops
 
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import EventView, named
 from rxloop.protocol.events import Event, ends_attempt
 
 
-def until_final() -> View[Event, Event]:
+def until_final() -> EventView:
     """Complete right after the final `status-update` of the run.
 
     For streams that go on: those of a whole conversation, or of a log in which later attempts follow. The end of a
@@ -26,4 +28,4 @@ def until_final() -> View[Event, Event]:
     def goes_on(event: Event) -> bool:
         return not ends_attempt(event)
 
-    return ops.take_while(goes_on, inclusive=True)
+    return cast("EventView", named(ops.take_while(goes_on, inclusive=True), "until_final"))

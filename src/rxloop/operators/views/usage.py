@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import View, named
 from rxloop.operators.views.of_type import of_type
 from rxloop.protocol.events import Event, UsageEvent
 
@@ -21,4 +21,4 @@ def usage() -> View[Event, UsageEvent]:
     Returns:
         A view of the `usage` events; each has the numbers of its own call.
     """
-    return of_type(UsageEvent)
+    return named(of_type(UsageEvent), "usage")
