@@ -9,7 +9,7 @@ import sys
 
 from rxloop.cli import options
 from rxloop.cli.agents import AgentOptions, Ready
-from rxloop.cli.conversing import Conversing
+from rxloop.cli.conversing import conversing
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import many
 from rxloop.cli.session import Session
@@ -37,12 +37,12 @@ def chat(
     Ctrl-D or /quit ends the conversation, Ctrl-C cancels an answer; --context takes an old conversation up again.
     """
     given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy)
-    conversing = Conversing(given, thoughts, json, context, db, no_log, chatting=True)
+    begun = conversing(given, thoughts, json, context, db, no_log, chatting=True)
     with reporting(), logged(), asyncio.Runner() as runner:
         # The questions are read outside of the event loop: nothing goes on while a person thinks.
         stack = contextlib.AsyncExitStack()
         try:
-            ready, session, context_id = runner.run(stack.enter_async_context(conversing.begin()))
+            ready, session, context_id = runner.run(stack.enter_async_context(begun))
             runner.run(_greet(ready, session, context_id))
             while (question := _next_question()) is not None:
                 try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from pathlib import Path
 
 from rxloop.cli.agents import AgentOptions, Ready
@@ -16,39 +15,35 @@ from rxloop.eventlog import MemoryEventLog
 from rxloop.pipeline.seams import EventLog
 
 
-@dataclass(frozen=True, slots=True)
-class Conversing:
-    """What was said on the command line of how runs are made, shown and kept."""
-
-    given: AgentOptions
-    thoughts: ThoughtLevel
-    json: bool
-    context: str | None
-    db: Path | None
-    no_log: bool
-    chatting: bool = False
-
-    @contextlib.asynccontextmanager
-    async def begin(self) -> AsyncGenerator[tuple[Ready, Session, str]]:
-        """Give an agent with its log, how its runs are shown, and the id of the conversation."""
-        if self.no_log and self.context is not None:
-            raise ConfigurationError("--context needs the database, and --no-log leaves it out")
-        async with contextlib.AsyncExitStack() as stack:
-            log: EventLog
-            context: str | None = None
-            if self.context is not None:
-                log = await stack.enter_async_context(opened(self.db))
-                context = await find_context(log, self.context)
-                made = self.given.make(recorded=await _last_model(log, context))
-            else:
-                # The agent comes first: who has mistyped a model gets no empty database.
-                made = self.given.make()
-                # A run that asks something goes on in a second attempt, which reads the first.
-                log = MemoryEventLog() if self.no_log else await stack.enter_async_context(opened(self.db, write=True))
-            ready = await stack.enter_async_context(made.logging_to(log))
-            kept = None if self.no_log else log
-            session = Session(self.thoughts, self.json, kept, self.db, self.given.flags(), chatting=self.chatting)
-            yield ready, session, context or _new_context()
+@contextlib.asynccontextmanager
+async def conversing(
+    given: AgentOptions,
+    thoughts: ThoughtLevel,
+    json: bool,
+    context: str | None,
+    db: Path | None,
+    no_log: bool,
+    *,
+    chatting: bool = False,
+) -> AsyncGenerator[tuple[Ready, Session, str]]:
+    """Give an agent with its log, how its runs are shown, and the id of the conversation."""
+    if no_log and context is not None:
+        raise ConfigurationError("--context needs the database, and --no-log leaves it out")
+    async with contextlib.AsyncExitStack() as stack:
+        log: EventLog
+        context_id: str | None = None
+        if context is not None:
+            log = await stack.enter_async_context(opened(db))
+            context_id = await find_context(log, context)
+            made = given.make(recorded=await _last_model(log, context_id))
+        else:
+            # The agent comes first: who has mistyped a model gets no empty database.
+            made = given.make()
+            # A run that asks something goes on in a second attempt, which reads the first.
+            log = MemoryEventLog() if no_log else await stack.enter_async_context(opened(db, write=True))
+        ready = await stack.enter_async_context(made.logging_to(log))
+        session = Session(thoughts, json, None if no_log else log, db, given.flags(), chatting=chatting)
+        yield ready, session, context_id or _new_context()
 
 
 async def _last_model(log: EventLog, context_id: str) -> str | None:

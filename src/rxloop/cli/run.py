@@ -9,7 +9,7 @@ import typer
 
 from rxloop.cli import options
 from rxloop.cli.agents import AgentOptions
-from rxloop.cli.conversing import Conversing
+from rxloop.cli.conversing import conversing
 from rxloop.cli.options import ThoughtLevel, as_text
 from rxloop.cli.session import exit_code
 from rxloop.cli.terminal import read_all, running
@@ -39,11 +39,9 @@ def run(
     """
     given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy)
 
-    conversing = Conversing(given, thoughts, json, context, db, no_log)
-
     async def main() -> int:
         question = _question(words or [])
-        async with conversing.begin() as (ready, session, context_id):
+        async with conversing(given, thoughts, json, context, db, no_log) as (ready, session, context_id):
             asked = ready.agent.run(question, context_id=context_id, model=ready.model, strategy=strategy)
             return exit_code(await session.carry_out(ready, asked, strategy))
 

@@ -22,8 +22,6 @@ class HTTPRequest:
     method: str
     path: str
     """Without the query."""
-    headers: dict[str, str]
-    """Names in lower case."""
     body: bytes
 
 
@@ -129,8 +127,7 @@ class Connection:
         head = await self._next_event()
         if not isinstance(head, h11.Request):
             return None
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-        size = int(headers.get("content-length", 0))
+        size = next((int(value) for name, value in head.headers if name == b"content-length"), 0)
         body = bytearray()
         while size <= _MAX_BODY and isinstance(event := await self._next_event(), h11.Data):
             body += event.data
@@ -138,7 +135,7 @@ class Connection:
         if size > _MAX_BODY:
             raise h11.RemoteProtocolError("the body is too long", error_status_hint=413)
         path = head.target.decode("latin-1").partition("?")[0]
-        return HTTPRequest(head.method.decode("latin-1"), path, headers, bytes(body))
+        return HTTPRequest(head.method.decode("latin-1"), path, bytes(body))
 
     async def _next_event(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:

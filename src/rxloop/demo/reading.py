@@ -60,6 +60,11 @@ class Temperature:
         """The same in Celsius."""
         return self.value if self.unit == "C" else (self.value - 32) * 5 / 9
 
+    @property
+    def sum_in_celsius(self) -> str:
+        """The sum that gives it in Celsius."""
+        return exact(self.value) if self.unit == "C" else f"({exact(self.value)} - 32) * 5 / 9"
+
     def __str__(self) -> str:
         return f"{number(self.value)} °{self.unit}"
 

@@ -49,33 +49,19 @@ def compare_stated(conversation: Conversation) -> Reply | None:
     convert = [temperature for temperature, _ in stated if temperature.unit == "F"]
     calculator = conversation.tool_with("expression") if convert else None
     sums = conversation.results(calculator.name) if calculator else []
-    celsius = {id(temperature): temperature.celsius for temperature in convert}
-    note = ""
-    for temperature, past in zip(convert, sums, strict=False):
-        value = number_of(past.result)
-        if value is None:
-            note = f" The calculator failed ({past.result}), so I converted it myself."
-        else:
-            celsius[id(temperature)] = value
-
-    def in_celsius(temperature: Temperature) -> float:
-        return celsius.get(id(temperature), temperature.value)
-
-    named = [
-        (f"{temperature} in {city}" if city else str(temperature), in_celsius(temperature))
-        for temperature, city in stated
-    ]
-    converted = _converted(convert, in_celsius)
+    values = [number_of(past.result) for past in sums]
+    celsius = {temperature: temperature.celsius for temperature, _ in stated}
+    celsius |= {temperature: value for temperature, value in zip(convert, values, strict=False) if value is not None}
+    failures = [past.result for past, value in zip(sums, values, strict=True) if value is None]
+    note = f" The calculator failed ({failures[-1]}), so I converted it myself." if failures else ""
+    named = [(f"{degrees} in {city}" if city else str(degrees), celsius[degrees]) for degrees, city in stated]
+    converted = " ".join(f"{degrees} is {number(celsius[degrees])} °C." for degrees in convert)
     thoughts = conversation.thoughts
     calls: _Calls = []
     if conversation.thinks and not thoughts:
         calls.append(conversation.think("plan", "I bring the temperatures to Celsius, and then compare.", "planning"))
     if calculator and not sums:
-        sum_for = "({} - 32) * 5 / 9"
-        calls += [
-            (calculator.name, calculator.fill(expression=sum_for.format(exact(temperature.value))))
-            for temperature in convert
-        ]
+        calls += [(calculator.name, calculator.fill(expression=degrees.sum_in_celsius)) for degrees in convert]
     elif conversation.thinks and len(thoughts) == 1:
         found = " ".join([converted or "All is in Celsius already.", *([_verdict("", named)] if named[1:] else [])])
         basis = sums[-1].id if sums else thoughts[0]
@@ -84,13 +70,9 @@ def compare_stated(conversation: Conversation) -> Reply | None:
         return Reply(calls=calls)
     if len(stated) == 1:
         (only, _), *_ = stated
-        other = f"{number(in_celsius(only))} °C" if convert else f"{number(only.value * 9 / 5 + 32)} °F"
+        other = f"{number(celsius[only])} °C" if convert else f"{number(only.value * 9 / 5 + 32)} °F"
         return Reply(f"{only} is {other}.{note}")
     return Reply(_verdict(conversation.question, named) + (f" {converted}" if converted else "") + note)
-
-
-def _converted(convert: Sequence[Temperature], in_celsius: Any) -> str:
-    return " ".join(f"{temperature} is {number(in_celsius(temperature))} °C." for temperature in convert)
 
 
 def _verdict(question: str, named: Sequence[tuple[str, float]]) -> str:
@@ -124,9 +106,8 @@ def plan(conversation: Conversation) -> Reply | None:
         calls += [(tool.name, tool.fill(city=city)) for tool in tools]
     answered = [call for call in found if not failed(call.result)]
     warm = [temperature for call in answered if (temperature := temperature_of(call.result))]
-    indoors = any(_WET.search(call.result or "") for call in answered) or any(
-        temperature.celsius < 8 for temperature in warm
-    )
+    wet = any(_WET.search(call.result or "") for call in answered)
+    indoors = wet or any(degrees.celsius < 8 for degrees in warm)
     if not calls and conversation.thinks and len(thoughts) == 1:
         place = "indoors" if indoors else "outdoors"
         basis = found[-1].id if found else thoughts[0]
@@ -211,7 +192,7 @@ def _think_about(conversation: Conversation, found: list[tuple[str, PastCall]]) 
     calculator = _calculator(conversation, found)
     worked = conversation.results(calculator.name) if calculator else []
     if calculator and not worked:
-        minuend, subtrahend = (_in_celsius(temperature) for _, temperature in _temperatures(found))
+        minuend, subtrahend = (temperature.sum_in_celsius for _, temperature in _temperatures(found))
         return [*calls, (calculator.name, calculator.fill(expression=f"{minuend} - {subtrahend}"))]
     if thinks and (calls or (worked and conversation.turn[-1] == worked[-1])):
         basis = worked[-1].id if worked else next(iter(thoughts), found[-1][1].id)
@@ -226,11 +207,6 @@ def _calculator(conversation: Conversation, found: list[tuple[str, PastCall]]) -
     """Return the calculator, if the difference of two temperatures is asked for."""
     asked = re.search(r"\bdifference\b", conversation.question, re.IGNORECASE)
     return conversation.tool_with("expression") if asked and len(found) == len(_temperatures(found)) == 2 else None
-
-
-def _in_celsius(temperature: Temperature) -> str:
-    value = exact(temperature.value)
-    return value if temperature.unit == "C" else f"({value} - 32) * 5 / 9"
 
 
 def _temperatures(found: list[tuple[str, PastCall]]) -> list[tuple[str, Temperature]]:

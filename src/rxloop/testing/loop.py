@@ -8,18 +8,16 @@ import math
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyio import CapacityLimiter
+from typing_extensions import override
 
 from rxloop.errors import RxloopError
 from rxloop.stream.threads import THREAD_NAME
 from rxloop.stream.writer import LOG_TASK
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
 
 SECOND = 1_000_000_000
 """Nanoseconds: time is counted in whole ones, so that 0.5 s and 0.15 s make exactly 0.65 s."""
@@ -161,11 +159,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self))) or "no task"
 
 
-class _Selector(selectors.BaseSelector):
+class _Selector(selectors.DefaultSelector):
     """The platform's selector, with the wait left to the loop."""
 
     def __init__(self, wait: Callable[[_Poll, float | None], list[Any]]) -> None:
-        self._real = selectors.DefaultSelector()
+        super().__init__()
         self._wait = wait
         self.own = 0
         """How many sockets the loop has for itself."""
@@ -173,22 +171,8 @@ class _Selector(selectors.BaseSelector):
     @property
     def sockets(self) -> bool:
         """Whether anything but the loop's own sockets is registered."""
-        return len(self._real.get_map()) > self.own
+        return len(self.get_map()) > self.own
 
-    def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.modify(fileobj, events, data)
-
+    @override
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        return self._wait(self._real.select, timeout)
-
-    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
+        return self._wait(super().select, timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -109,8 +110,8 @@ def majority(answers: Sequence[Any], *, failed: int = 0) -> Vote:
     if not answers:
         raise NoAnswers(f"there is nothing to vote on: {failed} of {failed} paths failed")
     forms = [normalise(answer) for answer in answers]
-    counts = _counted(forms)
-    # `max` gives the first of equals, and a dict keeps the order in which the answers came.
+    counts = Counter(forms)
+    # `max` gives the first of equals, and a Counter keeps the order in which the answers came.
     winner = max(counts, key=counts.__getitem__)
     return Vote(
         answer=answers[forms.index(winner)],
@@ -131,7 +132,7 @@ def decided(answers: Sequence[Any], remaining: int) -> bool:
     """
     if remaining <= 0:
         return True
-    counts = list(_counted([normalise(answer) for answer in answers]).values())
+    counts = list(Counter(map(normalise, answers)).values())
     if not counts:
         return False
     most = max(counts)
@@ -139,10 +140,3 @@ def decided(answers: Sequence[Any], remaining: int) -> bool:
     # An answer that was given before the leader wins with as many votes, one that comes later needs one more.
     before = all(count + remaining < most for count in counts[:first])
     return before and all(count + remaining <= most for count in [*counts[first + 1 :], 0])
-
-
-def _counted(forms: Sequence[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for form in forms:
-        counts[form] = counts.get(form, 0) + 1
-    return counts
