@@ -50,16 +50,46 @@ class OfferedTool:
     def fill(self, **known: Any) -> dict[str, Any]:
         """Fill the arguments of a call: with what is known, and something that fits for what else is required."""
         required: list[str] = self.parameters.get("required") or []
-        return known | {name: _something(self.arguments.get(name, {})) for name in required if name not in known}
+        shared = {"$defs": self.parameters.get("$defs", {})}
+        return known | {name: plainest(self.arguments.get(name, {}) | shared) for name in required if name not in known}
 
 
-def _something(schema: dict[str, Any]) -> Any:
-    if "default" in schema:
-        return schema["default"]
-    if schema.get("enum"):
-        return schema["enum"][0]
-    kinds: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": False, "array": [], "object": {}}
-    return kinds.get(str(schema.get("type")), "")
+_PLAIN: dict[str, Any] = {"boolean": False, "null": None}
+
+
+def plainest(schema: dict[str, Any], text: str = "", facts: Mapping[str, Any] | None = None) -> Any:
+    """Make up the plainest value that fits a JSON Schema.
+
+    Args:
+        schema: The schema.
+        text: What texts in it say.
+        facts: What is known, by the names of fields.
+    """
+
+    def fitting(part: dict[str, Any], name: str, known: Mapping[str, Any]) -> Any:
+        if "$ref" in part:
+            part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+        for key in ("anyOf", "oneOf"):
+            if key in part:
+                # Null, where that is allowed: it ends a type that contains itself.
+                return fitting(min(part[key], key=lambda option: option.get("type") != "null"), name, {})
+        for key in ("const", "default"):
+            if key in part:
+                return part[key]
+        if "enum" in part:
+            return part["enum"][0]
+        kind = part.get("type")
+        if kind == "object":
+            return {field: fitting(inner, field, known) for field, inner in part.get("properties", {}).items()}
+        if kind == "array":
+            return [fitting(part.get("items", {}), name, known) for _ in range(part.get("minItems", 0))]
+        if isinstance(known.get(name), str if kind == "string" else int):
+            return known[name]
+        if kind in ("integer", "number"):
+            return max(1, part.get("minimum", 1))
+        return _PLAIN[kind] if kind in _PLAIN else text[: part.get("maxLength")]
+
+    return fitting(schema, "", facts or {})
 
 
 class Conversation:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from rxloop.demo.conversation import Conversation, Reply, as_json, as_object, text_of
+from rxloop.demo.conversation import Conversation, Reply, as_json, as_object, plainest, text_of
 from rxloop.tools import FINAL_ANSWER
 
 _CAPITALS = {
@@ -16,7 +16,6 @@ _CAPITALS = {
     "Germany": ("Berlin", 3_662_381),
     "France": ("Paris", 2_102_650),
 }
-_PLAIN: dict[str, Any] = {"boolean": False, "null": None}
 
 
 def typed(conversation: Conversation, reply: Reply) -> Reply:
@@ -28,7 +27,7 @@ def typed(conversation: Conversation, reply: Reply) -> Reply:
     schema = _schema(conversation)
     if schema is None or reply.calls or as_json(reply.text) is not None:
         return reply
-    value = _value(schema, "", _facts(conversation.question), reply.text, schema.get("$defs", {}))
+    value = plainest(schema, reply.text, _facts(conversation.question))
     if FINAL_ANSWER in conversation.tools:
         return Reply(calls=[(FINAL_ANSWER, value)], reasoning=reply.reasoning)
     # With blanks, at which the text is cut for the stream.
@@ -53,27 +52,3 @@ def _facts(question: str) -> dict[str, Any]:
         if country in question or city in question:
             return {"name": city, "city": city, "capital": city, "country": country, "population": population}
     return {}
-
-
-def _value(schema: dict[str, Any], name: str, facts: dict[str, Any], text: str, shared: dict[str, Any]) -> Any:
-    if "$ref" in schema:
-        schema = shared[schema["$ref"].rpartition("/")[2]]
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            # Null, where that is allowed: it ends a type that contains itself.
-            return _value(min(schema[key], key=lambda each: each.get("type") != "null"), name, {}, text, shared)
-    if "const" in schema or "enum" in schema:
-        return schema["const"] if "const" in schema else schema["enum"][0]
-    kind = schema.get("type")
-    if kind == "object":
-        fields: dict[str, Any] = schema.get("properties", {})
-        return {field: _value(part, field, facts, text, shared) for field, part in fields.items()}
-    if kind == "array":
-        item = schema.get("items", {})
-        return [_value(item, name, facts, text, shared) for _ in range(schema.get("minItems", 0))]
-    known = facts.get(name)
-    if isinstance(known, str if kind == "string" else int):
-        return known
-    if kind in ("integer", "number"):
-        return max(1, schema.get("minimum", 1))
-    return _PLAIN[kind] if kind in _PLAIN else text[: schema.get("maxLength")]

@@ -143,13 +143,6 @@ class Flow:
         }
         return {name: value for name, value in kept.items() if value is not None}
 
-    def guidance(self, line: str | None) -> dict[str, str]:
-        """Return the prompts of the stages that may follow on a line."""
-        if self.branches is None:
-            return {}
-        stages = self.branches.stages(line)
-        return {name: stages.strategy.stage(name).prompt for name in stages.next_stages}
-
     def _move_of(self, session: Session, given: StagedInput) -> _Move:
         line = session.line_of(given.branch_id, given.branch_from_thought)
         opens = line is not None and session.branch(line) is None
