@@ -22,15 +22,11 @@ def fork(
     ],
     prompt: Annotated[
         str | None,
-        typer.Option(
-            "--prompt", "-p", metavar="TEXT", help="Another question at 1, a new message after it.", show_default=False
-        ),
+        typer.Option("--prompt", "-p", metavar="TEXT", help="Another question at 1, a new message after it."),
     ] = None,
     results: Annotated[
         list[str] | None,
-        typer.Option(
-            "--result", metavar="CALL=JSON", help="What a tool call gave; may be repeated.", show_default=False
-        ),
+        typer.Option("--result", metavar="CALL=JSON", help="What a tool call gave; may be repeated."),
     ] = None,
     model: options.OtherModel = None,
     base_url: options.BaseUrl = None,

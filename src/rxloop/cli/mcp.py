@@ -44,9 +44,7 @@ def sequential_thinking(
     ] = None,
     session: Annotated[
         str | None,
-        typer.Option(
-            "--session", metavar="NAME", help="One session for all clients, which is kept.", show_default=False
-        ),
+        typer.Option("--session", metavar="NAME", help="One session for all clients, which is kept."),
     ] = None,
     path: Annotated[Path | None, typer.Option("--path", metavar="FILE", help="Keep the session in a database.")] = None,
     ttl: Annotated[

@@ -49,9 +49,7 @@ Model = Annotated[
 OtherModel = Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="A model other than the run's.")]
 BaseUrl = Annotated[
     str | None,
-    typer.Option(
-        "--base-url", metavar="URL", help="The endpoint of the model, without /chat/completions.", show_default=False
-    ),
+    typer.Option("--base-url", metavar="URL", help="The endpoint of the model, without /chat/completions."),
 ]
 Tools = Annotated[
     list[str] | None,

@@ -73,9 +73,7 @@ def replay(
     run: options.RunId,
     speed: Annotated[
         float | None,
-        typer.Option(
-            "--speed", metavar="FACTOR", help="1 is the recorded pace; without it, all at once.", show_default=False
-        ),
+        typer.Option("--speed", metavar="FACTOR", help="1 is the recorded pace; without it, all at once."),
     ] = None,
     until: Annotated[int | None, typer.Option("--until", metavar="SEQ", min=1, help="Stop after this event.")] = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,

@@ -3,12 +3,12 @@
 from rxloop.thinking.sessions.memory import MemorySessionStore
 from rxloop.thinking.sessions.result import ThoughtResult, thought_id
 from rxloop.thinking.sessions.rules import Rules
-from rxloop.thinking.sessions.session import Branch, Placed, Session
+from rxloop.thinking.sessions.session import BranchOrigin, Placed, Session
 from rxloop.thinking.sessions.sessions import ThinkingSessions
 from rxloop.thinking.sessions.thought import SequentialThought, ThoughtInput, ThoughtWarning
 
 __all__ = [
-    "Branch",
+    "BranchOrigin",
     "MemorySessionStore",
     "Placed",
     "Rules",

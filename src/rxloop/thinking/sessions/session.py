@@ -13,8 +13,8 @@ from rxloop.thinking.sessions.thought import SequentialThought
 Status = Literal["active", "complete"]
 
 
-class Branch(NamedTuple):
-    """An alternative line of thoughts."""
+class BranchOrigin(NamedTuple):
+    """Where a branch, an alternative line of thoughts, leaves from."""
 
     branch_id: str
     from_thought: int
@@ -61,7 +61,7 @@ class Session:
         default_factory=Ledger[tuple[str | None, int], int], repr=False
     )
     _anywhere: Ledger[int, int] = field(default_factory=Ledger[int, int], repr=False)
-    _branches: Ledger[str, Branch] = field(default_factory=Ledger[str, Branch], repr=False)
+    _branches: Ledger[str, BranchOrigin] = field(default_factory=Ledger[str, BranchOrigin], repr=False)
     _newest: dict[str | None, Placed] = field(default_factory=dict[str | None, Placed], repr=False)
     _highest: dict[str | None, int] = field(default_factory=dict[str | None, int], repr=False)
 
@@ -90,7 +90,7 @@ class Session:
         """How many thoughts the newest one expects; 0 before the first."""
         return self._placed[len(self)].thought.total_thoughts if len(self) else 0
 
-    def branch(self, name: str) -> Branch | None:
+    def branch(self, name: str) -> BranchOrigin | None:
         """Return where a branch leaves from; None if there is no such branch."""
         return self._branches.get(name)
 
@@ -156,7 +156,7 @@ class Session:
         branches = self._branches
         if placed.opens and line is not None:
             origin = self._placed[placed.follows].branch if placed.follows is not None else None
-            branches = branches.add(line, Branch(line, thought.branch_from_thought or 0, origin))
+            branches = branches.add(line, BranchOrigin(line, thought.branch_from_thought or 0, origin))
         goes_on = thought.next_thought_needed or bool(thought.needs_more_thoughts)
         return self.changed(
             used=thought.at,
