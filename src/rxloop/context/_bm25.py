@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rxloop.context._cache import PerMessage
+from rxloop.context._layout import text_of
 from rxloop.protocol.messages import Message
 
 _WORD = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af]|\w{2,}")
@@ -15,10 +16,7 @@ _K, _B = 1.2, 0.75
 
 
 def _words(message: Message) -> Counter[str]:
-    parts = [message.text]
-    for call in message.tool_calls:
-        parts += [call.name, call.raw or str(call.arguments)]
-    return Counter(_WORD.findall("\n".join(parts).lower()))
+    return Counter(_WORD.findall(text_of([message]).lower()))
 
 
 _words_of = PerMessage(_words)

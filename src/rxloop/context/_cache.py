@@ -54,6 +54,3 @@ class PerMessage(Generic[T]):
         # The callback runs before the id can be given to another object.
         self._kept[key] = (ref(message, lambda gone: kept.pop(key, None)), value)
         return value
-
-    def __len__(self) -> int:
-        return len(self._kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,9 +228,4 @@ def as_json(text: str | None) -> Any:
 
 
 def _thought_id(call: PastCall) -> str:
-    answer = as_object(call.result)
-    given = answer.get("thoughtId") or answer.get("thought_id")
-    if given:
-        return str(given)
-    named = re.search(r"thought_?[iI]d\W+([\w-]+)", call.result or "")
-    return named.group(1) if named else str(call.arguments.get("thought_id", call.id))
+    return str(as_object(call.result).get("thoughtId") or call.arguments.get("thought_id", call.id))

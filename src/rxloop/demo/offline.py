@@ -113,7 +113,8 @@ class OfflineModel:
         wanted = cast("dict[str, Any]", body)
         self.requests.append(wanted)
         try:
-            answer = _Answer(wanted, self._reply(Conversation(wanted)), len(self.requests))
+            conversation = Conversation(wanted)
+            answer = _Answer(wanted, conversation, self._reply(conversation), len(self.requests))
         except (KeyError, TypeError, AttributeError) as error:
             return _refused(400, f"the request cannot be read: {type(error).__name__}: {error}")
         if not wanted.get("stream"):
@@ -145,12 +146,11 @@ def _refused(status: int, message: str) -> HTTPResponse:
 class _Answer:
     """A reply in the form of the wire."""
 
-    def __init__(self, body: Mapping[str, Any], reply: Reply, number: int) -> None:
-        first = len(Conversation(body).calls) + 1
+    def __init__(self, body: Mapping[str, Any], conversation: Conversation, reply: Reply, number: int) -> None:
         self._reply = reply
         self._calls: list[dict[str, Any]] = [
             {
-                "id": f"call_{first + index}",
+                "id": conversation.call_id(index),
                 "type": "function",
                 "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
             }

@@ -177,13 +177,9 @@ class SequentialThought(Wire):
     flow: dict[str, Any] | None = None
     """What a strategy keeps of it: the stage, what may follow, and what became of the branches."""
 
-    @property
+    @cached_property
     def echo(self) -> dict[str, Any]:
         """The thought as it stands in `thoughtHistory`."""
-        return self._echo
-
-    @cached_property
-    def _echo(self) -> dict[str, Any]:
         return {
             "thoughtNumber": self.thought_number,
             "thought": self.thought,
