@@ -476,9 +476,9 @@ def test_op_of_type_wants_classes() -> None:
 
 async def test_a_loop_without_what_answers_a_request_is_told_what_to_add() -> None:
     model = ScriptedModel(call("look"), "Hi.")
-    with pytest.raises(RunError, match=r"the pipeline is run_tools; put op\.call_model\(\) behind"):
+    with pytest.raises(RunError, match=r"the pipeline is run_tools; put op\.call_model\(\) after"):
         await Agent(model, loop=[op.run_tools()]).run("Hi")
-    with pytest.raises(RunError, match=r"the pipeline is call_model; put op\.run_tools\(\) behind"):
+    with pytest.raises(RunError, match=r"the pipeline is call_model; put op\.run_tools\(\) after"):
         await Agent(model, tools=[look], loop=[op.call_model()]).run("Hi")
 
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_written_is_an_error_that_names_the_type(value: Any, name
 
 @pytest.mark.parametrize("content", [b"x", None, 5])
 def test_the_content_of_a_result_is_a_text_or_an_error_that_shows_it(content: Any) -> None:
-    with pytest.raises(ToolError, match=f"is no text: {content!r}"):
+    with pytest.raises(ToolError, match=f"is not a text: {content!r}"):
         encode_result(ToolResult(1, content))
 
 

@@ -180,8 +180,8 @@ def unresolved(thing: Nowhere) -> None: ...  # noqa: F821  # pyright: ignore[rep
 @pytest.mark.parametrize(
     ("function", "parameter", "reason"),
     [
-        (star, "items", r"is \*items, which a model cannot be told"),
-        (stars, "options", r"is \*\*options, which a model cannot be told"),
+        (star, "items", r"is \*items, which cannot be described to a model"),
+        (stars, "options", r"is \*\*options, which cannot be described to a model"),
         (bare, "city", "has no annotation"),
         (opaque, "thing", "cannot be described to a model: use a type that JSON has"),
         (unresolved, "thing", "name 'Nowhere' is not defined"),

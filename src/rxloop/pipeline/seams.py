@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from reactivex import Observable
 from typing_extensions import TypeVar
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.values import Histories, Mark, Rendered, RunRecord, SessionChange, SessionRecord, Until
 from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.values import Histories, Mark, Rendered, RunRecord, SessionChange, SessionRecord, Until
 
 D_contra = TypeVar("D_contra", contravariant=True, default=Any)
 

@@ -1,4 +1,4 @@
-"""What is different in two runs."""
+"""The differences of two runs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RunDiff:
         parts = [f"The first {_many(self.shared, 'event')} are the same." if self.shared else "Nothing is the same."]
         for side in (self.a, self.b):
             lines = side.lines()
-            shown = [f"  {each}" for each in lines[:SHOWN]] or ["  has ended here"]
+            shown = [f"  {text}" for text in lines[:SHOWN]] or ["  has ended here"]
             more = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
             parts += ["", f"{side.task_id} ({side.state})", *shown, *more]
         return "\n".join([*parts, "", self._costs()])
@@ -106,9 +106,9 @@ class RunDiff:
 async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | None = None) -> RunDiff:
     """Compare two runs.
 
-    What is compared is what happened: messages, calls, results, thoughts, the end. Ids, numbers, times, tokens, and the
-    bookkeeping of attempts do not count, and neither does the order in which the calls of one message ended, nor how
-    lines of a strategy that went on side by side are mixed.
+    It compares what happened: messages, calls, results, thoughts, the end. Ids, numbers, times, tokens and the
+    bookkeeping of attempts do not count. Neither does the order in which the calls of one message ended, nor how the
+    lines of a strategy are mixed.
 
     Args:
         log: Holds both.

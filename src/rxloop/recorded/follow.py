@@ -22,16 +22,16 @@ def follow(
     deltas: bool = False,
     until: Literal["attempt", "end"] = "attempt",
 ) -> RecordedStream:
-    """The events of a run that somebody writes, maybe in another process: those that are there, then those that come.
+    """Follow a run that is being written, maybe in another process: the events that are there, then those that come.
 
     ::
 
         log                         abc   d----e--F
         follow(after="run/1.2.0")   --c---d----e--F|
 
-    Without gap and without duplicate, up to the final event of the run's attempt, or of the run. Where the cursor lies
-    in a part of an attempt that was lost in a crash, or is not of this run, a `gap` event comes first, and then
-    everything that the reader needs: from the place where the lost part began, or from the first event.
+    There is neither a gap nor a duplicate up to the final event of the attempt, or of the run. If the cursor lies in a
+    part of an attempt that was lost in a crash, or is not of this run, a `gap` event comes first, and then everything
+    that the reader needs: from the place where the lost part began, or from the first event.
 
     Args:
         log: Where the run is written.
@@ -45,12 +45,12 @@ def follow(
         A stream. `UnknownRun` ends it if the log holds no such run.
 
     Raises:
-        ConfigurationError: `after` is not a cursor, or `until` is not a place to end at.
+        ConfigurationError: `after` is not a cursor, or `until` is neither of the two.
     """
     cursor = read_cursor(after, strict=strict) if after is not None else None
     if until not in ("attempt", "end"):
-        raise ConfigurationError(f"until is 'attempt' or 'end', not {until!r}")
-    # Only what is asked for, so that a log of one's own may do without.
+        raise ConfigurationError(f"until must be 'attempt' or 'end', not {until!r}")
+    # Only what is asked for, so that a log of the user's own need not know these options.
     options: dict[str, Any] = {**({"deltas": True} if deltas else {}), **({"until": until} if until == "end" else {})}
 
     async def work(push: Push[Event]) -> None:
@@ -101,7 +101,7 @@ class _Follower:
                 await close()
 
     async def _begin(self) -> int:
-        """The `seq` after which the reader has to go on; tells it of a cursor that is not of this run."""
+        """Find the `seq` after which the reader has to go on; send it a gap if its cursor is not of this run."""
         cursor = self._cursor
         assert cursor is not None
         if cursor.task_id == self._task_id and cursor.attempt > 0:
@@ -115,7 +115,7 @@ class _Follower:
             if later is not None and later.seq <= cursor.seq:
                 return later.seq - 1
             if cursor.seq > whole[-1].seq and not ends_attempt(whole[-1]):
-                # The run is ahead of its log, which will tell by what comes next whether the reader has it.
+                # The run is ahead of its log; the next event in it shows whether the reader has it.
                 return whole[-1].seq
         self._cursor = None
         self._gap(whole[0], "unknown-cursor")

@@ -47,7 +47,7 @@ class Replay(RecordedStream):
         return Replay(self._log, self._task_id, speed=self._speed, deltas=self._deltas, until=until)
 
     async def state_at(self, seq: int) -> RunState:
-        """The state of the run when the event with that `seq` was published, its conversation included.
+        """Fold the state of the run up to the event with that `seq`, its conversation included.
 
         Raises:
             ConfigurationError: The run has no such event.
@@ -55,11 +55,11 @@ class Replay(RecordedStream):
         """
         events = await self._events(deltas=False)
         if not 1 <= seq <= len(events):
-            raise ConfigurationError(f"the run {self._task_id} has the events 1 to {len(events)}, and none {seq}")
+            raise ConfigurationError(f"the run {self._task_id} has the events 1 to {len(events)}, and not {seq}")
         return await self._fold(events[:seq])
 
     async def result(self) -> Result[str]:
-        """What the run came to, or had come to at the end of this replay. Nothing is raised for a run that failed.
+        """Give the result of the run up to the end of this replay. Nothing is raised for a run that failed.
 
         Raises:
             UnknownRun: The log holds no such run.
@@ -110,7 +110,7 @@ class Replay(RecordedStream):
 
 
 def replay(log: EventLog, task_id: str, *, speed: float | None = None, deltas: bool = True) -> Replay:
-    """A recorded run once more, as a stream of its events. No model and no tool is called.
+    """Replay a recorded run, as a stream of its events. No model and no tool is called.
 
     ::
 

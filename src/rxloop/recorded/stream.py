@@ -21,7 +21,7 @@ from rxloop.stream.stream import Stream
 
 
 class _Reading:
-    """The share in a run that only its log is asked for: there is nothing to start, to hold or to hold back."""
+    """The share in a run that is read from its log: there is nothing to start, to hold or to hold back."""
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -55,7 +55,7 @@ class RecordedStream(Stream[AnyEvent]):
         self._run = run
 
     def sse(self, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
-        """The public events as server-sent events, as `Run.sse` gives them.
+        """Give the public events as server-sent events, as `Run.sse` does.
 
         Args:
             heartbeat: Seconds of silence after which a comment line is sent; None sends none.
@@ -63,7 +63,7 @@ class RecordedStream(Stream[AnyEvent]):
         return frames(aiter(self.pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
-        """Whether a client that comes back gets anything, as `Run.has_more` says it; by what the log has now.
+        """Tell whether a client that comes back gets anything, like `Run.has_more`; by what the log has now.
 
         Args:
             after: Its `Last-Event-ID`.

@@ -1,4 +1,4 @@
-"""What a person is asked before a tool is called."""
+"""The question that a person is asked before a tool is called."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LONGEST = 500
 
 
 def check_approve(name: str, approve: object, parameters: Collection[str]) -> None:
-    """Refuse what is not the text of a question about the parameters of a tool; True and False are no matter of this.
+    """Refuse what is not the text of a question about the parameters of a tool.
 
     Raises:
-        ConfigurationError: It is one.
+        ConfigurationError: It is not.
     """
     if not isinstance(approve, str) or not approve.strip():
         raise ConfigurationError(
@@ -29,17 +29,17 @@ def check_approve(name: str, approve: object, parameters: Collection[str]) -> No
         raise ConfigurationError(f"tool {name!r}: approve={approve!r} cannot be filled in: {error}") from error
     for field in fields:
         if field not in parameters:
-            known = ", ".join(f"{{{each}}}" for each in parameters) or "none"
+            known = ", ".join(f"{{{parameter}}}" for parameter in parameters) or "none"
             raise ConfigurationError(
                 f"tool {name!r}: approve={approve!r} names {{{field}}}, which is not a parameter; there are: {known}"
             )
 
 
 def approval_question(approve: bool | str, call: ToolCall) -> str:
-    """The question that a person is asked before a call.
+    """Make the question that a person is asked before a call.
 
     Args:
-        approve: What the tool says of it: a question with the parameters in braces, or True for the usual one.
+        approve: The question of the tool, with its parameters in braces, or True for the usual one.
         call: The call.
     """
     if isinstance(approve, str):
@@ -53,14 +53,14 @@ def approval_question(approve: bool | str, call: ToolCall) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value for a question: numbers as they are, so that the question may format them."""
+    """Prepare a value for a question: numbers stay as they are, so that the question may format them."""
     if isinstance(value, str):
         return _cut(value)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else _shown(value)
 
 
 def _shown(value: Any) -> str:
-    """A value in words that no value can imitate: as JSON."""
+    """Show a value as JSON, in a form that no other value can imitate."""
     return _cut(json.dumps(value, ensure_ascii=False, default=str))
 
 

@@ -1,4 +1,4 @@
-"""Tells of an async tool that holds the event loop, where every run of the process stands still with it."""
+"""Warns of an async tool that holds the event loop, and with it every run of the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOO_LONG = 0.5
 def watched(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
     """Await something, and warn, once, if one of its steps holds the event loop.
 
-    It is what `yield from` does, with a look at the time before and after each step.
+    It does what `yield from` does, and looks at the time before and after each step.
 
     Args:
         work: What the tool does.

@@ -24,7 +24,7 @@ log = logging.getLogger("rxloop")
 
 
 def caller_of(function: Callable[..., Any], name: str) -> Call:
-    """What carries out a call of that function, chosen by its kind."""
+    """Choose what carries out a call of that function, by its kind."""
     inner = plain_function(function)
 
     async def on_the_loop(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
@@ -64,7 +64,7 @@ class _Report:
         self.last: Any = None
 
     def take(self, value: Any) -> None:
-        """One value that was yielded."""
+        """Take one value that was yielded."""
         if isinstance(value, Event):
             self._ctx.emit(value)
             return
@@ -76,7 +76,7 @@ class _Report:
             self._held = value
 
     def flush(self) -> None:
-        """The value that was held back is not the last: it is progress."""
+        """Report the value that was held back: it is progress, since it is not the last."""
         if self._held is not _NOTHING:
             self._ctx.progress(_text(self._held))
             self._held = _NOTHING
@@ -118,8 +118,8 @@ def _drain(generator: Generator[Any, None, Any], ctx: RunContext[Any], stop: thr
 
 
 async def _in_thread(work: Callable[[threading.Event], T], name: str) -> T:
-    """Run work in a thread; when this is cancelled, the work is told by the event that it gets."""
-    # Imported when a function is called: whoever only makes a tool needs nothing of a run.
+    """Run work in a thread; if this is cancelled, the event that the work gets is set."""
+    # Imported here, because making a tool needs nothing of a run.
     from rxloop.stream.threads import in_thread
 
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""What a tool returned, as JSON for the stream and as text for the model."""
+"""The result of a tool, as JSON for the stream and as text for the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rxloop.protocol.storable import readable
 from rxloop.tools._size import BYTES, VALUES, check_size, too_long
 
 MAX_RESULT = 100_000
-"""Characters of a result that the model reads, where a tool says nothing else of it."""
+"""Characters of a result that the model reads, unless the tool has a limit of its own."""
 _CUT = "\n[... {n} characters of this result are left out here: ask for less at once, or for a part of it ...]\n"
 
 
@@ -29,10 +29,10 @@ class ToolResult:
 
 
 def encode_result(value: Any) -> tuple[Any, str]:
-    """The value as JSON data, and the text that the model reads: that of a `ToolResult`, if it is one.
+    """Give the value as JSON data, and the text that the model reads: that of a `ToolResult`, if it is one.
 
-    A string is its own text; everything else is written as JSON, so that 0, false, [] and null reach the model as what
-    they are. The data is what a reader of that JSON gets: no tuples, no models, "NaN" for a float that is none.
+    A string is its own text; everything else is written as JSON, so that 0, false, [] and null reach the model as they
+    are. The data is what a reader of that JSON gets: no tuples, no models, and "NaN" for a float that is not a number.
 
     Raises:
         ToolError: The value cannot be written as JSON, and the text names its type; or it is too large.
@@ -40,7 +40,7 @@ def encode_result(value: Any) -> tuple[Any, str]:
     if isinstance(value, ToolResult):
         content: Any = value.content
         if not isinstance(content, str):
-            raise ToolError(f"The tool ran, but the content of its ToolResult is no text: {content!r}")
+            raise ToolError(f"The tool ran, but the content of its ToolResult is not a text: {content!r}")
         if len(content) > BYTES:
             raise too_long()
         return encode_result(value.value)[0], readable(content)
@@ -85,7 +85,7 @@ def _readable_parts(data: Any) -> Any:
 
 
 def shortened(text: str, limit: int | None) -> str:
-    """A text for the model, with its beginning and its end where it is too long, and between them what is missing.
+    """Shorten a text for the model to its beginning and its end, with a note on what is missing between them.
 
     Args:
         text: What a tool gave.

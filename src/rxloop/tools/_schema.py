@@ -27,7 +27,7 @@ _ATOMS = (str, int, float, bool, type(None))
 
 
 class _Quiet(GenerateJsonSchema):
-    # A default that JSON cannot say is left out of the schema, without a word; the function still has it.
+    # A default that JSON cannot express is left out of the schema silently; the function still has it.
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         pass
 
@@ -83,7 +83,7 @@ class Parameters:
             ToolError: They do not fit; the text names each field and what is wrong with it.
         """
         # Copied, because the same values are part of events: a function may change its arguments.
-        own = {name: each if type(each) in _ATOMS else copy.deepcopy(each) for name, each in arguments.items()}
+        own = {name: item if type(item) in _ATOMS else copy.deepcopy(item) for name, item in arguments.items()}
         values = validate(self._model, own, self._name, self._fields)
 
         def value(parameter: inspect.Parameter) -> Any:
@@ -94,7 +94,8 @@ class Parameters:
                 return getattr(values, field)
             return parameter.default
 
-        return [value(each) for each in self._positional], {each.name: value(each) for each in self._keyword}
+        positional = [value(parameter) for parameter in self._positional]
+        return positional, {parameter.name: value(parameter) for parameter in self._keyword}
 
 
 def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[str, Any]) -> Any:
@@ -107,27 +108,27 @@ def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[st
         return model.model_validate(arguments)
     except ValidationError as error:
         lines = [f"The arguments of {name} do not fit, and it was not called:"]
-        for each in error.errors(include_url=False):
-            where = _path(each["loc"])
-            if each["type"] == "extra_forbidden":
+        for problem in error.errors(include_url=False):
+            where = _path(problem["loc"])
+            if problem["type"] == "extra_forbidden":
                 names = ", ".join(parameters) or "none"
                 lines.append(f"- {where}: there is no such parameter (there are: {names})")
-            elif each["type"] == "missing":
+            elif problem["type"] == "missing":
                 lines.append(f"- {where}: required, but missing")
             else:
-                lines.append(f"- {where}: {each['msg']} (got {_short(each['input'])})")
+                lines.append(f"- {where}: {problem['msg']} (got {_short(problem['input'])})")
         raise ToolError("\n".join(lines)) from error
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON Schema of a model of arguments, without titles."""
+    """Make the JSON Schema of a model of arguments, without titles."""
     return _untitled(model.model_json_schema(schema_generator=_Quiet, mode="validation"))
 
 
 def _annotated(
     function: Callable[..., Any], name: str, local_names: Mapping[str, Any] | None
 ) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """The parameters, each with its annotation resolved."""
+    """List the parameters, each with its annotation resolved."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError, NameError) as error:
@@ -138,7 +139,9 @@ def _annotated(
         where = f"tool {name!r}: parameter {parameter.name!r}"
         if parameter.kind in _VARIADIC:
             stars = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "**"
-            raise ConfigurationError(f"{where} is {stars}{parameter.name}, which a model cannot be told; name each one")
+            raise ConfigurationError(
+                f"{where} is {stars}{parameter.name}, which cannot be described to a model; name each one"
+            )
         annotation: Any = parameter.annotation
         if annotation is _EMPTY:
             method = " (a method becomes a tool by its instance: tool(instance.method))"
@@ -159,7 +162,7 @@ def _writable(names: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind partials, methods, decorators and objects with `__call__`."""
+    """Find the function inside partials, methods, decorators and objects with `__call__`."""
     while True:
         if isinstance(function, functools.partial):
             function = cast("functools.partial[Any]", function).func
@@ -181,17 +184,17 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _has_default(parameter: inspect.Parameter) -> bool:
-    # `= Field(default=3)` is pydantic's way to say a default; the value then comes from the model.
+    # `= Field(default=3)` is pydantic's way to give a default; the value then comes from the model.
     return parameter.default is not _EMPTY and not isinstance(parameter.default, FieldInfo)
 
 
 def _field(parameter: inspect.Parameter, annotation: Any, description: str | None) -> tuple[Any, FieldInfo]:
-    """The type and the field of a parameter: what its annotation says stands, and the docstring fills in."""
+    """Give the type and the field of a parameter; the docstring describes what its annotation does not."""
     if isinstance(parameter.default, FieldInfo):
         annotation = Annotated[annotation, parameter.default]
-    said = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
     extra: dict[str, Any] = {"alias": parameter.name, "validation_alias": parameter.name}
-    if description and not any(isinstance(part, FieldInfo) and part.description for part in said):
+    if description and not any(isinstance(part, FieldInfo) and part.description for part in metadata):
         extra["description"] = description
     if _has_default(parameter):
         extra["default"] = parameter.default
@@ -214,7 +217,7 @@ def _build(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[Ba
 
 
 def _reason(error: PydanticUserError | PydanticUndefinedAnnotation) -> str:
-    """What is wrong, in words that help: pydantic advises a setting that a tool does not have."""
+    """Say what is wrong in words that help: pydantic advises a setting that a tool does not have."""
     if isinstance(error, PydanticSchemaGenerationError):
         return "use a type that JSON has, a dataclass, a TypedDict or a pydantic model"
     return str(error).partition("\n")[0]

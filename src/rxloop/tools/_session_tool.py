@@ -1,4 +1,4 @@
-"""What the tools for thinking in sessions have in common."""
+"""The common part of the tools for thinking in sessions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SessionTool(ABC):
         return True
 
     async def session(self, *, owner: str | None = None) -> Session:
-        """The session that the tool is bound to, or the one that followed it when it was cleared.
+        """Get the session that the tool is bound to, or the one that followed it when it was cleared.
 
         Args:
             owner: Whose it is, where the tool has an owner for each run.
@@ -83,7 +83,7 @@ class SessionTool(ABC):
         """Take one thought.
 
         Raises:
-            ToolError: The thought does not fit, or there is no such session; nothing was stored.
+            ToolError: The thought does not fit, or the session is unknown; nothing was stored.
         """
         slot = f"{ctx.task_id}:{ctx.step}:{ctx.index}" if ctx.run is not None and ctx.call is not None else None
         try:
@@ -106,18 +106,18 @@ class SessionTool(ABC):
     def _owner_of(self, ctx: RunContext[Any]) -> str | None:
         if self._owner is not None:
             return self._owner if isinstance(self._owner, str) else self._owner(ctx)
-        # A session that the program has named is the program's, or whose it was when its id was given out; those of
-        # the model end with its conversation.
+        # A session that the program has named belongs to the program, or to its owner at the time when its id was
+        # given out; those of the model end with its conversation.
         if self._bound is not None:
             return None
         return "" if ctx.run is None else ctx.context_id
 
 
 def _kept_by_default(session_id: str | None) -> ThinkingSessions:
-    """Where a tool keeps its sessions that was not told where.
+    """Choose where a tool keeps its sessions by default.
 
-    An id that was given out is the only one of its kind, and leads to its session from any tool of the process. A name
-    is what one tool calls its own: another one may have the same.
+    An id that was given out is unique, and leads to its session from any tool of the process. A name belongs to one
+    tool: another tool may use the same.
     """
     return _of_the_process() if session_id is None or was_given_out(session_id) else ThinkingSessions()
 
@@ -185,10 +185,10 @@ def _refused(error: StageRefused) -> StageEvent:
 
 
 def _refusal(error: SessionError | StrategyError) -> str:
-    """What is wrong, as JSON that a model reads as well as a program."""
-    said: dict[str, Any] = {"error": str(error), "code": error.code}
+    """Say what is wrong, as JSON for models and programs."""
+    refusal: dict[str, Any] = {"error": str(error), "code": error.code}
     if isinstance(error, InvalidThought) and error.fields:
-        said["fields"] = error.fields
+        refusal["fields"] = error.fields
     if isinstance(error, StageRefused):
-        said["choices" if isinstance(error, StageChoiceRequired) else "allowed"] = list(error.allowed)
-    return orjson.dumps(said).decode()
+        refusal["choices" if isinstance(error, StageChoiceRequired) else "allowed"] = list(error.allowed)
+    return orjson.dumps(refusal).decode()

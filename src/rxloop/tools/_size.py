@@ -1,4 +1,4 @@
-"""How large a result may be: found out by a walk that stops at the limit, before anything is made of the value."""
+"""Limits the size of results, by a walk that stops at the limit, before anything is made of the value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = 200_000
 BYTES = 32_000_000
 """How long a result may be as JSON."""
 _BITS = 14_283
-"""Those of a number of 4,300 digits, which is as many as JSON is read with; to write more takes quadratic time."""
+"""The bits of a number of 4,300 digits, the most that JSON is read with; to write more takes quadratic time."""
 _SIMPLE = frozenset((float, bool, type(None)))
 _LESS = "Ask for less at once, or for a part of it."
 
@@ -28,7 +28,7 @@ class TooLarge(ToolError):
 
 
 def check_size(value: Any) -> None:
-    """Refuse a value of which no event can be made without holding up all runs of the process.
+    """Refuse a value that is too large: an event of it would hold up all runs of the process.
 
     Raises:
         TooLarge: It is.
@@ -63,7 +63,7 @@ def check_size(value: Any) -> None:
 
 
 def _held(part: Any) -> Collection[Any]:
-    """The values that a value holds; nothing if it is one by itself."""
+    """List the values that a value holds; none if it is simple."""
     if isinstance(part, int):
         return (int(part),)
     if isinstance(part, dict):
@@ -83,5 +83,5 @@ def _held(part: Any) -> Collection[Any]:
 
 
 def too_long() -> TooLarge:
-    """What is said of a result that is too long as JSON."""
+    """Make the error of a result that is too long as JSON."""
     return TooLarge(f"The tool ran, but its result is longer than {BYTES // 1_000_000} MB. {_LESS}")

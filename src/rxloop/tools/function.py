@@ -52,6 +52,17 @@ class FunctionTool(Generic[C, P, R]):
     context of the run and is not shown to the model.
     """
 
+    definition: ToolDefinition
+    """Name, description and schema, as they are offered to the model."""
+    timeout: float | None
+    """Seconds until a call is cut off; None means no limit."""
+    idempotent: bool
+    """Whether a call that was interrupted may be made again."""
+    approve: bool | str
+    """Whether a person must agree to each call; a text is the question."""
+    max_result: int | None
+    """Characters of a result that the model reads; None means no limit."""
+
     def __init__(
         self,
         function: Callable[P, R],
@@ -67,7 +78,7 @@ class FunctionTool(Generic[C, P, R]):
         max_result: int | None = MAX_RESULT,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make a tool of a function; `tool` is the usual way, and tells the arguments.
+        """Make a tool of a function; `tool` is the usual way, and explains the arguments.
 
         Args:
             function: The function.
@@ -97,60 +108,35 @@ class FunctionTool(Generic[C, P, R]):
         self._function = function
         self._parameters = Parameters(function, name, docstring.parameters, local_names, strict=strict)
         if not isinstance(approve, bool):
-            # Not before it is needed: importing rxloop is quicker without.
+            # Imported here, because importing rxloop is quicker without.
             from rxloop.tools._approval import check_approve
 
             check_approve(name, approve, self._parameters.schema.get("properties", {}))
         self._call = caller_of(function, name)
         self._enabled = enabled
-        self._definition = ToolDefinition(
+        self.definition = ToolDefinition(
             name=name,
             description=inspect.cleandoc(description) if description is not None else docstring.description,
             parameters=self._parameters.schema,
             strict=strict,
             hidden=hidden,
         )
-        self._timeout = timeout
-        self._idempotent = idempotent
-        self._approve = approve
-        self._max_result = max_result
+        self.timeout = timeout
+        self.idempotent = idempotent
+        self.approve = approve
+        self.max_result = max_result
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself: no validation, no thread, no timeout."""
         return self._function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<tool {self._definition.name}>"
-
-    @property
-    def definition(self) -> ToolDefinition:
-        """Name, description and schema, as they are offered to the model."""
-        return self._definition
-
-    @property
-    def timeout(self) -> float | None:
-        """Seconds until a call is cut off; None is no limit."""
-        return self._timeout
-
-    @property
-    def idempotent(self) -> bool:
-        """Whether a call that was interrupted may be made again."""
-        return self._idempotent
-
-    @property
-    def approve(self) -> bool | str:
-        """Whether a person must agree to each call; a text is the question."""
-        return self._approve
+        return f"<tool {self.definition.name}>"
 
     @property
     def asks(self) -> bool:
         """Whether a function of the user's decides if the tool is offered."""
         return self._enabled is not None
-
-    @property
-    def max_result(self) -> int | None:
-        """Characters of a result that the model reads; None is no limit."""
-        return self._max_result
 
     def enabled(self, ctx: RunContext[C]) -> bool:
         """Whether the tool is offered in this run now.
@@ -164,13 +150,13 @@ class FunctionTool(Generic[C, P, R]):
             found: Any = self._enabled(ctx)
         except Exception as error:
             raise RxloopError(
-                f"enabled= of the tool {self._definition.name!r} failed: {type(error).__name__}: {error}"
+                f"enabled= of the tool {self.definition.name!r} failed: {type(error).__name__}: {error}"
             ) from error
         if not isinstance(found, bool):
             if inspect.iscoroutine(found):
                 found.close()
             raise RxloopError(
-                f"enabled= of the tool {self._definition.name!r} gave {found!r}: it has to give True or False"
+                f"enabled= of the tool {self.definition.name!r} gave {found!r}: it has to give True or False"
             )
         return found
 
@@ -232,9 +218,9 @@ def tool(
     """Make a tool of a function; it stays callable as before.
 
     An async function runs on the event loop, any other in a thread that has the context variables of the run. A
-    generator reports progress: each text that it yields is progress at once, each event is put on the stream at once,
-    and any other value is progress, as text, when the next one comes. The result is what a generator returns, or else
-    the last value that it yielded, events left out.
+    generator reports progress: each text that it yields is progress at once, each event goes on the stream at once, and
+    any other value becomes progress, as text, when the next one comes. The result is what the generator returns, or
+    else the last value that it yielded, not counting events.
 
     Example::
 
@@ -251,13 +237,13 @@ def tool(
         approve: A person must agree to each call. A text is the question that is put, with parameters in braces, such
             as `"Refund {amount}?"`.
         hidden: Calls of it are not for clients.
-        enabled: Decides for each model request whether the tool is offered.
+        enabled: Decides for each model request whether the tool is offered; a tool that was offered may be called.
         strict: Ask the vendor for arguments that fit the schema; all parameters are then required.
         max_result: Characters of a result that the model reads; of a longer one it gets the beginning, the end and a
-            word on what is missing. None for no limit. The value on the stream stays whole.
+            note on what is missing. None means no limit. The value on the stream stays whole.
 
     Raises:
-        ConfigurationError: The name, or a parameter, is nothing that can be told to a model.
+        ConfigurationError: The name is not one that vendors take, or a parameter cannot be described to a model.
     """
     # Annotations written as text may name what is local to the function in which the decorator stands.
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
@@ -282,15 +268,15 @@ def tool(
 
 
 def is_tool(value: object) -> bool:
-    """Whether a value has what a `Tool` has."""
+    """Tell whether a value has what a `Tool` has."""
     return not isinstance(value, type) and hasattr(value, "definition") and callable(getattr(value, "call", None))
 
 
 def as_tool(value: Callable[..., Any] | Tool) -> Tool:
-    """The value, if it is a tool, or else a tool made of the function.
+    """Give the value, if it is a tool, or else a tool made of the function.
 
     Raises:
-        ConfigurationError: It is neither, or the function cannot be told to a model.
+        ConfigurationError: It is neither, or the function cannot be described to a model.
     """
     if is_tool(value):
         return cast("Tool", value)
@@ -302,14 +288,15 @@ def as_tool(value: Callable[..., Any] | Tool) -> Tool:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that vendors do.
+    """Refuse a name that vendors refuse.
 
     Raises:
-        ConfigurationError: It is one.
+        ConfigurationError: They would.
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"the name of tool {name!r} is none that vendors take: 1 to 64 of a-z, A-Z, 0-9, _ and -; give it name=..."
+            f"the name of tool {name!r} is not one that vendors take: give it name=... of 1 to 64 of a-z, A-Z, 0-9, "
+            "_ and -"
         )
 
 
@@ -318,12 +305,12 @@ def _name_of(function: Callable[..., Any]) -> str:
     if isinstance(name, str):
         return name
     if isinstance(function, str):
-        raise ConfigurationError(f"{function!r} is no function: a name is given as @tool(name={function!r})")
+        raise ConfigurationError(f"{function!r} is not a function: give a name as @tool(name={function!r})")
     raise ConfigurationError(f"a tool made of {function!r} needs a name: it has none of its own")
 
 
 def _documentation(function: Callable[..., Any]) -> str | None:
-    # A partial and an object with __call__ have the docstring of their class, which tells nothing about the call.
+    # A partial and an object with __call__ have the docstring of their class, which says nothing about the call.
     if inspect.isroutine(function) or hasattr(function, "__wrapped__"):
         return function.__doc__
     return plain_function(function).__doc__

@@ -17,7 +17,7 @@ from rxloop.tools import FINAL_ANSWER, FinalAnswer
 OutputMode = Literal["auto", "native", "tool", "prompted"]
 
 VALUE = "value"
-"""The argument of the tool for the answer that takes an answer which is no object."""
+"""The argument by which the tool for the answer takes one that is not an object."""
 
 _FENCE = re.compile(r"\A\s*```[a-zA-Z]*\s*\n(?P<body>.*?)\n?\s*```\s*\Z", re.DOTALL)
 _BY_TOOL = f"Give your final answer by calling the tool {FINAL_ANSWER}, and not as text."
@@ -38,10 +38,10 @@ class Output(NamedTuple):
     """What the model gives the answer by, where that is a tool."""
 
     def prompt(self, model: Provider) -> str | None:
-        """What the system prompt says of the answer to this model.
+        """Say what the system prompt tells this model about the answer.
 
-        Nothing to one that keeps to the schema in every request. One of which that is not known gets both, unless the
-        mode says that it can; one that cannot gets the words in any case.
+        Nothing, if the model keeps to the schema in every request. If that is unknown it gets both, schema and words,
+        unless the mode is `native`; if it does not keep to it, it gets the words in any case.
         """
         able = getattr(model, "keeps_to_schema", None)
         if self.schema is not None and (able or (self.mode == "native" and able is None)):
@@ -50,16 +50,16 @@ class Output(NamedTuple):
 
 
 def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
-    """The way to an answer of a type.
+    """Say how an answer of a type is asked for and read.
 
     Args:
         output_type: `str` takes the answer as it is; anything else that pydantic validates is asked for as JSON.
         mode: `native` leaves the schema to the provider, `tool` takes the answer as the call of a tool, `prompted` puts
-            the schema into the system prompt, `auto` is `native` where the provider is known to keep to a schema, and
-            otherwise `prompted` with whatever the provider can add.
+            the schema into the system prompt. `auto` is `native` if the provider is known to keep to a schema, and
+            otherwise `prompted`, with what the provider can add.
 
     Raises:
-        ConfigurationError: There is no such mode, or pydantic cannot validate the type.
+        ConfigurationError: The mode is unknown, or pydantic cannot validate the type.
     """
     if mode not in get_args(OutputMode):
         raise ConfigurationError(f"output_mode must be one of {', '.join(get_args(OutputMode))}, not {mode!r}")
@@ -81,7 +81,7 @@ def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
 
 
 def adapter_of(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """What validates a type, and its JSON Schema.
+    """Make what validates a type, and its JSON Schema.
 
     Raises:
         ConfigurationError: Pydantic cannot validate it.
@@ -91,11 +91,11 @@ def adapter_of(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
         return adapter, adapter.json_schema()
     except PydanticUserError as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigurationError(f"output_type={output_type!r} is nothing that an answer can be: {reason}") from error
+        raise ConfigurationError(f"output_type={output_type!r} cannot be the type of an answer: {reason}") from error
 
 
 def is_object(schema: dict[str, Any]) -> bool:
-    """Whether everything that fits the schema is a JSON object, as it says at its root."""
+    """Tell whether everything that fits the schema is a JSON object, by its root."""
     return schema.get("type") == "object"
 
 
@@ -125,5 +125,6 @@ def _wrapped(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _for_the_model(error: ValidationError) -> str:
     return "; ".join(
-        f"{'.'.join(map(str, each['loc'])) or 'the answer'}: {each['msg']}" for each in error.errors(include_url=False)
+        f"{'.'.join(map(str, problem['loc'])) or 'the answer'}: {problem['msg']}"
+        for problem in error.errors(include_url=False)
     )

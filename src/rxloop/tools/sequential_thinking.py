@@ -28,7 +28,7 @@ def sequential_thinking(
     text_tokens: int = 400,
     hidden: bool = False,
 ) -> SequentialThinking:
-    """The tool by which a model thinks in numbered steps, which it may revise and branch from.
+    """Make the tool by which a model thinks in numbered steps, which it may revise and branch from.
 
     Each accepted thought is a `thought-stream` event with the source `sequential` and its place in the session, and
     stands in `result.thoughts` beside those of `think_aloud`.
@@ -38,10 +38,10 @@ def sequential_thinking(
             Without it a call that names no session begins one.
         sessions: Where the sessions are kept, and by what rules. By default in memory: under an id that was given out
             for all tools of the process, under a name for this tool alone.
-        owner: Whose they are, or a function of the run's context that tells it. By default, a session that is bound
+        owner: Whose they are, or a function of the context of the run that says so. By default, a session that is bound
             belongs to the program, and one that is not to the conversation.
-        text_tokens: What the answer to a thought may take in the conversation, in tokens: the newest thoughts that fit
-            and a word on how many came before. So has the result on the stream; the session has all.
+        text_tokens: The most tokens that the answer to a thought may take in the conversation: it has the newest
+            thoughts that fit, and says how many came before. So does the result on the stream; the session has all.
         hidden: Clients see the thoughts and not the calls.
 
     Example:

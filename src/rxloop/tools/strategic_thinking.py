@@ -63,7 +63,9 @@ class StrategicThinking(SessionTool):
         hidden: bool = False,
     ) -> None:
         """See `strategic_thinking`."""
-        found = tuple(table_of(each) if isinstance(each, str) else each for each in strategies or STAGE_TABLES.values())
+        found = tuple(
+            table_of(given) if isinstance(given, str) else given for given in strategies or STAGE_TABLES.values()
+        )
         definition = ToolDefinition(
             name=NAME,
             description=_description(found),
@@ -76,11 +78,11 @@ class StrategicThinking(SessionTool):
         self._budget = budget
         self._strict = strict
         self._flows: OrderedDict[tuple[str, str], tuple[int, int, Flow]] = OrderedDict()
-        for each in found:
-            if budget is not None and budget <= each.steps_to_end(each.initial):
+        for table in found:
+            if budget is not None and budget <= (steps := table.steps_to_end(table.initial)):
                 raise ConfigurationError(
-                    f"budget={budget!r} is too small for the strategy {each.name!r}, whose shortest way has "
-                    f"{each.steps_to_end(each.initial) + 1} thoughts"
+                    f"budget={budget!r} is too small for the strategy {table.name!r}, whose shortest way has "
+                    f"{steps + 1} thoughts"
                 )
 
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
@@ -134,28 +136,28 @@ def strategic_thinking(
     text_tokens: int = 600,
     hidden: bool = False,
 ) -> StrategicThinking:
-    """The tool that guides a model through the stages of a reasoning strategy.
+    """Make the tool that guides a model through the stages of a reasoning strategy.
 
     Its sessions are those of `sequential_thinking`, with a place in the strategy for the main line and for each branch.
     Every thought is a `thought-stream` event, and every change of stage a `stage` event; so is one that is refused.
 
     Args:
-        *strategies: Those that the model may choose from, by name or of one's own; all nine by default. Of one alone
-            the model need not know the name.
+        *strategies: Those that the model may choose from, by name or your own; all nine by default. If there
+            is one alone, the model need not know its name.
         session_id: Binds the tool to a session, as for `sequential_thinking`.
         sessions: Where the sessions are kept.
         owner: Whose they are, as for `sequential_thinking`.
         loop_cap: How often each way back of a strategy may be taken; after that the way out is what is left.
         budget: The thoughts of a line; when they are just enough for the way to the end, only that is offered.
         strict: Refuse a thought that lacks what its stage asks for; otherwise the answer says what is missing.
-        text_tokens: What the answer to a thought may take in the conversation, in tokens.
+        text_tokens: The most tokens that the answer to a thought may take in the conversation.
         hidden: Clients see the thoughts and not the calls.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", tools=[strategic_thinking("tree_of_thoughts", budget=40)])
 
     Raises:
-        ConfigurationError: There is no such strategy, or the budget is too small for its shortest way.
+        ConfigurationError: A strategy is unknown, or the budget is too small for its shortest way.
     """
     return StrategicThinking(
         *strategies,
@@ -174,7 +176,7 @@ def _description(strategies: tuple[StrategyDefinition, ...]) -> str:
     choose = "Name the strategy in your first call." if len(strategies) > 1 else "The flow begins with your first call."
     if len(strategies) > 1:
         choose += " At a decision point you may begin another one by naming it."
-    lines = [f"- {each.name}: {each.when} It begins with {each.initial}." for each in strategies]
+    lines = [f"- {table.name}: {table.when} It begins with {table.initial}." for table in strategies]
     return _DESCRIPTION.format(choose=choose, strategies="\n".join(lines))
 
 
@@ -184,7 +186,7 @@ def _parameters(strategies: tuple[StrategyDefinition, ...], *, bound: bool) -> d
     if len(strategies) > 1:
         chosen["strategy"] = {
             "type": "string",
-            "enum": [each.name for each in strategies],
+            "enum": [table.name for table in strategies],
             "description": "The strategy; needed in the first thought.",
         }
     # Open: the fields that a stage asks for stand beside those that every thought has.

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 NAME = "think_aloud"
 _COMPARED = 100
-"""Ids that one which is not known is compared with: the newest."""
+"""How many ids, the newest ones, an unknown id is compared with."""
 _SHOWN = 100
-"""Characters of it that the model is shown."""
+"""Characters of an unknown id that the model is shown."""
 _ALTERNATIVES = 50
 
 _DESCRIPTION = """\
@@ -59,8 +59,8 @@ class Thoughts:
     def __post_init__(self) -> None:
         unknown = [name for name in self.types if name not in THOUGHT_TYPES]
         if unknown or not self.types:
-            said = ", ".join(map(repr, unknown)) or "nothing"
-            raise ConfigurationError(f"Thoughts(types=...) has {said}; the types are {', '.join(THOUGHT_TYPES)}")
+            given = ", ".join(map(repr, unknown)) or "nothing"
+            raise ConfigurationError(f"Thoughts(types=...) has {given}; the types are {', '.join(THOUGHT_TYPES)}")
         if self.verbosity not in get_args(Verbosity):
             raise ConfigurationError(f"Thoughts(verbosity=...) must be one of {', '.join(get_args(Verbosity))}")
         if self.duplicates not in get_args(DuplicatePolicy):
@@ -70,8 +70,8 @@ class Thoughts:
 
 
 class _Arguments(BaseModel):
-    # Numbers are taken for ids: some models count their thoughts. So is null for an argument that is left out. An
-    # argument that there is not is passed over: a thought is worth more than the form that it comes in.
+    # A number is taken for an id, because some models count their thoughts, and null for an argument that is left out.
+    # Unknown arguments are ignored: a thought is worth more than its form.
     model_config = ConfigDict(
         extra="ignore",
         coerce_numbers_to_str=True,
@@ -169,7 +169,7 @@ class ThinkAloud:
         return _answer(thought_id, given, warning)
 
     def _choose_id(self, wanted: str | None, state: RunState) -> str:
-        """The id of a new thought: the wanted one if it is free, or one that a resumed run would make as well."""
+        """Choose the id of a new thought: the wanted one if it is free, or one that a resumed run would choose too."""
         if wanted is None:
             return state.new_thought_id()
         if self.config.duplicates == "keep" or not _known(wanted, state):
@@ -179,7 +179,7 @@ class ThinkAloud:
         return _first_free((f"{wanted}-{n}" for n in itertools.count(2)), state)
 
     def _made_before(self, given: _Arguments, ctx: RunContext[Any]) -> ThoughtStreamEvent | None:
-        """The thought that an earlier attempt has made of this call, when the call was interrupted after it."""
+        """Find the thought that an earlier attempt has made of this call, if the call was interrupted after it."""
         if ctx.call is None or ctx.attempt <= 1:
             return None
         for thought in ctx.state.thoughts.values():
@@ -189,12 +189,12 @@ class ThinkAloud:
 
 
 def think_aloud(config: Thoughts | None = None) -> ThinkAloud:
-    """The tool by which a model thinks aloud; `Agent(thoughts=...)` adds it by itself."""
+    """Make the tool by which a model thinks aloud; `Agent(thoughts=...)` adds it by itself."""
     return ThinkAloud(config)
 
 
 def _id(text: str | None) -> str | None:
-    """An id as it is kept: on one line, without control characters."""
+    """Clean an id: one line, without control characters."""
     return one_line(text, len(text)) or None if text is not None else None
 
 
@@ -203,11 +203,11 @@ def _known(id: str, state: RunState) -> bool:
 
 
 def _first_free(ids: Iterable[str], state: RunState) -> str:
-    return next(each for each in ids if not _known(each, state))
+    return next(thought_id for thought_id in ids if not _known(thought_id, state))
 
 
 def _unknown(related_to: str | None, state: RunState) -> str | None:
-    """The warning for a reference to nothing."""
+    """Make the warning for a reference to nothing."""
     if related_to is None or _known(related_to, state):
         return None
     from difflib import get_close_matches
@@ -215,8 +215,9 @@ def _unknown(related_to: str | None, state: RunState) -> str | None:
     known = list(dict.fromkeys([*state.earlier, *state.thoughts, *state.calls]))[-_COMPARED:]
     near = get_close_matches(related_to[:_SHOWN], known, n=3, cutoff=0.4) or known[-3:]
     hint = f"the nearest ids are {', '.join(near)}" if near else "there is no earlier thought or tool call"
-    said = f"no thought or tool call has the id {_shown(related_to)}; {hint}"
-    return f"related_to: {said}. The thought was kept as it is."
+    return (
+        f"related_to: no thought or tool call has the id {_shown(related_to)}; {hint}. The thought was kept as it is."
+    )
 
 
 def _shown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The tools of an agent: what is offered in a run, and what a model is told about a tool that is not."""
+"""The tools of an agent: what is offered in a run, and what a model reads about a tool that is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool, ToolProvider
-from rxloop.stream.closing import in_turn
 from rxloop.tools.function import Function, FunctionTool, as_tool, check_name, is_tool
 
 ToolDeps = TypeVar("ToolDeps", default=Any)
@@ -23,7 +22,7 @@ AnyTool = Tool[ToolDeps] | Function | ToolProvider[ToolDeps]
 log = logging.getLogger("rxloop")
 
 _KEPT = 16
-"""How many lists of definitions are remembered: one for each set of tools that is enabled at times."""
+"""How many lists of definitions are kept: one for each set of tools that is enabled at times."""
 
 
 class Toolset:
@@ -36,9 +35,9 @@ class Toolset:
             tools: Tools, functions, and families of tools that may differ from run to run.
 
         Raises:
-            ConfigurationError: Two tools have one name, or something is no tool.
+            ConfigurationError: Two tools have one name, or something is not a tool.
         """
-        self._parts: list[Tool | ToolProvider] = [_part(each) for each in tools]
+        self._parts: list[Tool | ToolProvider] = [_tool_or_family(tool) for tool in tools]
         self._plain: dict[str, Tool] = {}
         self._hidden: set[str] = set()
         for part in self._parts:
@@ -63,13 +62,13 @@ class Toolset:
         return tuple(part for part in self._parts if isinstance(part, ToolProvider))
 
     def hides(self, name: str) -> bool:
-        """Whether a tool of that name is not for clients; also one that is not enabled, or was offered some time."""
+        """Tell whether a tool of that name is not for clients, also one that is not enabled or was offered earlier."""
         return name in self._hidden
 
     def resolve_now(self, ctx: RunContext[Any]) -> dict[str, Tool] | None:
-        """The tools that are offered now, as `resolve` gives them.
+        """Find the tools that are offered now, as `resolve` does, without waiting.
 
-        None if that takes waiting: for families of tools, or functions of the user's that decide about a tool.
+        None if that takes waiting: for families of tools, or for functions of the user that decide about a tool.
         """
         if self._waits:
             return None
@@ -81,17 +80,17 @@ class Toolset:
         return self._plain
 
     async def resolve(self, ctx: RunContext[Any]) -> dict[str, Tool]:
-        """The tools that are offered now, by name, in order.
+        """Find the tools that are offered now, by name, in order.
 
-        Of tools of one name the first stands, with a warning. Nothing is awaited unless there are families of tools.
+        The first tool of a name counts; a warning names the others.
 
         Raises:
             ConfigurationError: One family has two tools of one name.
         """
-        # Not before it is needed: importing the tools is quicker without.
+        # Imported here, because importing the tools is quicker without.
         from rxloop.stream.within import within
 
-        # A tool that is not enabled keeps its name: no other one takes its place for the time being.
+        # A tool that is not enabled keeps its name: no other one takes its place meanwhile.
         found: dict[str, Tool] = {}
         for part in self._parts:
             if isinstance(part, ToolProvider):
@@ -107,7 +106,7 @@ class Toolset:
         return {name: tool for (name, tool), is_enabled in zip(found.items(), enabled, strict=True) if is_enabled}
 
     def definitions(self, tools: Mapping[str, Tool]) -> tuple[ToolDefinition, ...]:
-        """How the tools are offered: the identical tuple for the same tools, so that it is encoded once."""
+        """List the tools as they are offered: the identical tuple for the same tools, so that it is encoded once."""
         current = tuple(tool.definition for tool in tools.values())
         for known in self._definitions:
             if known == current:
@@ -116,14 +115,14 @@ class Toolset:
         return current
 
     def why_not(self, name: str, offered: Iterable[str]) -> str:
-        """What the model reads when it calls a tool that it was not offered; clients see it, too.
+        """Say what the model reads when it calls a tool that it was not offered; clients see it, too.
 
         Args:
             name: The tool that it called.
             offered: The tools that it may call.
         """
         # The model has the hidden ones in its list of tools anyway.
-        names = [each for each in offered if not self.hides(each)]
+        names = [tool for tool in offered if not self.hides(tool)]
         known = f"The tool {name!r} is not available now." if name in self._plain else f"There is no tool {name!r}."
         if not names:
             return f"{known} No tools are available: answer without them."
@@ -133,6 +132,9 @@ class Toolset:
 
     async def aclose(self) -> None:
         """Close the families of tools; may be called more than once."""
+        # Imported here, because importing the tools is quicker without.
+        from rxloop.stream.closing import in_turn
+
         await in_turn([provider.aclose for provider in self.providers])
 
     def _add(self, found: dict[str, Tool], provider: ToolProvider, tools: Iterable[Tool]) -> None:
@@ -168,12 +170,12 @@ class Toolset:
 
 
 def _decided_elsewhere(tool: Tool) -> bool:
-    """Whether code that is not of this library decides if a tool is offered, which may take any time."""
+    """Tell whether code of the user decides if a tool is offered, which may take any time."""
     return tool.asks if isinstance(tool, FunctionTool) else not type(tool).__module__.startswith("rxloop.")
 
 
 async def _ask_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool]:
-    """Whether each tool is offered now; what the user wrote is asked in a thread, where it can hold up nothing.
+    """Ask for each tool whether it is offered now; code of the user runs in a thread, where it holds up nothing.
 
     Raises:
         RxloopError: One of them took too long.
@@ -190,7 +192,7 @@ async def _ask_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool
 
     if not any(map(_decided_elsewhere, tools)):
         return ask()
-    # Not before it is needed: importing the tools is quicker without.
+    # Imported here, because importing the tools is quicker without.
     from rxloop.stream.threads import in_thread
     from rxloop.stream.within import within
 
@@ -198,10 +200,10 @@ async def _ask_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, if any; case, `-`, `_` and a prefix such as `functions.` do not count."""
+    """Find the name that was probably meant; case, `-`, `_` and a prefix such as `functions.` do not count."""
     from difflib import get_close_matches
 
-    plain = {_plain(each): each for each in names}
+    plain = {_plain(known): known for known in names}
     found = get_close_matches(_plain(name), plain, n=1)
     return plain[found[0]] if found else None
 
@@ -212,7 +214,7 @@ def _plain(name: str) -> str:
     return name.casefold().replace("-", "").replace("_", "")
 
 
-def _part(value: AnyTool) -> Tool | ToolProvider:
+def _tool_or_family(value: AnyTool) -> Tool | ToolProvider:
     if not isinstance(value, type) and not is_tool(value) and isinstance(value, ToolProvider):
         return value
     if callable(getattr(value, "tools", None)) and not hasattr(value, "aclose"):
