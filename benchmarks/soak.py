@@ -44,7 +44,7 @@ LIMITS = {
     "resident_bytes": 500_000.0,
 }
 """What may be added by a thousand runs: a run that left one small object behind would add more."""
-MACHINERY = ("Core", "Hub", "Run", "Share", "RunContext", "Scope", "Stream", "ModelRequest", "LogWriter")
+MACHINERY = ("Attempt", "Hub", "Run", "RunHold", "RunContext", "Scope", "Stream", "ModelRequest", "LogWriter")
 """What a conversation that is over has no use for."""
 
 

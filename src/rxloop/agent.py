@@ -37,10 +37,10 @@ from rxloop.run.arguments import (
     check_options,
     check_tools,
 )
-from rxloop.run.attempt import Core
+from rxloop.run.attempt import Attempt
 from rxloop.run.handle import Run
 from rxloop.run.options import AgentOptions, ForkOptions, Options, RunOptions
-from rxloop.run.ownership import Share, alive
+from rxloop.run.ownership import RunHold, alive
 from rxloop.run.result import Result
 from rxloop.run.spec import Instructions, RunSpec
 from rxloop.state.run_state import fold_all
@@ -55,14 +55,15 @@ Prompt = str | Message | Sequence[Message | str]
 
 
 # By context and not on the agent: an override in one task does not reach the others.
-_OVERRIDES: ContextVar[Mapping[int, dict[str, Any]]] = ContextVar("rxloop_overrides", default=MappingProxyType({}))
+_Overrides = Mapping["Agent[Any, Any]", dict[str, Any]]
+_OVERRIDES: ContextVar[_Overrides] = ContextVar("rxloop_overrides", default=MappingProxyType({}))
 
 
 class _Live:
     """What an agent has open: its runs and its model clients. The description itself never changes."""
 
     def __init__(self) -> None:
-        self.runs: WeakSet[Share] = WeakSet()
+        self.runs: WeakSet[RunHold] = WeakSet()
         self.providers: dict[str, Provider] = {}
         """Those that were made of model strings."""
         self.given: WeakSet[Provider] = WeakSet()
@@ -410,14 +411,14 @@ class Agent(Generic[D, O]):
         For tests of code that has an agent of its own; other tasks are not affected. The model goes before one that a
         run names.
         """
-        changes: dict[str, Any] = dict(_OVERRIDES.get().get(id(self), {}))
+        changes: dict[str, Any] = dict(_OVERRIDES.get().get(self, {}))
         if model is not None:
             check_model(model)
             changes["model"] = self._live.provider(model)
         if tools is not None:
             check_tools(tools)
             changes["tools"] = self._toolset(tools)
-        token = _OVERRIDES.set({**_OVERRIDES.get(), id(self): changes})
+        token = _OVERRIDES.set({**_OVERRIDES.get(), self: changes})
         try:
             yield
         finally:
@@ -440,9 +441,9 @@ class Agent(Generic[D, O]):
             UnknownRun: The log does not have it.
             ConflictError: It goes on in another process, which was quicker: cancel it there.
         """
-        share = alive(task_id)
-        if share is not None:
-            await share.cancelled(reason or "cancelled")
+        hold = alive(task_id)
+        if hold is not None:
+            await hold.cancelled(reason or "cancelled")
             return
         if self.log is None:
             raise ConfigurationError(
@@ -469,7 +470,7 @@ class Agent(Generic[D, O]):
     async def aclose(self) -> None:
         """Cancel the runs that go on, and close what the agent opened. May be called twice; later runs are refused."""
         self._live.closed = True
-        await asyncio.gather(*(share.aclose("the agent was closed") for share in list(self._live.runs)))
+        await asyncio.gather(*(hold.aclose("the agent was closed") for hold in list(self._live.runs)))
         await self._close_own()
 
     async def __aenter__(self) -> Self:
@@ -492,15 +493,15 @@ class Agent(Generic[D, O]):
     def _start(self, spec: RunSpec) -> Run[O]:
         if self._live.closed:
             raise RxloopError(f"the agent {self.name!r} is closed: make another one")
-        core = Core(spec)
+        attempt = Attempt(spec)
         caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (who called `run`, `resume` or `fork`)
-        core.made_at = caller.f_code.co_filename, caller.f_lineno
-        run: Run[O] = Run(core)
-        self._live.runs.add(run.share)
+        attempt.made_at = caller.f_code.co_filename, caller.f_lineno
+        run: Run[O] = Run(attempt)
+        self._live.runs.add(run.hold)
         return run
 
     def _spec(self, task_id: str, context_id: str, deps: Any, options: Options, **fields: Any) -> RunSpec:
-        overrides = _OVERRIDES.get().get(id(self), {})
+        overrides = _OVERRIDES.get().get(self, {})
         model = options.get("model")
         settings, limits = options.get("settings"), options.get("limits")
         given = options.get("strategy")

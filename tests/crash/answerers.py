@@ -67,9 +67,9 @@ async def ask(order: dict[str, Any]) -> None:
 
 async def die(asking: Agent[None, str], task_id: str) -> None:
     """Die when the question is in the log, before the end of the attempt can be."""
-    core = next(share._core for share in asking._live.runs)
-    core.finish = lambda end: None  # type: ignore[method-assign]  (the attempt does not come to its end)
-    await core.durable()
+    attempt = next(hold._attempt for hold in asking._live.runs)
+    attempt.life.finish = lambda end: None  # type: ignore[method-assign]  (the attempt does not come to its end)
+    await attempt.durable()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -305,15 +305,15 @@ class Recorded:
 
     def watched(self, run: Any) -> Any:
         """The run; its state behind each durable event is noted where the event gets its number."""
-        core = run._core
-        record = core.record
+        recorder = run._attempt.recorder
+        record = recorder.record
 
         def noting(event: Event) -> Event:
             event = record(event)
-            self.states[event.seq] = core.state()
+            self.states[event.seq] = recorder.state()
             return event
 
-        core.record = noting
+        recorder.record = noting
         return run
 
     def play(self, time: Any, cut: float | None) -> str:

@@ -1,6 +1,7 @@
 """Forks: a new run that begins with a part of another one, and goes on in its own way."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -199,11 +200,10 @@ async def test_of_calls_with_one_id_each_is_named_by_its_slot(shop: Shop) -> Non
     assert shop.sent() == ["user: Look", "assistant: look", "tool: 1", "assistant: look", "tool: 9"]
 
 
-@pytest.mark.parametrize("at", [0, 1])
-async def test_at_the_first_event_a_prompt_replaces_the_message_of_the_user(shop: Shop, at: int) -> None:
+async def test_at_the_first_event_a_prompt_replaces_the_message_of_the_user(shop: Shop) -> None:
     parent = await shop.bought()
 
-    run = shop.agent("Sold.").fork(parent, at, prompt="Sell it")
+    run = shop.agent("Sold.").fork(parent, 1, prompt="Sell it")
     events = await collect(run)
 
     assert shop.sent() == ["user: Sell it"]
@@ -338,6 +338,27 @@ async def test_a_fork_that_was_cut_off_is_resumed_as_a_fork(shop: Shop) -> None:
         shop.effects.clear()
 
 
+async def test_the_log_gets_what_a_fork_takes_over_together_with_its_beginning(shop: Shop) -> None:
+    parent = await shop.bought()
+    batches: list[list[str]] = []
+
+    class Watched(MemoryEventLog):
+        async def append(self, task_id: str, events: Sequence[Event], **options: Any) -> None:
+            batches.append([event.kind for event in events])
+            await super().append(task_id, events, **options)
+
+    log, shop.log = shop.log, Watched()
+    await shop.log.append(parent, await log.read(parent), expected_seq=0)
+    batches.clear()
+    at = await seq_of(shop.log, parent, "content-complete")
+
+    await shop.agent("Then not.").fork(parent, at, results={"p": 1, "l": 2}, prompt="Stop.")
+
+    # A crash leaves the whole of it, or nothing.
+    added = ["status-update", "tool-complete", "tool-complete", "tool-complete", "message-added"]
+    assert batches[0] == [event.kind for event in (await log.read(parent))[:at]] + added
+
+
 async def test_a_payment_of_a_fork_has_a_key_of_its_own(shop: Shop) -> None:
     parent = await shop.bought()
     at = await seq_of(shop.log, parent, "content-complete")
@@ -439,8 +460,8 @@ async def test_what_cannot_be_forked_is_refused(shop: Shop) -> None:
         await agent.fork("nowhere", 1)
     with pytest.raises(ConfigurationError, match=f"{WHOLE} events.*at=99"):
         await agent.fork(parent, 99)
-    for at in (-1, "3", True, None):
-        with pytest.raises(ConfigurationError, match="at="):
+    for at in (-1, 0, "3", True, None):
+        with pytest.raises(ConfigurationError, match=r"at=.*1 or more"):
             agent.fork(parent, at)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="log="):
         Agent(ScriptedModel()).fork(parent, 1)

@@ -116,8 +116,8 @@ async def test_a_thousand_runs_leave_nothing(end: str, caplog: pytest.LogCapture
         """The events of a run, got by a door that does not hold it."""
         run = agent.run(where)
         seen: list[Event] = []
-        run._core.hub.events.subscribe(seen.append)
-        parts.extend(weakref.ref(part) for part in (run._core, run._core.hub, run._core.scope))
+        run._attempt.recorder.hub.events.subscribe(seen.append)
+        parts.extend(weakref.ref(part) for part in (run._attempt, run._attempt.recorder.hub, run._attempt.scope))
         await use(run, "tool-start" if where == "tool" else "content-delta")
         return seen
 
@@ -138,7 +138,7 @@ async def test_a_thousand_runs_leave_nothing(end: str, caplog: pytest.LogCapture
 
 async def test_a_run_that_has_ended_has_no_subscriber_left() -> None:
     run = Agent(ScriptedModel(call("look"), "Hi."), tools=[look]).run("Go.")
-    hub = run._core.hub
+    hub = run._attempt.recorder.hub
     run.events.subscribe(lambda _: None)
     run.text().subscribe(lambda _: None)
     iterator = aiter(run)
@@ -146,7 +146,7 @@ async def test_a_run_that_has_ended_has_no_subscriber_left() -> None:
     assert hub.subscribers == 3
     await run
     assert hub.subscribers == 0
-    assert run._core.holders == set()
+    assert run._attempt.holds == set()
 
 
 def pool_states(provider: Any) -> list[str]:
@@ -245,7 +245,7 @@ def endpoint_for(agent: Agent[Any, Any], runs: list[tuple[weakref.ref[Run[Any]],
     async def ask(question: str) -> StreamingResponse:
         run = agent.run(question)
         seen: list[Event] = []
-        run._core.hub.events.subscribe(seen.append)
+        run._attempt.recorder.hub.events.subscribe(seen.append)
         runs.append((weakref.ref(run), seen))
 
         async def body() -> AsyncIterator[bytes]:

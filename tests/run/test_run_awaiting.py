@@ -23,7 +23,7 @@ def watched(agent: Agent[Any, Any]) -> tuple[Any, list[Event]]:
     """A run, and its events by a door that does not hold it."""
     run = agent.run("Go.")
     seen: list[Event] = []
-    run._core.hub.events.subscribe(seen.append)
+    run._attempt.recorder.hub.events.subscribe(seen.append)
     return run, seen
 
 

@@ -177,7 +177,7 @@ async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(logged: bool
     await until(lambda: stopping)
     run.cancel()
     await until(lambda: 1 in stopping)
-    driver = run.share.driver
+    driver = run.hold.driver
     assert driver is not None
     for _ in range(3):
         driver.cancel()

@@ -147,7 +147,7 @@ class Life:
             return
         if events[-1] != last:
             return  # it was killed, and ended in another log
-        self.same(run._core.states[None], fold_all(events))
+        self.same(run._attempt.recorder.states[None], fold_all(events))
 
     def same(self, live: RunState, logged: RunState) -> None:
         for name in ("seq", "attempt", "state", "pending", "answers", "usage", "batch", "thought_count"):

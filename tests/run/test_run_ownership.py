@@ -22,7 +22,7 @@ def watched(agent: Agent[Any, Any]) -> tuple[Any, list[Event]]:
     """A run, and its events by a door that does not hold it."""
     run = agent.run("Go.")
     seen: list[Event] = []
-    run._core.hub.events.subscribe(seen.append)
+    run._attempt.recorder.hub.events.subscribe(seen.append)
     return run, seen
 
 
@@ -258,7 +258,7 @@ async def test_nothing_keeps_a_run_alive_that_has_ended() -> None:
     run = Agent(ScriptedModel(call("look"), "ok"), tools=[look]).run("Go.")
     Recorder(run.events)
     await run
-    refs = [weakref.ref(part) for part in (run, run._core, run._core.hub, run._core.scope, run.share)]
+    refs = [weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.scope, run.hold)]
     del run
     await settled()
     gc.collect()
@@ -274,7 +274,7 @@ async def look(ctx: RunContext) -> str:
 
 async def test_nothing_keeps_a_run_alive_that_was_abandoned() -> None:
     run, seen = watched(Agent(endless()))
-    refs = [weakref.ref(part) for part in (run, run._core, run._core.hub, run._core.scope, run.share)]
+    refs = [weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.scope, run.hold)]
     await first_of(run, "content-delta")
     del run
     await ended(seen)

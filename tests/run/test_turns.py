@@ -19,16 +19,23 @@ def log() -> MemoryEventLog:
     return MemoryEventLog()
 
 
-async def test_who_waits_for_a_turn_that_is_free_by_now_has_it(log: MemoryEventLog) -> None:
-    assert turns.take(log, "c")
-    turns.give_back(log, "c")
+def give_back(turn: turns.Turn | None) -> None:
+    assert turn is not None
+    turn.give_back()
 
-    await turns.wait(log, "c")
+
+def take_and_give_back(log: MemoryEventLog) -> None:
+    give_back(turns.take(log, "c"))
+
+
+async def test_who_waits_for_a_turn_that_is_free_by_now_has_it(log: MemoryEventLog) -> None:
+    take_and_give_back(log)
+
+    turn = await turns.wait(log, "c")
 
     assert not turns.take(log, "c")
-    turns.give_back(log, "c")
-    assert turns.take(log, "c")
-    turns.give_back(log, "c")
+    give_back(turn)
+    take_and_give_back(log)
 
 
 async def test_a_run_that_waits_goes_on_whenever_the_one_before_it_ends() -> None:
@@ -45,21 +52,20 @@ async def test_a_run_that_waits_goes_on_whenever_the_one_before_it_ends() -> Non
 
 
 async def test_who_is_cancelled_while_it_waits_has_no_turn_and_keeps_nobody_from_it(log: MemoryEventLog) -> None:
-    assert turns.take(log, "c")
-    waiting = [asyncio.create_task(turns.wait(log, "c")) for _ in range(3)]
+    turn = turns.take(log, "c")
+    waiting: list[asyncio.Task[turns.Turn]] = [asyncio.create_task(turns.wait(log, "c")) for _ in range(3)]
     await asyncio.sleep(0)
 
     waiting[0].cancel()
     await asyncio.wait(waiting[:1])
-    turns.give_back(log, "c")
+    give_back(turn)
     # It has the turn, and has not heard of it yet.
     waiting[1].cancel()
     await asyncio.wait(waiting, timeout=5)
 
     assert [task.cancelled() for task in waiting] == [True, True, False]
-    turns.give_back(log, "c")
-    assert turns.take(log, "c")
-    turns.give_back(log, "c")
+    give_back(waiting[2].result())
+    take_and_give_back(log)
 
 
 def in_a_thread(work: Callable[[], None]) -> threading.Thread:
@@ -69,35 +75,32 @@ def in_a_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def test_who_waits_in_the_event_loop_of_another_thread_is_woken(log: MemoryEventLog) -> None:
-    assert turns.take(log, "c")
+    turn = turns.take(log, "c")
     waits = threading.Event()
 
     async def wait() -> None:
         asyncio.get_running_loop().call_later(0.01, waits.set)
-        await turns.wait(log, "c")
-        turns.give_back(log, "c")
+        give_back(await turns.wait(log, "c"))
 
     thread = in_a_thread(lambda: asyncio.run(wait()))
     assert waits.wait(5)
-    turns.give_back(log, "c")
+    give_back(turn)
 
     thread.join(5)
     assert not thread.is_alive()
-    assert turns.take(log, "c")
-    turns.give_back(log, "c")
+    take_and_give_back(log)
 
 
 def test_an_event_loop_that_was_closed_keeps_nobody_from_the_turn(log: MemoryEventLog) -> None:
-    assert turns.take(log, "c")
+    turn = turns.take(log, "c")
     loop = asyncio.new_event_loop()
     waiting = loop.create_task(turns.wait(log, "c"))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 
-    turns.give_back(log, "c")
+    give_back(turn)
 
-    assert turns.take(log, "c")
-    turns.give_back(log, "c")
+    take_and_give_back(log)
     waiting._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
     waiting.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
@@ -108,14 +111,13 @@ def test_many_threads_take_turns(log: MemoryEventLog) -> None:
     async def work() -> None:
         nonlocal inside, most, done
         for _ in range(50):
-            if not turns.take(log, "c"):
-                await turns.wait(log, "c")
+            turn = turns.take(log, "c") or await turns.wait(log, "c")
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
             inside -= 1
             done += 1
-            turns.give_back(log, "c")
+            turn.give_back()
 
     threads = [in_a_thread(lambda: asyncio.run(work())) for _ in range(4)]
     for thread in threads:
@@ -155,9 +157,8 @@ async def test_two_logs_on_one_file_have_one_turn(tmp_path: Path, monkeypatch: p
 
 async def test_conversations_of_two_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
     logs = [SqliteEventLog(tmp_path / name) for name in ("a.db", "b.db")]
-    assert all(turns.take(log, "c") for log in logs)
-    for log in logs:
-        turns.give_back(log, "c")
+    for turn in [turns.take(log, "c") for log in logs]:
+        give_back(turn)
 
 
 def test_a_forked_process_has_none_of_the_turns_of_its_parent() -> None:

@@ -24,8 +24,8 @@ from rxloop.stream.scope import Gate
 from rxloop.stream.stream import Stream
 
 
-class Lease:
-    """A share in a run that is not there: counts what is asked of it."""
+class Hold:
+    """The hold of a run that is not there: counts what is asked of it."""
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -36,7 +36,7 @@ class Lease:
         self.started += 1
         return RunScheduler(asyncio.get_running_loop())
 
-    def hold(self) -> Callable[[], None]:
+    def keep(self) -> Callable[[], None]:
         self.held += 1
 
         def release() -> None:
@@ -48,9 +48,9 @@ class Lease:
 class Source:
     def __init__(self, overflow: Any = "coalesce", buffer: int = 1024) -> None:
         self.hub = Hub()
-        self.lease = Lease()
+        self.hold = Hold()
         self.seq = 0
-        self.stream: Stream[Event] = Stream(self.hub.events, self.lease, overflow=overflow, buffer=buffer)
+        self.stream: Stream[Event] = Stream(self.hub.events, self.hold, overflow=overflow, buffer=buffer)
 
     def put(self, count: int = 1) -> None:
         for _ in range(count):
@@ -70,17 +70,17 @@ async def test_making_and_piping_a_stream_starts_nothing() -> None:
     source = Source()
     source.stream.pipe(ops.map(lambda event: event), ops.filter(lambda _: True))
     aiter(source.stream)
-    assert source.lease.started == 0
-    assert source.lease.held == 0
+    assert source.hold.started == 0
+    assert source.hold.held == 0
 
 
 async def test_a_subscription_starts_the_run_and_holds_it_until_it_is_disposed() -> None:
     source = Source()
     recorder = Recorder(source.stream)
-    assert source.lease.started
-    assert source.lease.held == 1
+    assert source.hold.started
+    assert source.hold.held == 1
     recorder.subscription.dispose()
-    assert source.lease.held == 0
+    assert source.hold.held == 0
     assert source.hub.subscribers == 0
 
 
@@ -88,7 +88,7 @@ async def test_a_subscription_with_a_scheduler_of_its_own_starts_the_run_all_the
     source = Source()
     Recorder(source.stream, scheduler=CurrentThreadScheduler.singleton())
     Recorder(source.stream.pipe(ops.map(lambda event: event)), scheduler=CurrentThreadScheduler.singleton())
-    assert source.lease.started >= 2
+    assert source.hold.started >= 2
 
 
 @pytest.mark.parametrize("ending", ["completion", "error", "take", "raise"])
@@ -101,13 +101,13 @@ async def test_a_subscription_lets_go_when_it_ends_of_itself(ending: str) -> Non
             raise ZeroDivisionError
 
     source.stream.pipe(*views).subscribe(on_next, lambda _: None)
-    assert source.lease.held == 1
+    assert source.hold.held == 1
     source.put()
     if ending == "completion":
         source.hub.complete()
     elif ending == "error":
         source.hub.complete(ValueError("refused"))
-    assert source.lease.held == 0
+    assert source.hold.held == 0
     assert source.hub.subscribers == 0
 
 
@@ -118,7 +118,7 @@ async def test_a_subscription_to_what_has_ended_does_not_hold() -> None:
     recorder = Recorder(source.stream)
     assert names(recorder.events) == ["1"]
     assert recorder.completed
-    assert source.lease.held == 0
+    assert source.hold.held == 0
 
 
 async def test_a_subscription_that_cannot_be_made_does_not_hold() -> None:
@@ -130,7 +130,7 @@ async def test_a_subscription_that_cannot_be_made_does_not_hold() -> None:
     errors: list[Exception] = []
     source.stream.pipe(lambda _: rx.Observable[Any](refuse)).subscribe(on_error=errors.append)
     assert list(map(str, errors)) == ["no room"]
-    assert source.lease.held == 0
+    assert source.hold.held == 0
 
 
 async def test_an_iterator_starts_the_run_but_does_not_hold_it_by_itself() -> None:
@@ -138,8 +138,8 @@ async def test_an_iterator_starts_the_run_but_does_not_hold_it_by_itself() -> No
     source.put()
     iterator = aiter(source.stream)
     assert (await anext(iterator)).seq == 1
-    assert source.lease.started
-    assert source.lease.held == 0
+    assert source.hold.started
+    assert source.hold.held == 0
     assert source.hub.subscribers == 1
 
 
@@ -197,44 +197,44 @@ async def test_an_iterator_that_was_closed_before_it_began_never_subscribes() ->
     await iterator.aclose()
     with pytest.raises(StopAsyncIteration):
         await anext(iterator)
-    assert source.lease.started == 0
+    assert source.hold.started == 0
 
 
-async def test_an_iterator_that_was_closed_lets_go_of_the_lease_though_it_is_kept() -> None:
+async def test_an_iterator_that_was_closed_lets_go_of_the_hold_though_it_is_kept() -> None:
     source = Source()
     source.put()
     iterator: Any = aiter(source.stream.pipe(ops.map(lambda event: event)))
     await anext(iterator)
     await iterator.aclose()
-    lease = weakref.ref(source.lease)
+    hold = weakref.ref(source.hold)
     del source
-    assert lease() is None
+    assert hold() is None
 
 
-async def test_an_iterator_keeps_the_lease_alive_and_a_dropped_one_lets_it_die() -> None:
+async def test_an_iterator_keeps_the_hold_alive_and_a_dropped_one_lets_it_die() -> None:
     source = Source()
     source.put(2)
     iterator = aiter(source.stream.pipe(ops.map(lambda event: event)))
     await anext(iterator)
-    lease = weakref.ref(source.lease)
+    hold = weakref.ref(source.hold)
     hub = source.hub
     del source
-    assert lease() is not None
+    assert hold() is not None
     del iterator
     gc.collect()
-    assert lease() is None
+    assert hold() is None
     assert hub.subscribers == 0
 
 
 async def test_awaiting_gives_the_last_item_and_starts_the_run() -> None:
     source = Source()
     waiting = asyncio.ensure_future(_await(source.stream.pipe(ops.map(seq_of))))
-    await until(lambda: source.lease.started)
-    assert source.lease.held == 1
+    await until(lambda: source.hold.started)
+    assert source.hold.held == 1
     source.put(3)
     source.hub.complete()
     assert await waiting == 3
-    assert source.lease.held == 0
+    assert source.hold.held == 0
 
 
 async def _await(awaitable: Any) -> Any:
@@ -262,7 +262,7 @@ async def test_who_gives_up_awaiting_ends_the_subscription() -> None:
     waiting.cancel()
     await settled()
     assert source.hub.subscribers == 0
-    assert source.lease.held == 0
+    assert source.hold.held == 0
 
 
 @pytest.mark.parametrize(
@@ -275,13 +275,13 @@ def test_an_operator_of_the_loop_is_refused_where_a_view_belongs(operator: Any) 
     with pytest.raises(ConfigurationError, match="is an operator of the loop: give it to the agent") as caught:
         source.stream.pipe(operator)
     assert operator.__qualname__ in str(caught.value)
-    assert not source.lease.started
+    assert not source.hold.started
 
 
 async def test_an_operator_that_gives_a_future_starts_the_run_as_well() -> None:
     source = Source()
     future = source.stream.pipe(ops.map(seq_of), ops.to_future())  # pyright: ignore[reportArgumentType]
-    assert source.lease.started
+    assert source.hold.started
     source.put(2)
     source.hub.complete()
     assert await future == 2
@@ -346,16 +346,16 @@ async def test_views_that_need_time_take_it_from_the_event_loop() -> None:
     assert second.seq == 1
 
 
-async def test_blocking_readers_close_the_gate_of_the_lease() -> None:
+async def test_blocking_readers_close_the_gate_of_the_hold() -> None:
     source = Source(overflow="block", buffer=2)
     iterator = aiter(source.stream)
     source.put()
     await anext(iterator)
     source.put(3)
-    assert source.lease.gate.closed
+    assert source.hold.gate.closed
     del iterator
     gc.collect()
-    assert not source.lease.gate.closed
+    assert not source.hold.gate.closed
 
 
 async def test_a_blocking_view_that_has_enough_holds_nobody_back() -> None:
@@ -364,7 +364,7 @@ async def test_a_blocking_view_that_has_enough_holds_nobody_back() -> None:
     source.put()
     await anext(iterator)
     source.put(5)
-    assert not source.lease.gate.closed
+    assert not source.hold.gate.closed
     assert len([event async for event in iterator]) == 3
 
 
@@ -390,7 +390,7 @@ def test_an_async_callback_is_refused(name: str) -> None:
     class Observing(Observer[int]):
         pass
 
-    stream: Stream[int] = Stream(rx.of(1), Lease())
+    stream: Stream[int] = Stream(rx.of(1), Hold())
     callback: Any = wait
     with pytest.raises(ConfigurationError, match="async for"):
         stream.subscribe(**{name: callback})

@@ -79,3 +79,14 @@ def filled(cls: type[AnyModel], fields: dict[str, Any], given: set[str]) -> AnyM
     _set_extra(made, None)
     _set_private(made, None)
     return made
+
+
+def stamp(event: BaseModel) -> dict[str, Any]:
+    """The fields of an event, to write into in place, though events are frozen.
+
+    From its making to its publication an event belongs to one run alone, which writes into it what its maker could not
+    know: step and branch, numbers and time, and that a call is hidden. A copy for each would cost more than all the
+    rest of a token's way. Whoever writes a field of an event does it through this function, and only before anybody
+    else has the event; everybody else makes a copy, by `model_copy(update=...)`.
+    """
+    return event.__dict__  # pyright: ignore[reportReturnType]

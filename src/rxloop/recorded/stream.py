@@ -34,7 +34,7 @@ class _Reading:
                 "reading a log needs a running event loop of asyncio (trio is not supported): do it inside async code"
             ) from None
 
-    def hold(self) -> Callable[[], None]:
+    def keep(self) -> Callable[[], None]:
         return lambda: None
 
 

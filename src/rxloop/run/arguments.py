@@ -115,7 +115,7 @@ def check_fork(at: Any, results: Any, tools: Any) -> None:
     Raises:
         ConfigurationError: As for `check_agent`.
     """
-    if not isinstance(at, int) or isinstance(at, bool) or at < 0:
+    if not isinstance(at, int) or isinstance(at, bool) or at < 1:
         raise _wrong("at", at, "give the seq of the last event to take over: 1 or more")
     if results is not None and not (isinstance(results, Mapping) and all(isinstance(key, str) for key in results)):
         raise _wrong("results", results, 'give a dict from ids of calls to results, such as {"call_1": "declined"}')

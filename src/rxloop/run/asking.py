@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rxloop.errors import InvalidInput, Paused
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import InputReceivedEvent, InputRequiredEvent, PendingInput
+from rxloop.protocol.storable import readable
 
 OnInput = Callable[[PendingInput], Any]
 """Answers a question while the run waits: the value, or an awaitable of it. A plain function runs in a thread."""
@@ -19,63 +21,89 @@ OnInput = Callable[[PendingInput], Any]
 _KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
 
 
-async def ask(
-    ctx: RunContext[Any],
-    input_id: str,
-    prompt: str,
-    answer: Any,
-    options: Sequence[Any] | None,
-    on_input: OnInput | None,
-    turn: Callable[[], asyncio.Lock],
-) -> Any:
-    """Put a question, and give the answer.
+class Questions:
+    """The questions of one attempt.
 
     Args:
-        ctx: Who asks.
-        input_id: The same in every attempt, so that an answer that came in between is found.
-        prompt: The question.
-        answer: The type of the answer.
-        options: The values to choose from.
         on_input: Answers at once; without it the run pauses.
-        turn: For plain functions, which are asked one question after the other, in the order of the questions.
-
-    Raises:
-        InvalidInput: The answer does not fit.
-        Paused: There is no answer yet.
     """
-    adapter: TypeAdapter[Any] = TypeAdapter(answer)
-    question = PendingInput(
-        input_id=input_id,
-        prompt=prompt,
-        input_kind="selection" if options is not None else _KINDS.get(answer, "data"),
-        options=None if options is None else list(options),
-        answer_schema=adapter.json_schema(),
-        call=ctx.call,
-        index=ctx.index,
-        step=ctx.step,
-    )
-    state = ctx.state
-    if input_id in state.answers:
-        return _validated(adapter, question, state.answers[input_id])
-    if input_id not in state.pending:
-        ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
-    if on_input is None:
-        raise Paused
-    value = _validated(adapter, question, await _given(on_input, question, turn))
-    ctx.emit(InputReceivedEvent(input_id=input_id, value=value, step=ctx.step, branch=ctx.branch))
-    return value
 
+    def __init__(self, on_input: OnInput | None) -> None:
+        self._on_input = on_input
+        self._put: dict[str, set[str]] = {}
+        """The ids of what was asked, by who asked."""
+        self._one_by_one: asyncio.Lock | None = None
 
-async def _given(on_input: OnInput, question: PendingInput, turn: Callable[[], asyncio.Lock]) -> Any:
-    if inspect.iscoroutinefunction(on_input):
-        return await on_input(question)
-    # Not before it is needed: importing rxloop is quicker without.
-    from rxloop.stream.threads import in_thread
+    async def ask(
+        self,
+        ctx: RunContext[Any],
+        prompt: str,
+        answer: Any,
+        options: Sequence[Any] | None,
+        earlier: Mapping[str, str],
+    ) -> Any:
+        """Put a question, and give the answer.
 
-    # At a terminal two questions at once could not be told apart, and the order of the answers would be by chance.
-    async with turn():
-        given = await in_thread(lambda: on_input(question))
-    return await given if inspect.isawaitable(given) else given
+        Args:
+            ctx: Who asks.
+            prompt: The question.
+            answer: The type of the answer.
+            options: The values to choose from.
+            earlier: What earlier attempts have asked, by the id of the question.
+
+        Raises:
+            InvalidInput: The answer does not fit.
+            Paused: There is no answer yet.
+        """
+        input_id = self._id(
+            f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asked_by}", prompt, earlier
+        )
+        adapter: TypeAdapter[Any] = TypeAdapter(answer)
+        question = PendingInput(
+            input_id=input_id,
+            prompt=prompt,
+            input_kind="selection" if options is not None else _KINDS.get(answer, "data"),
+            options=None if options is None else list(options),
+            answer_schema=adapter.json_schema(),
+            call=ctx.call,
+            index=ctx.index,
+            step=ctx.step,
+        )
+        state = ctx.state
+        if input_id in state.answers:
+            return _validated(adapter, question, state.answers[input_id])
+        if input_id not in state.pending:
+            ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
+        if self._on_input is None:
+            raise Paused
+        value = _validated(adapter, question, await self._answer(self._on_input, question))
+        ctx.emit(InputReceivedEvent(input_id=input_id, value=value, step=ctx.step, branch=ctx.branch))
+        return value
+
+    def _id(self, asker: str, prompt: str, earlier: Mapping[str, str]) -> str:
+        """The id of a question: that which it had in an earlier attempt, or else a new one.
+
+        An answer is one to the words that were asked. A question that is put in other words, or that takes the place
+        of one which is not put any more, is another question.
+        """
+        put, words = self._put.setdefault(asker, set()), readable(prompt)
+        ids = (f"{asker}.{number}" for number in count(1))
+        input_id = next(one for one in ids if one not in put and earlier.get(one, words) == words)
+        put.add(input_id)
+        return input_id
+
+    async def _answer(self, on_input: OnInput, question: PendingInput) -> Any:
+        if inspect.iscoroutinefunction(on_input):
+            return await on_input(question)
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.stream.threads import in_thread
+
+        # At a terminal two questions at once could not be told apart, and the order of the answers would be by chance.
+        if self._one_by_one is None:
+            self._one_by_one = asyncio.Lock()
+        async with self._one_by_one:
+            given = await in_thread(lambda: on_input(question))
+        return await given if inspect.isawaitable(given) else given
 
 
 def _validated(adapter: TypeAdapter[Any], question: PendingInput, value: Any) -> Any:

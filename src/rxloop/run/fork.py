@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,19 +24,34 @@ class Fork:
     at: int
     """The last event that it takes over."""
     messages: tuple[Message, ...] = ()
-    """In the place of the user's message where the fork leaves at the first event, else behind what is there."""
+    """In the place of the user's message where the fork leaves at the first event, else after what is there."""
     results: Mapping[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Outcomes of tool calls, as fields of their events, by the id of the call or by its slot."""
 
-    def past(
+    @property
+    def added(self) -> list[MessageAddedEvent]:
+        """The new messages of the user that stand after what the fork has taken over."""
+        if self.at == 1:
+            return []
+        return [
+            MessageAddedEvent(
+                role="system" if message.role == "system" else "user",
+                content=message.content,
+                cause="fork",
+                message_id=message.message_id,
+            )
+            for message in self.messages
+        ]
+
+    def copy(
         self,
         events: Sequence[Event],
         before: Sequence[Message],
         *,
-        asked: Callable[[Sequence[Message]], list[Message]] = list,
+        asked: Callable[[Sequence[Message]], list[Message]],
         **envelope: Any,
-    ) -> list[Event]:
-        """The events that the fork takes over, as its own.
+    ) -> tuple[list[Event], list[ToolCompleteEvent]]:
+        """The events that the fork takes over, as its own, and the answers to calls that are open after them.
 
         Args:
             events: Those of the run that it is made of.
@@ -48,50 +63,44 @@ class Fork:
             ConfigurationError: The run ends before `at`, or has no such call.
             EventLogError: An event up to `at` could not be read.
         """
-        check_whole(self.task_id, events, min(self.at, events[-1].seq if events else 1))
-        if self.at > len(events):
-            raise ConfigurationError(
-                f"the run {self.task_id} has {len(events)} events: it cannot be forked at={self.at}"
-            )
-        taken = events[: self.at]
-        outcomes = self._outcomes(taken)
-        context_id = events[0].context_id
-        ids = {"task_id": envelope["task_id"], "context_id": envelope["context_id"]}
+        last = events[-1].seq
+        check_whole(self.task_id, events, min(self.at, last))
+        if self.at > last:
+            raise ConfigurationError(f"the run {self.task_id} has {last} events: it cannot be forked at={self.at}")
+        taken = [event for event in events if event.seq <= self.at]
+        calls = _calls(taken)
+        outcomes = {_slot(key, calls, self): fields for key, fields in self.results.items()}
+        envelope.update(fork_of=self.task_id, fork_seq=self.at)
         past: list[Event] = []
+        answered: set[Slot] = set()
         for event in taken:
-            changes: dict[str, Any] = {}
-            if event.context_id == context_id:
-                changes["context_id"] = ids["context_id"]
-            if event.task_id == self.task_id:
-                changes["task_id"] = ids["task_id"]
-            if event.parent_task_id == self.task_id:
-                changes["parent_task_id"] = ids["task_id"]
-            elif event.parent_task_id is not None:
-                changes["metadata"] = {**event.metadata, ROOT: ids["task_id"]}
-            elif isinstance(event, TaskEvent):
-                messages = [*before, *self._asked(event.messages)]
-                changes.update(envelope, messages=asked(messages), fork_of=self.task_id, fork_seq=self.at)
-            elif isinstance(event, ToolCompleteEvent):
-                changes.update(outcomes.get((event.step or "", event.index), {}))
+            changes = self._new_ids(event, events[0].context_id, envelope)
+            if event.parent_task_id is None:
+                if isinstance(event, TaskEvent):
+                    changes |= {**envelope, "messages": asked([*before, *self._asked(event.messages)])}
+                elif isinstance(event, ToolCompleteEvent):
+                    answered.add((event.step or "", event.index))
+                    changes |= outcomes.get((event.step or "", event.index), {})
             past.append(event.model_copy(update=changes))
-        return past
+        answers = [
+            ToolCompleteEvent(call=call, step=step, index=index, branch=branch, hidden=call.hidden, **fields)
+            for (step, index), (call, branch) in calls.items()
+            if (step, index) not in answered and (fields := outcomes.get((step, index))) is not None
+        ]
+        return past, answers
 
-    def answers(self, past: Sequence[Event]) -> Iterator[ToolCompleteEvent]:
-        """The answers to calls that are open where the fork begins, behind the events that it has taken over."""
-        outcomes = self._outcomes(past)
-        answered = {(event.step or "", event.index) for event in past if isinstance(event, ToolCompleteEvent)}
-        for slot, (call, branch) in _calls(past).items():
-            if slot in outcomes and slot not in answered:
-                yield ToolCompleteEvent(
-                    call=call, step=slot[0], index=slot[1], branch=branch, hidden=call.hidden, **outcomes[slot]
-                )
-
-    def added(self) -> Iterator[MessageAddedEvent]:
-        """The new messages of the user that stand behind what the fork has taken over."""
-        if self.at > 1:
-            for message in self.messages:
-                role = "system" if message.role == "system" else "user"
-                yield MessageAddedEvent(role=role, content=message.content, cause="fork", message_id=message.message_id)
+    def _new_ids(self, event: Event, context_id: str, envelope: Mapping[str, Any]) -> dict[str, Any]:
+        task_id: str = envelope["task_id"]
+        ids: dict[str, Any] = {}
+        if event.context_id == context_id:
+            ids["context_id"] = envelope["context_id"]
+        if event.task_id == self.task_id:
+            ids["task_id"] = task_id
+        if event.parent_task_id == self.task_id:
+            ids["parent_task_id"] = task_id
+        elif event.parent_task_id is not None:
+            ids["metadata"] = {**event.metadata, ROOT: task_id}
+        return ids
 
     def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
         """What the run was started with, with another question where there is one."""
@@ -99,11 +108,6 @@ class Fork:
             return messages
         place = max((place for place, message in enumerate(messages) if message.role == "user"), default=len(messages))
         return [*messages[:place], *self.messages]
-
-    def _outcomes(self, events: Sequence[Event]) -> dict[Slot, dict[str, Any]]:
-        """The given results by the slots of their calls."""
-        calls = _calls(events)
-        return {_slot(key, calls, self): fields for key, fields in self.results.items()}
 
 
 class _Call(NamedTuple):
@@ -117,12 +121,10 @@ def make_fork(task_id: str, at: int, messages: tuple[Message, ...], results: Map
     Raises:
         ConfigurationError: A message or a result cannot be used.
     """
-    # Nothing comes before the first event: it is what the run was started with.
-    at = max(at, 1)
     wrong = next((message for message in messages if at > 1 and message.role not in ("user", "system")), None)
     if wrong is not None:
         raise ConfigurationError(
-            f"the prompt of a fork holds a message of the role {wrong.role!r}: behind the first event only messages "
+            f"the prompt of a fork holds a message of the role {wrong.role!r}: after the first event only messages "
             "of the user or the system can be added; give results={...} to change what a tool answered"
         )
     return Fork(task_id=task_id, at=at, messages=messages, results={key: _fields(key, results[key]) for key in results})

@@ -16,8 +16,8 @@ from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.text import text
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
-from rxloop.run.attempt import Core
-from rxloop.run.ownership import Share
+from rxloop.run.attempt import Attempt
+from rxloop.run.ownership import RunHold
 from rxloop.run.result import Result
 from rxloop.state.limits import LimitHit
 from rxloop.stream.buffer import Overflow
@@ -34,8 +34,8 @@ class StreamOptions(TypedDict, total=False):
     after: str | None
 
 
-def _anew(error: BaseException) -> BaseException:
-    """A copy, for one more who awaits: an exception that is raised again and again keeps a longer and longer trace."""
+def _raised_again(error: BaseException) -> BaseException:
+    """Copy an exception for one more who awaits: one that is raised again and again has a longer and longer trace."""
     try:
         fresh = copy(error).with_traceback(error.__traceback__)
     except Exception:
@@ -51,32 +51,32 @@ class Run(Generic[O]):
     Leaving `async with` cancels what is unfinished. Reading never does; letting go of the last holder does.
     """
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self.share = Share(core)
-        """What the handle and its streams hold together."""
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self.hold = RunHold(attempt)
+        """What the handle and its streams hold of the run."""
         # A reader also gets kinds of your own, which a type checker finds by `isinstance` or `match`.
-        self._source = cast("Observable[AnyEvent]", core.hub.events)
+        self._source = cast("Observable[AnyEvent]", attempt.recorder.hub.events)
 
     @property
     def task_id(self) -> str:
         """The id of the run."""
-        return self._core.task_id
+        return self._attempt.task_id
 
     @property
     def context_id(self) -> str:
         """The id of the conversation."""
-        return self._core.context_id
+        return self._attempt.context_id
 
     @property
     def started(self) -> bool:
         """Whether anybody has used the run yet."""
-        return self.share.driver is not None
+        return self.hold.driver is not None
 
     @property
     def events(self) -> Stream[AnyEvent]:
         """Every event of the run, from the first one, for each subscriber and each iterator."""
-        return Stream(self._retained(), self.share)
+        return Stream(self._retained(), self.hold)
 
     @overload
     def pipe(self, /) -> Stream[AnyEvent]: ...
@@ -165,7 +165,7 @@ class Run(Generic[O]):
         if buffer < 1:
             raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
         source = self._retained() if after is None else after_cursor(after)(self._whole())
-        return Stream(source, self.share, overflow=overflow, buffer=buffer).pipe(*views)
+        return Stream(source, self.hold, overflow=overflow, buffer=buffer).pipe(*views)
 
     def text(self) -> Stream[str]:
         """The text of the answer, as it streams.
@@ -178,19 +178,19 @@ class Run(Generic[O]):
 
     def _or_failure(self, source: Observable[str]) -> Observable[str]:
         """The same values, and behind them the error of a run that failed: a view would end as if all were well."""
-        core = self._core
+        attempt = self._attempt
 
         def subscribe(
             observer: abc.ObserverBase[str], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             def on_completed() -> None:
                 try:
-                    if core.final is not None:
-                        outcome(core)
+                    if attempt.final is not None:
+                        outcome(attempt)
                 except RunCancelled:
                     pass
                 except AttemptError as error:
-                    core.told = True
+                    attempt.noticed = True
                     observer.on_error(error)
                     return
                 observer.on_completed()
@@ -217,7 +217,7 @@ class Run(Generic[O]):
 
         # The id comes from a client: one that is no cursor is as good as one that is unknown.
         source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
-        return frames(aiter(Stream(source, self.share).pipe(public())), heartbeat)
+        return frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
         """Whether a client that comes back gets anything.
@@ -227,28 +227,32 @@ class Run(Generic[O]):
         Args:
             after: Its `Last-Event-ID`.
         """
-        final = self._core.final
+        final = self._attempt.final
         return final is None or not after or is_behind(read_cursor(after, strict=False), final)
 
     def _retained(self) -> Observable[AnyEvent]:
         """The events of this attempt: out of the log what is not in memory any more."""
-        core = self._core
-        if not core.hub.trimmed:
+        attempt = self._attempt
+        if not attempt.recorder.hub.trimmed:
             return self._source
-        return self._whole(core.attempt if core.spec.fork is None else 1)
+        return self._whole(attempt.first_attempt)
 
-    def _whole(self, attempt: int = 1) -> Observable[AnyEvent]:
+    def _whole(self, first_attempt: int = 1) -> Observable[AnyEvent]:
         """The events of the run from an attempt on, those of earlier ones out of the log."""
-        core = self._core
-        log = core.log
+        attempt = self._attempt
+        log = attempt.log
         if log is None:
             return self._source
         # Not before it is needed: importing rxloop is quicker without.
         from rxloop.stream.past import with_past
 
         async def read(before: int) -> Sequence[Event]:
-            await core.durable()
-            return [event for event in await log.read(core.task_id) if event.attempt >= attempt and event.seq < before]
+            await attempt.durable()
+            return [
+                event
+                for event in await log.read(attempt.task_id)
+                if event.attempt >= first_attempt and event.seq < before
+            ]
 
         return cast("Observable[AnyEvent]", with_past(self._source, read))
 
@@ -267,46 +271,48 @@ class Run(Generic[O]):
             RunCancelled: It was cancelled.
             RxloopError: It was refused before it began, by an unknown id, a busy conversation, or wrong inputs.
         """
-        driver = self.share.start()
-        if self._core.scope.owns(asyncio.current_task()):
+        driver = self.hold.start()
+        if self._attempt.scope.owns(asyncio.current_task()):
             raise RxloopError(f"a tool of the run {self.task_id} awaits the run itself: neither could ever end")
         try:
             await asyncio.wait([driver])
         except asyncio.CancelledError:
-            await self.share.aclose("the task that awaited the run was cancelled")
+            await self.hold.aclose("the task that awaited the run was cancelled")
             raise
-        self._core.told = True
+        self._attempt.noticed = True
         refusal = driver.exception()
         if refusal is not None:
-            raise _anew(refusal)
-        return outcome(self._core)
+            raise _raised_again(refusal)
+        return outcome(self._attempt)
 
     def cancel(self, reason: str | None = None) -> None:
         """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""
-        self.share.cancel(reason)
+        self.hold.cancel(reason)
 
     async def aclose(self) -> None:
         """Cancel what is unfinished, and wait until nothing is left of it. Never raises what the run raised."""
-        self._core.told = True
-        await self.share.aclose("closed")
+        self._attempt.noticed = True
+        await self.hold.aclose("closed")
 
     async def __aenter__(self) -> Self:
-        self.share.start()
+        self.hold.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.share.aclose("its `async with` was left")
+        await self.hold.aclose("its `async with` was left")
 
     def __repr__(self) -> str:
-        core = self._core
+        attempt = self._attempt
         if not self.started:
             # `asyncio.create_task(run)` shows this, and wants a coroutine.
-            return f"<Run {self.task_id} of {core.agent_name!r}, not started: await it, or create_task(run.result())>"
-        final = core.final
-        state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if core.refusal else "under way"
-        return f"<Run {self.task_id} of {core.agent_name!r}, {state}>"
+            return (
+                f"<Run {self.task_id} of {attempt.agent_name!r}, not started: await it, or create_task(run.result())>"
+            )
+        final = attempt.final
+        state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if attempt.refusal else "under way"
+        return f"<Run {self.task_id} of {attempt.agent_name!r}, {state}>"
 
     if not TYPE_CHECKING:
         # A type checker tells these mistakes by itself, as long as it does not see that they are provided for.
@@ -326,26 +332,26 @@ class Run(Generic[O]):
             """For `with`, which looks for it before it calls `__enter__`."""
 
 
-def outcome(core: Core) -> Result[Any]:
+def outcome(attempt: Attempt) -> Result[Any]:
     """The result of an attempt that is over.
 
     Raises:
         AttemptError: It has no answer, and waits for none.
     """
-    final = core.final
+    final = attempt.final
     if not isinstance(final, StatusUpdateEvent):
-        raise RxloopError(f"the run {core.task_id} has no final event")
-    state = core.state()
+        raise RxloopError(f"the run {attempt.task_id} has no final event")
+    state = attempt.state()
     completed = final.state == "completed"
-    parsed, misfit = core.parsed(final.content or "") if completed else (None, None)
+    parsed, misfit = attempt.parsed(final.content or "") if completed else (None, None)
     result: Result[Any] = Result(
-        task_id=core.task_id,
-        context_id=core.context_id,
+        task_id=attempt.task_id,
+        context_id=attempt.context_id,
         state=final.state,
         reason=final.reason,
         messages=list(state.messages),
         usage=state.usage,
-        thoughts=core.graph,
+        thoughts=attempt.recorder.graph,
         content=final.content or "",
         finish_reason=final.finish_reason,
         pending=final.pending,
@@ -363,5 +369,6 @@ def outcome(core: Core) -> Result[Any]:
         raise RunCancelled(message, code=code, result=result)
     if final.reason != "error":
         raise LimitReached(message, code=code, result=result)
-    cause = core.end if isinstance(core.end, Exception) and not isinstance(core.end, LimitHit) else None
+    end = attempt.life.end
+    cause = end if isinstance(end, Exception) and not isinstance(end, LimitHit) else None
     raise RunError(message, code=code, result=result) from cause

@@ -1,266 +1,129 @@
-"""The life of an attempt: load, begin, wait, finish. The one way in which every attempt ends is here."""
+"""The life of an attempt: load, announce, begin, wait, close. The one way in which every attempt ends is here."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
 
-from rxloop.errors import (
-    ConfigurationError,
-    ConflictError,
-    EventLogError,
-    InvalidOutput,
-    Paused,
-)
-from rxloop.pipeline.requests import RunRequest
-from rxloop.pipeline.seams import EventLog
-from rxloop.protocol.events import Event, InputReceivedEvent, StatusUpdateEvent, TaskEvent
-from rxloop.protocol.messages import Message
+from rxloop.errors import EventLogError, InvalidOutput
+from rxloop.protocol.events import Event
 from rxloop.protocol.settle import settle
-from rxloop.run.attempt import Core
-from rxloop.run.endings import final_event, unrecorded_end
-from rxloop.run.spec import CLOSING
+from rxloop.run.attempt import Attempt
+from rxloop.run.beginning import announce, begin
+from rxloop.run.ends import end_before_it_began, final_event, unrecorded_end
+from rxloop.run.life import Phase
 from rxloop.state.limits import LimitHit
-from rxloop.stream.bridges import emit
-from rxloop.stream.connect import connect
-from rxloop.stream.guard import as_error, leave_to_loop, raiser
-from rxloop.stream.scheduler import RunScheduler
+from rxloop.stream.guard import leave_to_loop, raiser
 from rxloop.stream.scope import GRACE
-
-if TYPE_CHECKING:
-    from rxloop.run.fork import Fork
 
 log = logging.getLogger("rxloop")
 
-T = TypeVar("T")
+
+def start(attempt: Attempt, event_loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+    """Start an attempt in an event loop, and give the task that carries it out."""
+    attempt.life.bind(event_loop)
+    attempt.life.phase = Phase.LOADING
+    return event_loop.create_task(carry_out(attempt), name=f"rxloop-run-{attempt.task_id}")
 
 
-async def drive(core: Core) -> None:
+async def carry_out(attempt: Attempt) -> None:
     """Carry out one attempt. Whatever happens, the stream of the run ends.
 
     An exception here is a run that was refused before its first event; everything later is an event.
     """
-    timer = _time_limit(core)
+    life, hub = attempt.life, attempt.recorder.hub
+    timer = _time_limit(attempt)
     try:
-        finished = None if core.spec.log is None else await _load(core, core.spec.log)
-        if finished is not None:
-            _publish_end(core, finished)
-            return
-        if core.spec.log is not None and core.writer is None:
-            # It had to end before its turn, or before the log told where it stands: nothing of it can be recorded.
-            from rxloop.run.loading import end_before_it_began
-
-            _publish_end(core, core.record(end_before_it_began(core)))
-            return
-        await _begin(core)
-        await _wait(core)
-        await _finish(core)
+        final = await _load(attempt)
+        if final is None:
+            life.phase = Phase.ANNOUNCING
+            await announce(attempt)
+            life.phase = Phase.OPEN
+            await begin(attempt)
+            await life.until_end()
+            await _stop(attempt)
+            final = await _close(attempt)
+        settle(final)
+        attempt.final = final
+        hub.publish(final)
+        life.phase = Phase.OVER
+        hub.complete()
     except Exception as error:
-        core.open = False
-        core.refusal = error
-        core.told = core.told or core.hub.subscribers > 0
-        core.hub.complete(error)
+        life.phase = Phase.REFUSED
+        attempt.refusal = error
+        attempt.noticed = attempt.noticed or hub.subscribers > 0
+        hub.complete(error)
         raise
     finally:
         if timer is not None:
             timer.cancel()
-        if core.occupies:
-            from rxloop.run.loading import release
-
-            release(core)
-        core.scope.close()
+        if attempt.turn is not None:
+            attempt.turn.give_back()
+        attempt.scope.close()
 
 
-async def _load(core: Core, event_log: EventLog) -> Event | None:
-    # Not before it is needed: a run without a log has nothing to load, and importing rxloop is quicker without.
-    from rxloop.run.loading import load
-
-    return await load(core, event_log)
-
-
-def _time_limit(core: Core) -> asyncio.TimerHandle | None:
-    seconds = core.limits.seconds
+def _time_limit(attempt: Attempt) -> asyncio.TimerHandle | None:
+    seconds = attempt.limits.seconds
     if seconds is None:
         return None
     late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
-    return asyncio.get_running_loop().call_later(seconds, core.finish, late)
+    return asyncio.get_running_loop().call_later(seconds, attempt.life.finish, late)
 
 
-async def _begin(core: Core) -> None:
-    spec = core.spec
-    core.open = True
-    await _announce(core)
-    if spec.fork is not None:
-        _part(core, spec.fork)
+async def _load(attempt: Attempt) -> Event | None:
+    """Load what the log has; give the final event of an attempt that does not begin."""
+    if attempt.log is None:
+        return None
+    # Imported here: a run without a log has nothing to load, and importing rxloop is quicker without.
+    from rxloop.run.loading import load
+
+    final = await load(attempt, attempt.log)
+    if final is None and attempt.recorder.writer is None:
+        # It had to end before its turn, or before the log told where it stands: nothing of it can be recorded.
+        return attempt.recorder.record(end_before_it_began(attempt.spec, attempt.state(), attempt.life.end))
+    return final
+
+
+async def _stop(attempt: Attempt) -> None:
+    """Dispose the pipeline, and wait for its tasks to stop."""
     try:
-        if spec.resume:
-            # So that the calls of before can be closed, whatever happens next.
-            core.set_tools(dict(spec.tools.plain))
-        if core.ended:
-            return
-        core.system = await _system(core)
-        if core.attempt > 1:
-            from rxloop.run.loading import until_end
-
-            core.set_tools(await until_end(core, spec.tools.resolve(core.context())) or {})
-        if core.ended:
-            return
-        core.scope.run(_connect, core)
-    except Paused:
-        # The instructions asked a question, or a family of tools did.
-        core.finish(None)
-    except Exception as error:
-        core.finish(error)
-    except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            core.finish(CLOSING)
-            return
-        core.fail(as_error(error))
-        leave_to_loop(error)
-
-
-def _connect(core: Core) -> None:
-    """Feed the run to its pipeline."""
-    pipeline = core.spec.loop(emit(RunRequest(core.context())))
-    scheduler = RunScheduler(asyncio.get_running_loop(), core.scope)
-    core.watch()
-    core.subscription.disposable = connect(pipeline, core.publish_signal, core.finish, core.completed, scheduler)
-    core.scope.settle()
-
-
-async def _announce(core: Core) -> None:
-    """Publish the first events of the attempt."""
-    spec = core.spec
-    resumed = core.attempt > 1
-    first: list[Event] = []
-    if not spec.resume and not resumed:
-        task = TaskEvent(
-            messages=core.asked(spec.messages),
-            model=spec.model.name,
-            agent_name=spec.agent_name,
-            strategy=spec.strategy,
-            metadata=spec.metadata,
-        )
-        first.append(task)
-    after = core.state().seq if resumed else None
-    first.append(StatusUpdateEvent(state="working", resumed=resumed, after_seq=after))
-    first += [InputReceivedEvent(input_id=input_id, value=value) for input_id, value in core.inputs.items()]
-    if spec.resume:
-        await _claim(core, first)
-        return
-    for event in core.past:
-        core.take_over(event)
-    for event in first:
-        core.publish(event)
-    core.begun = True
-
-
-async def _claim(core: Core, first: Sequence[Event]) -> None:
-    """Take a run up: whoever gets the first events of the next attempt into the log goes on with it, and nobody else.
-
-    Raises:
-        ConflictError: Somebody else was quicker; nothing was done here.
-    """
-    recorded = [core.record(event) for event in first]
-    if core.writer is not None:
-        try:
-            await _through(core, core.writer.flush)
-        except ConflictError as error:
-            await core.writer.close()
-            raise ConflictError(
-                f"the run {core.task_id} was taken up elsewhere at the same moment, and goes on there; nothing was "
-                f"done here. follow(log, {core.task_id!r}) shows what it comes to; agent.resume() gives its end later"
-            ) from error
-    core.begun = True
-    for event in (*core.past, *recorded):
-        core.hub.publish(event)
-
-
-def _part(core: Core, fork: Fork) -> None:
-    """Put on the stream what a fork has in other words than the run that it is made of."""
-    for answer in fork.answers(core.past):
-        core.publish(answer)
-        # A strategy that runs again finds it here.
-        core.recorded_past.results[answer.step or "", answer.index] = answer
-    if fork.at > 1 and fork.messages:
-        core.close_open()
-    for message in fork.added():
-        core.publish(message)
-
-
-async def _system(core: Core) -> tuple[Message, ...]:
-    instructions = core.spec.instructions
-    text: Any = instructions
-    if not isinstance(instructions, str):
-        # Not before it is needed: importing rxloop is quicker without.
-        from rxloop.run.loading import until_end
-        from rxloop.stream.within import called, within
-
-        name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
-        ctx = core.context()
-        text = await until_end(core, within(ctx, called(instructions, ctx), name))
-        if not isinstance(text, str) and not core.ended:
-            raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
-    texts = [part for part in (text, core.spec.output_prompt) if part]
-    return (Message.system("\n\n".join(texts)),) if texts else ()
-
-
-async def _wait(core: Core) -> None:
-    try:
-        await core.until_end()
-    except asyncio.CancelledError:
-        core.finish(CLOSING)
-
-
-async def _through(core: Core, step: Callable[[], Awaitable[T]]) -> T:
-    """Carry out a step that an event loop which is closing must not cut off, though it cancels it."""
-    while True:
-        try:
-            return await step()
-        except asyncio.CancelledError:
-            core.finish(CLOSING)
-
-
-async def _finish(core: Core) -> None:
-    try:
-        core.subscription.dispose()
+        attempt.subscription.dispose()
     except BaseException as error:
         # What somebody's Disposable does must not keep the run from its end.
-        log.exception("the pipeline of the run %s could not be disposed by %s", core.task_id, raiser(error))
+        log.exception("the pipeline of the run %s could not be disposed by %s", attempt.task_id, raiser(error))
         leave_to_loop(error)
-        core.scope.stop()
-    stuck = await _through(core, lambda: core.scope.join(GRACE))
+        attempt.scope.stop()
+    stuck = await attempt.life.insist(lambda: attempt.scope.join(GRACE))
     if stuck:
-        log.error("after %s s the run %s leaves behind: %s", GRACE, core.task_id, ", ".join(stuck))
-    if core.end is None and core.state().done:
-        misfit = core.parsed(core.state().content)[1]
-        core.end = InvalidOutput(misfit) if misfit is not None else None
-    paused = core.end is None and bool(core.state().pending)
-    lost = core.writer is not None and core.writer.error is not None
+        log.error("after %s s the run %s leaves behind: %s", GRACE, attempt.task_id, ", ".join(stuck))
+
+
+async def _close(attempt: Attempt) -> Event:
+    """Close what is open, and record the final event; give it as readers get it."""
+    life, recorder, state = attempt.life, attempt.recorder, attempt.state()
+    writer = recorder.writer
+    if life.end is None and state.done:
+        misfit = attempt.parsed(state.content)[1]
+        if misfit is not None:
+            life.revise(InvalidOutput(misfit))
+    paused = life.end is None and bool(state.pending)
+    lost = writer is not None and writer.error is not None
     if not paused and not lost:
-        core.close_open()
-    final = core.record(final_event(core, core.end))
-    # Nothing may come behind it while it is made durable.
-    core.open = False
-    if core.writer is not None:
-        try:
-            await _through(core, core.writer.flush)
-        except EventLogError as error:
-            log.error("the run %s could not be recorded to its end: %s", core.task_id, error)
-            told = unrecorded_end(core, error)
-            final = told.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
-        await _through(core, core.writer.close)
-    _publish_end(core, final)
-
-
-def _publish_end(core: Core, final: Event) -> None:
-    settle(final)
-    core.final = final
-    core.hub.publish(final)
-    core.hub.complete()
+        for event in attempt.left_open():
+            attempt.publish(event)
+    final = recorder.record(final_event(attempt.state(), life.end))
+    # Nothing may come after it while it is made durable.
+    life.phase = Phase.CLOSED
+    if writer is None:
+        return final
+    try:
+        await life.insist(writer.flush)
+    except EventLogError as error:
+        log.error("the run %s could not be recorded to its end: %s", attempt.task_id, error)
+        end = unrecorded_end(attempt.task_id, attempt.state(), error)
+        final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
+    await life.insist(writer.close)
+    return final
 
 
 _ENVELOPE = ("context_id", "task_id", "seq", "sub", "attempt", "timestamp")

@@ -1,4 +1,4 @@
-"""What a run is made of, and how an attempt of it ends."""
+"""What a run is made of."""
 
 from __future__ import annotations
 
@@ -54,16 +54,3 @@ class RunSpec(NamedTuple):
     cancel: str | None = None
     """The reason for which the attempt is there to cancel the run, and to do nothing else."""
     fork: Fork | None = None
-
-
-class Canceled(NamedTuple):
-    """A run was cancelled."""
-
-    reason: str
-
-
-CLOSING = Canceled("the event loop is closing")
-"""Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
-
-End = Exception | Canceled | None
-"""How an attempt came to its end: by an error or a limit, by a cancel, or by having nothing more to do."""

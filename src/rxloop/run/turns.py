@@ -15,57 +15,67 @@ from contextlib import suppress
 
 from rxloop.pipeline.seams import HasIdentity
 
-Turn = asyncio.Future[None]
+Place = asyncio.Future[None]
+"""Of one who waits."""
 
-_TAKEN: dict[tuple[Hashable, str], deque[Turn]] = {}
+_TAKEN: dict[tuple[Hashable, str], deque[Place]] = {}
 """The conversations that have a run under way, and who waits for the turn in each."""
 _LOCK = threading.Lock()
 
 
-def take(log: object, context_id: str) -> bool:
+class Turn:
+    """The turn of one run in its conversation, from `take` or `wait` to `give_back`."""
+
+    def __init__(self, log: object, key: tuple[Hashable, str]) -> None:
+        # Held, so that no other log has its identity meanwhile.
+        self._log = log
+        self._key = key
+
+    def give_back(self) -> None:
+        """Give the turn to the one who has waited longest, if there is one; from any thread."""
+        with _LOCK:
+            waiting = _TAKEN[self._key]
+            while waiting:
+                place = waiting.popleft()
+                # An event loop that is closed has nobody who waits.
+                with suppress(RuntimeError):
+                    place.get_loop().call_soon_threadsafe(_call_up, place)
+                    return
+            del _TAKEN[self._key]
+
+
+def take(log: object, context_id: str) -> Turn | None:
     """Take the turn in a conversation, unless a run has it."""
     key = _key(log, context_id)
     with _LOCK:
         if key in _TAKEN:
-            return False
+            return None
         _TAKEN[key] = deque()
-        return True
+        return Turn(log, key)
 
 
-async def wait(log: object, context_id: str) -> None:
+async def wait(log: object, context_id: str) -> Turn:
     """Wait for the turn in a conversation; those who wait get it in order."""
     key = _key(log, context_id)
-    turn: Turn = asyncio.get_running_loop().create_future()
+    place: Place = asyncio.get_running_loop().create_future()
+    turn = Turn(log, key)
     with _LOCK:
         if key not in _TAKEN:
             # The run that had it has ended since.
             _TAKEN[key] = deque()
-            return
-        _TAKEN[key].append(turn)
+            return turn
+        _TAKEN[key].append(place)
     try:
-        await turn
+        await place
     except asyncio.CancelledError:
         with _LOCK:
-            given = turn not in _TAKEN[key]
+            given = place not in _TAKEN[key]
             if not given:
-                _TAKEN[key].remove(turn)
+                _TAKEN[key].remove(place)
         if given:
-            give_back(log, context_id)
+            turn.give_back()
         raise
-
-
-def give_back(log: object, context_id: str) -> None:
-    """Give the turn to the one who has waited longest, if there is one; from any thread."""
-    key = _key(log, context_id)
-    with _LOCK:
-        waiting = _TAKEN[key]
-        while waiting:
-            turn = waiting.popleft()
-            # An event loop that is closed has nobody who waits.
-            with suppress(RuntimeError):
-                turn.get_loop().call_soon_threadsafe(_tell, turn)
-                return
-        del _TAKEN[key]
+    return turn
 
 
 def _forget() -> None:
@@ -78,11 +88,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_forget)
 
 
-def _tell(turn: Turn) -> None:
-    if not turn.done():
-        turn.set_result(None)
+def _call_up(place: Place) -> None:
+    if not place.done():
+        place.set_result(None)
 
 
 def _key(log: object, context_id: str) -> tuple[Hashable, str]:
-    # The runs hold their log: no other object has its identity meanwhile.
     return log.identity if isinstance(log, HasIdentity) else id(log), context_id

@@ -1,9 +1,9 @@
-"""What earlier attempts of a run have come to, by which the next attempt knows what it need not do or say again."""
+"""The memory of earlier attempts of a run: what a resumed run goes on with, and must not repeat."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.events import (
@@ -19,57 +19,74 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
 )
+from rxloop.state.batch import Slot
+from rxloop.state.run_state import RunState, fold_all
+from rxloop.thoughts.graph import ThoughtGraph
 
-Slot = tuple[str, int]
 
+class EarlierAttempts:
+    """The state that they leave, and what the next attempt need not do again.
 
-class Recorded:
-    """The messages, the answers to calls, the calls that were cut off, and what a strategy has said itself."""
+    Nothing but `take` changes it after it is made, and `results`, where a fork has other ones.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, events: Sequence[Event] = (), before: RunState | None = None) -> None:
+        """Fold the events of a run, all that there are.
+
+        Args:
+            events: In order.
+            before: The state that the earlier runs of the conversation leave.
+        """
+        self.born: dict[str, RunState] = {}
+        """The states in which the branches began."""
+        self.state = fold_all(events, before, self.born)
+        """That of the main line, after all events."""
+        self.graph = ThoughtGraph()
         self.messages: dict[str, ContentCompleteEvent] = {}
         """The complete messages, by step."""
         self.results: dict[Slot, ToolCompleteEvent] = {}
+        """The answers to calls."""
         self.questions: dict[str, str] = {}
         """What was asked, by the id of the question."""
         self.interrupted: set[Slot] = set()
         """The calls that were started and have no end."""
-        self._said: Counter[tuple[str | None, ...]] = Counter()
-
-    def add(self, events: Iterable[Event]) -> None:
-        """Note the events of a run, all that there are."""
-        cut_off = self.interrupted
+        self._remade: Counter[tuple[str | None, ...]] = Counter()
+        """How many of what a strategy makes once more are still to come."""
         asking: dict[str, Slot] = {}
         taken_over = 0
         for event in events:
+            self.graph = self.graph.add(event)
             if event.parent_task_id is not None:
                 continue
-            said = _said(event)
-            if said is not None:
-                self._said[said] += 1
             if isinstance(event, TaskEvent):
                 taken_over = event.fork_seq or 0
-            elif isinstance(event, ContentCompleteEvent):
-                if event.finish_reason != "canceled" and event.step:
-                    self.messages[event.step] = event
-            elif isinstance(event, ToolStartEvent):
-                # What was begun in the run that this one is a fork of was not begun here.
-                if event.seq > taken_over:
-                    cut_off.add((event.step or "", event.index))
-            elif isinstance(event, ToolCompleteEvent):
-                self.results[event.step or "", event.index] = event
-            elif isinstance(event, InputRequiredEvent):
-                self.questions[event.input_id] = event.input.prompt
-                if event.input.call is not None:
-                    asking[event.input_id] = (event.input.step or "", event.input.index)
-            elif isinstance(event, InputReceivedEvent):
-                asking.pop(event.input_id, None)
-            elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):
-                # A call that waited for an answer was left at its question, to be made again with the answer.
-                cut_off.difference_update(asking.values())
-        cut_off.difference_update(asking.values(), self.results)
+            # What was begun in the run that this one is a fork of was not begun here.
+            self._note(event, asking, begun=event.seq > taken_over)
+        self.interrupted.difference_update(asking.values(), self.results)
 
-    def knows(self, event: Event) -> bool:
+    def _note(self, event: Event, asking: dict[str, Slot], *, begun: bool) -> None:
+        key = _remade_by(event)
+        if key is not None:
+            self._remade[key] += 1
+        if isinstance(event, ContentCompleteEvent):
+            if event.finish_reason != "canceled" and event.step:
+                self.messages[event.step] = event
+        elif isinstance(event, ToolStartEvent):
+            if begun:
+                self.interrupted.add((event.step or "", event.index))
+        elif isinstance(event, ToolCompleteEvent):
+            self.results[event.step or "", event.index] = event
+        elif isinstance(event, InputRequiredEvent):
+            self.questions[event.input_id] = event.input.prompt
+            if event.input.call is not None:
+                asking[event.input_id] = (event.input.step or "", event.input.index)
+        elif isinstance(event, InputReceivedEvent):
+            asking.pop(event.input_id, None)
+        elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):
+            # A call that waited for an answer was left at its question, to be made again with the answer.
+            self.interrupted.difference_update(asking.values())
+
+    def has(self, event: Event) -> bool:
         """Whether a new event is one that the log has already: a strategy that runs again makes it once more."""
         if not event.durable or event.parent_task_id is not None:
             return False
@@ -77,15 +94,17 @@ class Recorded:
             return event.step in self.messages
         if isinstance(event, ToolCompleteEvent):
             return (event.step or "", event.index) in self.results
-        said = _said(event) if self._said else None
-        if said is None or not self._said[said]:
-            return False
-        # The second of two equal events is known only if the log has two.
-        self._said[said] -= 1
-        return True
+        key = _remade_by(event) if self._remade else None
+        return key is not None and self._remade[key] > 0
+
+    def take(self, event: Event) -> None:
+        """Count off an event that `has` finds: the second of two equal ones is known only if the log has two."""
+        key = _remade_by(event)
+        if key is not None:
+            self._remade[key] -= 1
 
 
-def _said(event: Event) -> tuple[str | None, ...] | None:
+def _remade_by(event: Event) -> tuple[str | None, ...] | None:
     """What tells the events apart that a strategy makes once more; None for an event that only comes if it is new.
 
     On the main line everything goes on where it stood, but for the stages and thoughts of a strategy, and for the end

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
-from rxloop.protocol.unchecked import defaults, filled
+from rxloop.protocol.unchecked import defaults, filled, stamp
 
 
 def delta_text(event: object) -> str | None:
@@ -144,7 +144,7 @@ class MergedDeltas:
         """The newest of them with the text of all; `behind` cuts it."""
         assert self._newest is not None
         event = merged(self._newest, [self.text])
-        vars(event)[_MERGED] = self
+        stamp(event)[_MERGED] = self
         return event
 
     def length(self, place: int) -> int:

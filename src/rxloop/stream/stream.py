@@ -42,8 +42,8 @@ PARTS = "rxloop_parts"
 """An attribute of the operators of the loop that are composed of others."""
 
 
-class Lease(Protocol):
-    """A share in a run: while one is held somewhere, the run goes on."""
+class Hold(Protocol):
+    """The hold that somebody has of a run: while there is one, the run goes on."""
 
     @property
     def gate(self) -> Gate:
@@ -54,7 +54,7 @@ class Lease(Protocol):
         """The scheduler of the run; an error outside an event loop."""
         ...
 
-    def hold(self) -> Callable[[], None]:
+    def keep(self) -> Callable[[], None]:
         """Keep the run going, whoever lets go of it, until the function that is returned is called."""
         ...
 
@@ -70,7 +70,7 @@ class Stream(Observable[T], Generic[T]):
     def __init__(
         self,
         source: Observable[T],
-        lease: Lease,
+        hold: Hold,
         *,
         overflow: Overflow = "coalesce",
         buffer: int = 1024,
@@ -80,14 +80,14 @@ class Stream(Observable[T], Generic[T]):
 
         Args:
             source: Where the items come from.
-            lease: The share in the run.
+            hold: That of the run.
             overflow: What to do when a reader has not read `buffer` items; see `Run.stream`.
             buffer: The number of items.
             joins: The items are pieces of one text, which may be joined.
         """
         super().__init__()
         self._source = source
-        self._lease = lease
+        self._hold = hold
         self._overflow: Overflow = overflow
         self._buffer = buffer
         self._joins = joins
@@ -119,8 +119,8 @@ class Stream(Observable[T], Generic[T]):
     def _subscribe_core(
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        own = self._lease.scheduler()
-        release = self._lease.hold()
+        own = self._hold.scheduler()
+        release = self._hold.keep()
         # `subscribe` has put its observer between already, and would put a second one.
         try:
             subscription = self._source._subscribe_core(observer, scheduler or own)  # pyright: ignore[reportPrivateUsage]
@@ -169,7 +169,7 @@ class Stream(Observable[T], Generic[T]):
             ConfigurationError: One of them works in the loop.
         """
         # On the source and not on the stream: an iterator over the result must not hold the run by a subscription.
-        result: Any = _Begun(self._source, self._lease)
+        result: Any = _Begun(self._source, self._hold)
         for operator in operators:
             if hasattr(operator, HANDLING) or hasattr(operator, PARTS):
                 raise ConfigurationError(
@@ -181,7 +181,7 @@ class Stream(Observable[T], Generic[T]):
             return result
         return Stream(
             cast("Observable[Any]", result),
-            self._lease,
+            self._hold,
             overflow=self._overflow,
             buffer=self._buffer,
             joins=getattr(operators[-1], JOINS, False) if operators else self._joins,
@@ -196,22 +196,22 @@ class Stream(Observable[T], Generic[T]):
         return to_future(self).__await__()
 
     def __aiter__(self) -> Reader[T]:
-        buffer = ReadBuffer(self._overflow, self._buffer, self._lease.gate, self._joins)
-        return Reader(self._source, self._lease, buffer)
+        buffer = ReadBuffer(self._overflow, self._buffer, self._hold.gate, self._joins)
+        return Reader(self._source, self._hold, buffer)
 
 
 class _Begun(Observable[T], Generic[T]):
     """The source as operators get it: whatever subscribes it, a future as well, starts the run."""
 
-    def __init__(self, source: Observable[T], lease: Lease) -> None:
+    def __init__(self, source: Observable[T], hold: Hold) -> None:
         super().__init__()
         self._source = source
-        self._lease = lease
+        self._hold = hold
 
     def _subscribe_core(
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        own = self._lease.scheduler()
+        own = self._hold.scheduler()
         # Not `subscribe`, which would put an observer of its own between, for each event.
         return self._source._subscribe_core(observer, scheduler or own)
 
@@ -219,8 +219,8 @@ class _Begun(Observable[T], Generic[T]):
 class Reader(AsyncIterator[T], Generic[T]):
     """One iteration over a Stream. Dropping it, or `aclose`, ends its subscription."""
 
-    def __init__(self, source: Observable[T], lease: Lease, buffer: ReadBuffer) -> None:
-        self._origin: tuple[Observable[T], Lease] | None = (source, lease)
+    def __init__(self, source: Observable[T], hold: Hold, buffer: ReadBuffer) -> None:
+        self._origin: tuple[Observable[T], Hold] | None = (source, hold)
         self._buffer = buffer
 
     async def __anext__(self) -> T:
@@ -237,8 +237,8 @@ class Reader(AsyncIterator[T], Generic[T]):
         """
         buffer = self._buffer
         if buffer.subscription is None and self._origin is not None:
-            source, lease = self._origin
-            scheduler = lease.scheduler()
+            source, hold = self._origin
+            scheduler = hold.scheduler()
             buffer.attach(source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
         return await buffer.get(seconds)
 

@@ -13,7 +13,7 @@ from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LL
 from rxloop.protocol.messages import ErrorInfo, Message
 from rxloop.protocol.settle import settle
 from rxloop.protocol.storable import readable
-from rxloop.protocol.unchecked import unchecked
+from rxloop.protocol.unchecked import stamp, unchecked
 from rxloop.state.history import History
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
@@ -133,9 +133,9 @@ class _Call(abc.DisposableBase):
 
     def _on_next(self, event: Event) -> None:
         try:
-            fields = vars(event)
+            fields = stamp(event)
             published = fields["attempt"]
-        except (TypeError, KeyError):
+        except (AttributeError, KeyError):
             raise PipelineError(
                 f"the provider {self._request.ctx.model.name} sent {event!r}, of the type {type(event).__qualname__}: "
                 "a provider may send nothing but events"
@@ -143,7 +143,7 @@ class _Call(abc.DisposableBase):
         if published:
             # Published before: the provider sends one object for several requests.
             event = event.model_copy(update=_UNSTAMPED)
-            fields = vars(event)
+            fields = stamp(event)
         if fields["step"] is None:
             fields["step"] = self._step
         if self._branch is not None:

@@ -13,34 +13,41 @@ from rxloop.errors import (
 )
 from rxloop.protocol.events import State, StatusUpdateEvent
 from rxloop.protocol.messages import ErrorInfo
-from rxloop.run.attempt import Core
-from rxloop.run.spec import Canceled, End
+from rxloop.run.life import Canceled, End
+from rxloop.run.spec import RunSpec
 from rxloop.state.limits import LimitHit
 from rxloop.state.run_state import RunState
 from rxloop.stream.guard import raiser
 
 
-def final_event(core: Core, end: End) -> StatusUpdateEvent:
+def final_event(state: RunState, end: End) -> StatusUpdateEvent:
     """The last event of an attempt that ended so."""
-    outcome, reason, error = _outcome(core.state(), end)
-    return _final(core, outcome, reason, error)
+    return _final(state, *_outcome(state, end))
 
 
-def unrecorded_end(core: Core, error: EventLogError) -> StatusUpdateEvent:
+def unrecorded_end(task_id: str, state: RunState, error: EventLogError) -> StatusUpdateEvent:
     """What the readers of an attempt are told whose end is not in the log: the attempt is over, and the run is not.
 
     Its state is what the log says of the run, `working`, so that nobody takes it for an end that others will find.
     """
     if isinstance(error, ConflictError):
-        how = f"another process goes on with the run {core.task_id}: follow(log, task_id) shows what it comes to"
+        how = f"another process goes on with the run {task_id}: follow(log, task_id) shows what it comes to"
     else:
-        how = f"how the run {core.task_id} ended could not be recorded: agent.resume(task_id) goes on with it"
+        how = f"how the run {task_id} ended could not be recorded: agent.resume(task_id) goes on with it"
     info = ErrorInfo(code=error_code(error), message=f"{error}; {how}", retryable=error.retryable)
-    return _final(core, "working", "error", info)
+    return _final(state, "working", "error", info)
 
 
-def _final(core: Core, outcome: State, reason: str | None, error: ErrorInfo | None) -> StatusUpdateEvent:
-    state = core.state()
+def end_before_it_began(spec: RunSpec, state: RunState, end: End) -> StatusUpdateEvent:
+    """The end of an attempt of which the log has nothing, and that has taken nothing from it."""
+    if spec.cancel is None and (not spec.resume or isinstance(end, Canceled)):
+        # Who gives an attempt up is told that; a run that the log has is as it was, and there is no other.
+        return final_event(state, end)
+    error = EventLogError(f"the attempt had to end ({spec.cancel or end}) before the log had told of its run")
+    return unrecorded_end(spec.task_id, state, error)
+
+
+def _final(state: RunState, outcome: State, reason: str | None, error: ErrorInfo | None) -> StatusUpdateEvent:
     return StatusUpdateEvent(
         state=outcome,
         final=True,

@@ -1,0 +1,125 @@
+"""How an attempt begins: its first events, then its instructions and tools, then its pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from rxloop.errors import ConfigurationError, ConflictError, Paused
+from rxloop.pipeline.requests import RunRequest
+from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.messages import Message
+from rxloop.run.attempt import Attempt
+from rxloop.run.life import CLOSING
+from rxloop.stream.bridges import emit
+from rxloop.stream.connect import connect
+from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.scheduler import RunScheduler
+
+
+async def announce(attempt: Attempt) -> None:
+    """Publish the first events of the attempt.
+
+    Raises:
+        ConflictError: Somebody else was quicker to go on with the run; nothing was done here.
+    """
+    first = _first_events(attempt)
+    if attempt.recorder.begun:
+        await _claim(attempt, first)
+    else:
+        for event in first:
+            attempt.publish(event)
+
+
+def _first_events(attempt: Attempt) -> Iterator[Event]:
+    spec, resumed = attempt.spec, attempt.attempt > 1
+    if not attempt.recorder.begun:
+        yield TaskEvent(
+            messages=attempt.asked(spec.messages),
+            model=spec.model.name,
+            agent_name=spec.agent_name,
+            strategy=spec.strategy,
+            metadata=spec.metadata,
+        )
+    after = attempt.state().seq if resumed else None
+    yield StatusUpdateEvent(state="working", resumed=resumed, after_seq=after)
+    yield from attempt.news
+
+
+async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
+    """Take a run up: whoever gets the first events of the next attempt into the log goes on with it, and nobody else.
+
+    What the log does not have of the past, since it is taken over of another run, goes into it by the same write.
+    """
+    recorder, writer = attempt.recorder, attempt.recorder.writer
+    if writer is not None:
+        for event in attempt.past:
+            if event.seq > writer.durable_seq:
+                writer.add(event)
+    recorded = [recorder.record(event) for event in first]
+    if writer is not None:
+        try:
+            await attempt.life.insist(writer.flush)
+        except ConflictError as error:
+            await writer.close()
+            run = attempt.task_id
+            raise ConflictError(
+                f"the run {run} was taken up elsewhere at the same moment, and goes on there; nothing was done here. "
+                f"follow(log, {run!r}) shows what it comes to; agent.resume() gives its end later"
+            ) from error
+    for event in (*attempt.past, *recorded):
+        recorder.hub.publish(event)
+
+
+async def begin(attempt: Attempt) -> None:
+    """Feed the run to its pipeline, unless it has to end before; what fails on the way is its end."""
+    life, tools = attempt.life, attempt.spec.tools
+    resumed = attempt.attempt > 1
+    try:
+        if resumed:
+            # So that the calls of before can be closed, whatever happens next.
+            attempt.use_tools(tools.plain)
+        if not life.ending:
+            attempt.system = await _system(attempt)
+        if resumed and not life.ending:
+            attempt.use_tools(await life.prepare(tools.resolve(attempt.context())) or {})
+        if not life.ending:
+            attempt.scope.run(_connect, attempt)
+    except Paused:
+        # The instructions asked a question, or a family of tools did.
+        life.finish(None)
+    except Exception as error:
+        life.finish(error)
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            life.finish(CLOSING)
+            return
+        life.fail(as_error(error))
+        leave_to_loop(error)
+
+
+async def _system(attempt: Attempt) -> tuple[Message, ...]:
+    instructions = attempt.spec.instructions
+    text: Any = instructions
+    if not isinstance(instructions, str):
+        # Imported here: importing rxloop is quicker without.
+        from rxloop.stream.within import called, within
+
+        name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
+        ctx = attempt.context()
+        text = await attempt.life.prepare(within(ctx, called(instructions, ctx), name))
+        if not isinstance(text, str) and not attempt.life.ending:
+            raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
+    texts = [part for part in (text, attempt.spec.output_prompt) if part]
+    return (Message.system("\n\n".join(texts)),) if texts else ()
+
+
+def _connect(attempt: Attempt) -> None:
+    pipeline = attempt.spec.loop(emit(RunRequest(attempt.context())))
+    life, scope = attempt.life, attempt.scope
+    scheduler = RunScheduler(asyncio.get_running_loop(), scope)
+    attempt.watch()
+    attempt.subscription.disposable = connect(pipeline, attempt.publish_signal, life.finish, life.completed, scheduler)
+    scope.settle()

@@ -1,0 +1,209 @@
+"""Where an attempt stands, and what brings it to its end: the first cause decides it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeVar
+
+from rxloop.errors import RxloopError
+from rxloop.operators.loop._faults import from_thread
+from rxloop.pipeline.requests import Operator
+from rxloop.stream.bridges import TaskCancelled
+from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.scheduler import RunScheduler
+
+log = logging.getLogger("rxloop")
+
+T = TypeVar("T")
+
+
+class Phase(Enum):
+    """Where an attempt stands. It only goes forward, and only `lifecycle` moves it."""
+
+    NEW = "new"
+    """Nobody has started the run."""
+    LOADING = "loading"
+    """It waits for its turn in the conversation, and reads what the log has."""
+    ANNOUNCING = "announcing"
+    """It publishes its first events, which tell where it begins."""
+    OPEN = "open"
+    """It has begun: whatever comes is published, but for another beginning and an end."""
+    CLOSED = "closed"
+    """Its final event is recorded: nothing more is taken."""
+    OVER = "over"
+    """Its final event is published, and its stream complete."""
+    REFUSED = "refused"
+    """It never began: its stream ended with the error."""
+
+
+class Canceled(NamedTuple):
+    """A run was cancelled."""
+
+    reason: str
+
+
+CLOSING = Canceled("the event loop is closing")
+"""Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
+
+End = Exception | Canceled | None
+"""What brings an attempt to its end: an error or a limit, a cancel, or that there is nothing more to do."""
+
+
+class _Undecided(Enum):
+    UNDECIDED = "undecided"
+
+
+_UNDECIDED: Final = _Undecided.UNDECIDED
+"""What stands in the place of an end that nothing has decided yet."""
+
+
+class Life:
+    """The phase and the end of one attempt, and the thread that may touch either."""
+
+    def __init__(self, task_id: str, operator: Operator) -> None:
+        """Begin in the phase NEW.
+
+        Args:
+            task_id: The run.
+            operator: The loop of the run, which errors name.
+        """
+        self.phase = Phase.NEW
+        self.thread = threading.get_ident()
+        """The thread of the event loop; until there is one, that in which the run was made."""
+        self.event_loop: asyncio.AbstractEventLoop | None = None
+        self.scheduler: RunScheduler | None = None
+        self._end: End | _Undecided = _UNDECIDED
+        self._task_id = task_id
+        self._operator = operator
+        self._on_end: Callable[[], object] | None = None
+        """Called when the end is decided, by whoever waits for it."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether the end is decided, so that the attempt has to come to it."""
+        return self._end is not _UNDECIDED
+
+    @property
+    def end(self) -> End:
+        """What decided the end; None, too, while nothing has."""
+        return None if self._end is _UNDECIDED else self._end
+
+    @property
+    def used(self) -> bool:
+        """Whether anybody has started, or cancelled, the run."""
+        return self.phase is not Phase.NEW or self.ending
+
+    def bind(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        """Tie the attempt to the event loop that it runs in."""
+        self.event_loop = event_loop
+        self.scheduler = RunScheduler(event_loop, for_readers=True)
+        self.thread = self.scheduler.thread
+
+    def finish(self, end: End) -> None:
+        """Decide the end; only the first call does."""
+        if threading.get_ident() != self.thread and self.event_loop is not None:
+            self.finish_from_thread(end if isinstance(end, Exception) else None)
+        elif not self.ending:
+            self._end = Canceled(str(end)) if isinstance(end, TaskCancelled) else end
+            if self._on_end is not None:
+                self._on_end()
+
+    def revise(self, end: End) -> None:
+        """Put another end in the place of the decided one, which turned out not to be true."""
+        self._end = end
+
+    def completed(self) -> None:
+        """Decide that there is nothing more to do."""
+        self.finish(None)
+
+    def fail(self, error: Exception) -> None:
+        """Decide for an error that could not go through the pipeline."""
+        if self.ending:
+            log.error("something failed after the end of the run %s", self._task_id, exc_info=error)
+        else:
+            self.finish(error)
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Decide to cancel; from any thread."""
+        self.in_loop(self.finish, Canceled(reason or "cancelled"))
+
+    def finish_from_thread(self, cause: Exception | None = None) -> None:
+        """Decide for the error that the pipeline delivers from a thread in which nothing of a run may be touched."""
+        self.in_loop(self.finish, from_thread(self._operator, cause))
+
+    def in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the thread of the event loop."""
+        if self.event_loop is None or threading.get_ident() == self.thread:
+            function(*arguments)
+        else:
+            with suppress(RuntimeError):  # the loop is closed, or is closed this very moment
+                self.event_loop.call_soon_threadsafe(self._guarded, function, *arguments)
+
+    def _guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            self.fail(as_error(error))
+            leave_to_loop(error)
+
+    async def until_end(self) -> None:
+        """Wait until the end is decided; for one waiter."""
+        if self.ending:
+            return
+        # No `asyncio.Event`, which takes ten times the memory.
+        decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._on_end = lambda: None if decided.done() else decided.set_result(None)
+        try:
+            await decided
+        except asyncio.CancelledError:
+            self.finish(CLOSING)
+
+    async def insist(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Carry out a step that an event loop which is closing must not cut off, though it cancels it."""
+        while True:
+            try:
+                return await step()
+            except asyncio.CancelledError:
+                self.finish(CLOSING)
+
+    async def prepare(self, work: Coroutine[Any, Any, T], grace: float = 0) -> T | None:
+        """Do some work before the first request; None if the end is decided before it is done, which cuts it short.
+
+        Args:
+            work: Awaited, in a task of its own.
+            grace: The seconds that the work may still take when the end is decided.
+        """
+        if self.ending and not grace:
+            work.close()
+            return None
+        loop = asyncio.get_running_loop()
+        preparing = loop.create_task(work, name=f"rxloop-preparation-{self._task_id}")
+        timers: list[asyncio.TimerHandle] = []
+
+        def cut_short() -> None:
+            if grace:
+                timers.append(loop.call_later(grace, preparing.cancel))
+            else:
+                preparing.cancel()
+
+        self._on_end = cut_short
+        if self.ending:
+            cut_short()
+        try:
+            return await preparing
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                self.finish(CLOSING)
+            elif not self.ending:
+                raise RxloopError("something that the preparation of the run waited for was cancelled") from None
+            return None
+        finally:
+            self._on_end = None
+            for timer in timers:
+                timer.cancel()

@@ -1,0 +1,324 @@
+"""What makes the stream of an attempt: stamps, folds, records and delivers each event."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from rxloop.errors import InvalidEvent, RxloopError
+from rxloop.operators.loop._faults import unordered
+from rxloop.pipeline.requests import Operator
+from rxloop.pipeline.seams import Clock
+from rxloop.protocol.envelope import ROOT, check_time
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    StatusUpdateEvent,
+    SubtaskEvent,
+    TaskEvent,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    ToolProgressEvent,
+    ToolStartEvent,
+)
+from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict, FrozenList
+from rxloop.protocol.settle import settle
+from rxloop.protocol.unchecked import stamp
+from rxloop.run.life import Life, Phase
+from rxloop.state.batch import Slot
+from rxloop.state.earlier_attempts import EarlierAttempts
+from rxloop.state.order import RULES, misplaced
+from rxloop.state.run_state import RunState, fold, fold_beside
+from rxloop.stream.clock import CLOCK
+from rxloop.stream.hub import Hub
+
+if TYPE_CHECKING:
+    from rxloop.stream.writer import LogWriter
+
+log = logging.getLogger("rxloop")
+
+_TAKING = (Phase.OPEN, Phase.ANNOUNCING)
+_BEGUN = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
+
+
+class _Traits(NamedTuple):
+    """What an event is by its class; to ask `isinstance` of each event would cost more than to number it."""
+
+    by_run: bool
+    """It tells where a run begins and ends."""
+    refers: bool
+    """It names calls."""
+    drawn: bool
+    """It may have a place in the graph of thoughts."""
+
+
+class _TraitsByClass(dict[type[Event], _Traits]):
+    def __missing__(self, cls: type[Event]) -> _Traits:
+        traits = self[cls] = _Traits(
+            by_run=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
+            refers=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),
+            drawn=issubclass(cls, (ThoughtStreamEvent, ContentCompleteEvent, ToolStartEvent)),
+        )
+        return traits
+
+
+_TRAITS: Mapping[type[Event], _Traits] = _TraitsByClass()
+_TEXT: dict[type[Event], str] = {
+    ContentDeltaEvent: "delta",
+    ThoughtDeltaEvent: "delta",
+    ToolCallDeltaEvent: "fragment",
+}
+"""The one field of a delta that holds what somebody else wrote."""
+
+
+class Recorder:
+    """The stream of one attempt, and the fold of it.
+
+    Every token passes `publish`, which therefore calls as little as it can.
+    """
+
+    def __init__(self, task_id: str, context_id: str, operator: Operator, life: Life) -> None:
+        """Begin with nothing recorded.
+
+        Args:
+            task_id: The run.
+            context_id: The conversation.
+            operator: The loop of the run, which errors name.
+            life: Whether events are taken; it is ended by one that cannot come when it comes.
+        """
+        self.task_id = task_id
+        self.context_id = context_id
+        self.attempt = 1
+        """The number of the attempt."""
+        self.hub = Hub()
+        self.clock: Clock = CLOCK.get()
+        self.writer: LogWriter | None = None
+        """Carries the events into the log, where there is one."""
+        self.earlier = EarlierAttempts()
+        self.graph = self.earlier.graph
+        self.states: dict[str | None, RunState] = {None: self.earlier.state}
+        """The fold of the main line, and of each branch."""
+        self._operator = operator
+        self._life = life
+        self._seq = 0
+        self._sub = 0
+        self._started: set[Slot] = set()
+
+    def state(self, branch: str | None = None) -> RunState:
+        """The fold of everything published so far on a branch; a new one starts where the main line stands.
+
+        One of an earlier attempt starts where it did then, so that a strategy that runs again finds the same.
+        """
+        main = self.states[None]
+        if branch is None:
+            return main
+        state = self.states.get(branch)
+        if state is None:
+            state = self.states[branch] = self.earlier.born.get(branch) or main.branched()
+        return state.beside(main)
+
+    @property
+    def taking(self) -> bool:
+        """Whether events are taken."""
+        return self._life.phase in _TAKING
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the run is recorded, by this attempt or an earlier one."""
+        return self._seq > 0
+
+    def go_on(self, earlier: EarlierAttempts, attempt: int) -> None:
+        """Go on as the given attempt of a run, after what the earlier ones have recorded."""
+        self.earlier = earlier
+        self.attempt = attempt
+        self.states[None] = earlier.state
+        self.graph = earlier.graph
+        self._seq = earlier.state.seq
+
+    # -- publishing
+
+    def publish(self, event: Event) -> None:
+        """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once.
+
+        Raises:
+            InvalidEvent: It is not one that may come now.
+        """
+        life = self._life
+        if threading.get_ident() != life.thread:
+            life.finish_from_thread()
+            return
+        if self.attempt > 1 and self._is_recorded(event):
+            self._repeat(event)
+            return
+        if life.phase not in _TAKING:
+            log.debug("%r came when the run was over", event)
+            return
+        if event.durable:
+            if type(event) in RULES and self._is_misplaced(event):
+                return
+            if _TRAITS[type(event)].by_run:
+                self.check(event)
+            event = self.record(event)
+        else:
+            # A look, and no call, is all that a token of an open message of the main line costs.
+            if (event.branch is not None or event.step != self.states[None].open_step) and self._is_misplaced(event):
+                return
+            event = self._stamp(event)
+            if self.writer is not None:
+                self.writer.add(event)
+        self.hub.publish(event)
+
+    def record(self, event: Event) -> Event:
+        """Stamp a durable event, fold it and hand it to the log's buffer, but do not deliver it yet.
+
+        Raises:
+            InvalidEvent: It cannot be folded.
+        """
+        place = self._seq, self._sub
+        event = self._stamp(event)
+        try:
+            self._fold(event)
+        except Exception as error:
+            self._seq, self._sub = place
+            if isinstance(error, RxloopError):
+                raise
+            raise InvalidEvent(f"a `{event.kind}` event that the run cannot take: {error}") from error
+        if self.writer is not None:
+            self.writer.add(event)
+        if _TRAITS[type(event)].drawn:
+            self.graph = self.graph.add(event)
+        return event
+
+    def check(self, event: Event) -> None:
+        """Refuse what only the run itself may say: where it begins and ends. What a run inside it says, passes.
+
+        Raises:
+            InvalidEvent: It is that.
+        """
+        if self._life.phase not in _BEGUN or event.task_id not in ("", self.task_id):
+            return
+        if isinstance(event, TaskEvent):
+            raise InvalidEvent("a `task` event begins a run, and this one has begun: emit an event of another kind")
+        if isinstance(event, StatusUpdateEvent) and event.final:
+            raise InvalidEvent(
+                "a final `status-update` is the end of a run, which only the run itself can tell: return or raise to "
+                "end your part, or cancel the run by its handle"
+            )
+
+    def _fold(self, event: Event) -> None:
+        branch = event.branch
+        if branch is None or event.parent_task_id is not None:
+            self.states[None] = fold(self.states[None], event)
+        else:
+            self.states[branch] = fold(self.state(branch), event)
+            self.states[None] = fold_beside(self.states[None], event)
+
+    # -- stamps
+
+    def _stamp(self, event: Event) -> Event:
+        """Write into an event what only its run knows: its numbers, its time, its ids."""
+        if event.attempt:
+            # Published before, here or in another run: its numbers are those of that time.
+            event = event.model_copy()
+        cls = type(event)
+        if event.durable:
+            fields = settle(event)
+        else:
+            fields = stamp(event)
+            text = fields[_TEXT[cls]] if cls in _TEXT and _TEXT[cls] in fields else None
+            # Nearly every token is a delta of our own making with plain text: this is all that it costs.
+            if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
+                settle(event)
+        if fields["timestamp"]:
+            check_time(fields["timestamp"])
+        else:
+            fields["timestamp"] = self.clock.now()
+        fields["attempt"] = self.attempt
+        if not fields["task_id"]:
+            fields["task_id"] = self.task_id
+        elif fields["parent_task_id"] is None and fields["task_id"] != self.task_id:
+            # Another run's event that somebody passes on: it is told here, and is not a part of this run.
+            event.check_ids()
+            fields["parent_task_id"] = self.task_id
+        elif fields["parent_task_id"] not in (None, self.task_id):
+            fields["metadata"] = FrozenDict({**fields["metadata"], ROOT: self.task_id})
+        if not fields["context_id"]:
+            fields["context_id"] = self.context_id
+        if event.durable:
+            self._seq += 1
+            self._sub = 0
+            if _TRAITS[cls].refers:
+                self._refer(event)  # pyright: ignore[reportArgumentType]
+        else:
+            self._sub += 1
+        fields["seq"] = self._seq
+        fields["sub"] = self._sub
+        return event
+
+    def _refer(self, event: ThoughtStreamEvent | SubtaskEvent) -> None:
+        """Number a thought; and note which of the calls that an event names are not for clients."""
+        fields, main = stamp(event), self.states[None]
+        named = [event.tool_call_id]
+        if isinstance(event, ThoughtStreamEvent):
+            if not event.thought_id:
+                fields["thought_id"] = main.new_thought_id()
+            if event.index < 0:
+                fields["index"] = main.thought_count
+            named.append(event.related_to)
+        hidden = [call for call in named if call is not None and call in main.calls and main.calls[call].hidden]
+        if hidden:
+            fields["hidden_calls"] = FrozenList(hidden)
+
+    # -- order
+
+    def _is_misplaced(self, event: Event) -> bool:
+        """Whether an event cannot come now, which ends the run: what it says did not happen, or not so."""
+        state = self.states.get(event.branch)
+        if state is None or event.parent_task_id is not None or event.task_id not in ("", self.task_id):
+            return False
+        wrong = misplaced(state, event)
+        if wrong is None and type(event) is ToolStartEvent:
+            # Not in the fold: what an earlier attempt has begun, this one may begin again.
+            slot = (event.step or "", event.index)
+            if slot in self._started:
+                wrong = f"call {event.index} of step {event.step} begins twice"
+            self._started.add(slot)
+        # A thread may still say how far it is when its call is over: that harms nobody, and nobody needs it.
+        if wrong is not None and not isinstance(event, ToolProgressEvent):
+            self._life.finish(unordered(wrong, self._operator))
+        return wrong is not None
+
+    # -- earlier attempts
+
+    def _is_recorded(self, event: Event) -> bool:
+        """Whether the log has it from an earlier attempt: answered from there, or made once more by a strategy."""
+        if event.attempt and event.attempt < self.attempt:
+            return event.task_id == self.task_id
+        return self.earlier.has(event)
+
+    def _repeat(self, event: Event) -> None:
+        """Fold a recorded event on a line that runs again; the main line has it already."""
+        if not 0 < event.attempt < self.attempt:
+            self.earlier.take(event)
+        if event.branch is None:
+            return
+        state = self.state(event.branch)
+        if isinstance(event, ContentCompleteEvent):
+            # Its `llm-call` does not come again.
+            state = replace(state, iteration=state.iteration + 1)
+        self.states[event.branch] = fold(state, event)
+
+    # -- the log
+
+    def durable_now(self) -> int | None:
+        """The last `seq` in the log, if everything that is published is there or can be written without waiting."""
+        return None if self.writer is None else self.writer.flush_now()
+
+    async def durable(self) -> int | None:
+        """Wait until everything that is published is in the log."""
+        return None if self.writer is None else await self.writer.flush()
