@@ -16,12 +16,12 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
-    ErrorInfo,
     Event,
     LLMCallEvent,
     LLMFailedEvent,
     UsageEvent,
 )
+from rxloop.protocol.messages import ErrorInfo
 from rxloop.providers import Retry, retrying
 from rxloop.stream.bridges import emit
 from rxloop.testing import virtual_time

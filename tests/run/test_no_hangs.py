@@ -23,6 +23,7 @@ from rxloop import (
     Agent,
     AttemptError,
     ContentCompleteEvent,
+    ContentDeltaEvent,
     CustomEvent,
     Event,
     IterationEnd,
@@ -32,6 +33,9 @@ from rxloop import (
     RunContext,
     RunError,
     Signal,
+    ToolCall,
+    ToolCallDeltaEvent,
+    ToolProgressEvent,
     ToolRequest,
     op,
     tool,
@@ -357,4 +361,22 @@ async def test_an_operator_that_drops_or_doubles_events_ends_the_run_and_is_told
     with pytest.raises(RunError) as caught:
         await run
     assert caught.value.code == "pipeline"
+    follows_the_grammar(recorder.events)
+
+
+async def test_progress_of_a_call_that_no_message_has_yet_is_passed_over() -> None:
+    def hurries(source: Observable[Signal]) -> Observable[Signal]:
+        def early(signal: Signal) -> Observable[Signal]:
+            if isinstance(signal, ContentDeltaEvent | ToolCallDeltaEvent):
+                return rx.of(
+                    signal, ToolProgressEvent(step=signal.step, call=ToolCall(id="a", name="look"), message="5 %")
+                )
+            return rx.of(signal)
+
+        return source.pipe(ops.flat_map(early))
+
+    run = with_operator(hurries, 1).run("Go.")
+    recorder = Recorder(run.events)
+    await run
+    assert not any(isinstance(event, ToolProgressEvent) for event in recorder.events)
     follows_the_grammar(recorder.events)

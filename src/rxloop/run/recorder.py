@@ -166,7 +166,9 @@ class Recorder:
             event = self.record(event)
         else:
             # A look, and no call, is all that a token of an open message of the main line costs.
-            if (event.branch is not None or event.step != self.states[None].open_step) and self._is_misplaced(event):
+            fits = event.branch is None and event.step == self.states[None].open_step
+            # Where a message is open, no tool can have come anywhere.
+            if (not fits or type(event) is ToolProgressEvent) and self._is_misplaced(event):
                 return
             event = self._stamp(event)
             if self.writer is not None:
