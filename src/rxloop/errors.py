@@ -48,6 +48,7 @@ RxloopError
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copyreg import __newobj__  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -59,13 +60,7 @@ class RxloopError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not by the constructor, whose arguments differ: what it made of them is restored.
-        return _restored, (type(self), self.args, vars(self))
-
-
-def _restored(cls: type[RxloopError], args: tuple[Any, ...], fields: dict[str, Any]) -> RxloopError:
-    error = cls.__new__(cls, *args)
-    vars(error).update(fields)
-    return error
+        return __newobj__, (type(self), *self.args), vars(self)  # pyright: ignore[reportUnknownVariableType]
 
 
 class ConfigurationError(RxloopError, ValueError):
@@ -73,18 +68,11 @@ class ConfigurationError(RxloopError, ValueError):
 
 
 class PipelineError(RxloopError):
-    """The operators of a loop do not add up to a loop, or one of them is broken.
-
-    Nothing answers a request that was sent; or an operator raised, delivered from another thread, or left a run with
-    nothing that could ever bring it to its end.
-    """
+    """The operators of a loop do not add up to a loop, or one of them is broken: the run cannot come to its end."""
 
 
 class InvalidEvent(RxloopError, ValueError):
-    """Something was published that the run cannot take; whoever published it gets this, and nothing else happened.
-
-    It cannot come now, or it holds what could not be written as JSON or read again.
-    """
+    """Something was published that cannot come now, or cannot be written as JSON; nothing else happened."""
 
 
 class ToolError(RxloopError):
@@ -92,11 +80,7 @@ class ToolError(RxloopError):
 
 
 class Paused(BaseException):
-    """Unwinds a tool or a guard that waits for an answer which is not there yet; let it pass.
-
-    Not an `Exception`, like `asyncio.CancelledError` and for the same reason: a tool's own `except Exception` must not
-    take the pause for a failure.
-    """
+    """Unwinds a tool or a guard that waits for an answer; not an `Exception`, which tools may catch."""
 
 
 class InvalidInput(RxloopError, ValueError):
@@ -122,8 +106,7 @@ class EventLogError(RxloopError):
 
     def __init__(self, message: str, *, retryable: bool | None = None) -> None:
         super().__init__(message)
-        if retryable is not None:
-            self.retryable = retryable
+        self.retryable = type(self).retryable if retryable is None else retryable
 
 
 class ConflictError(EventLogError):
@@ -391,16 +374,14 @@ class AttemptError(RxloopError):
         return f"{type(self).__name__}({str(self)!r}, code={self.code!r}{where})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not before it is needed: importing rxloop is quicker without.
-        import pickle
+        import pickle  # here, since importing rxloop is quicker without it
 
         fields = dict(vars(self))
         try:
             pickle.dumps(self.result)
-        except Exception:
-            # An output of the user's own, say. The error matters more: one that cannot be read breaks a whole pool.
+        except Exception:  # an output of the user's own, say: an error that cannot be read breaks a process pool
             fields["result"] = None
-        return _restored, (type(self), self.args, fields)
+        return __newobj__, (type(self), *self.args), fields  # pyright: ignore[reportUnknownVariableType]
 
 
 class LimitReached(AttemptError):
@@ -408,10 +389,9 @@ class LimitReached(AttemptError):
 
 
 class RunError(AttemptError):
-    """The provider, the pipeline, the tool machinery or the log failed.
+    """The provider, the pipeline, the tool machinery or the log failed; `result.error.retryable` says if it may pass.
 
-    `result.error.retryable` says whether `agent.resume` has a chance. With the codes `log` and `conflict` the run has
-    not ended: its log could not be reached, or another process goes on with it.
+    With the codes `log` and `conflict` the run has not ended: its log is out of reach, or another process goes on.
     """
 
 

@@ -20,10 +20,10 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.stream.deltas import (
     MergedDeltas,
     PackedDeltas,
-    behind,
     delta_text,
     merged,
     packed,
+    rest_after,
     same_run_of_deltas,
 )
 
@@ -65,14 +65,14 @@ def test_merged_deltas_are_one_with_the_place_of_the_newest() -> None:
 
 
 def test_what_a_reader_knows_of_a_merged_text_is_told_by_the_places_of_its_pieces() -> None:
-    # Two by two, with a gap behind each pair, as where something durable came between.
+    # Two by two, with a gap after each pair, as where something durable came between.
     pieces = [content(letter, seq=1 + n // 2, sub=n % 2, index=n) for n, letter in enumerate("abcdef")]
     whole = merged_of(*pieces).event()
     for count, piece in enumerate(pieces, 1):
         for sub in (piece.sub, *((8, 9) if piece.sub else ())):
-            rest = behind(whole, piece.seq, sub)
+            rest = rest_after(whole, piece.seq, sub)
             assert (delta_text(rest) if rest is not None else "") == "abcdef"[count:]
-    assert behind(whole, 0, 7) == whole
+    assert rest_after(whole, 0, 7) == whole
 
 
 def test_a_merged_text_takes_little_memory_beside_its_letters() -> None:
@@ -117,9 +117,9 @@ def test_a_durable_event_between_two_deltas_keeps_them_apart() -> None:
 
 def test_what_somebody_has_put_into_a_copy_is_not_cut() -> None:
     whole = merged_of(content("secret", seq=1, sub=1), content(" word", seq=1, sub=2, index=1)).event()
-    assert behind(whole, 1, 1) == content(" word", seq=1, sub=2, index=1)
+    assert rest_after(whole, 1, 1) == content(" word", seq=1, sub=2, index=1)
     other = whole.model_copy(update={"delta": "***"})
-    assert behind(other, 1, 1) is other
+    assert rest_after(other, 1, 1) is other
 
 
 def test_progress_is_no_text_that_could_be_merged() -> None:
@@ -151,9 +151,9 @@ def test_of_merged_deltas_a_reader_gets_what_is_behind_its_place(pieces: list[tu
     whole = merged_of(*deltas).event()
     assert delta_text(whole) == "".join(text for _, text in pieces)
 
-    assert behind(whole, 1, 0) == whole
+    assert rest_after(whole, 1, 0) == whole
     for place, known in enumerate(deltas, 1):
-        rest = behind(whole, known.seq, known.sub)
+        rest = rest_after(whole, known.seq, known.sub)
         left = deltas[place:]
         assert (rest is not None) == bool(left)
         if rest is not None:

@@ -23,11 +23,11 @@ class Asked(Coroutine[Any, Any, T]):
         put: Puts it, and waits for the answer.
     """
 
-    __slots__ = ("_coroutine", "_put", "prompt", "told")
+    __slots__ = ("_coroutine", "_put", "prompt", "reported")
 
     def __init__(self, prompt: str, put: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.prompt = prompt
-        self.told = False
+        self.reported = False
         """Whether somebody has said that nobody awaited it."""
         self._put = put
         self._coroutine: Coroutine[Any, Any, T] | None = None
@@ -62,9 +62,9 @@ class Asked(Coroutine[Any, Any, T]):
         self._begun().close()
 
     def __bool__(self) -> NoReturn:
-        self.told = True
+        self.reported = True
         raise RxloopError(f"ctx.ask({self.prompt!r}) was not awaited: write `await ctx.ask(...)`, in an async function")
 
     def __del__(self) -> None:
-        if self._coroutine is None and not self.told:
+        if self._coroutine is None and not self.reported:
             log.error("nobody awaited ctx.ask(%r), so that it was never put: write `await ctx.ask(...)`", self.prompt)

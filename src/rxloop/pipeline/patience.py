@@ -1,4 +1,4 @@
-"""How a log that fails for a moment is asked again: the one rule for what is written and for what is read."""
+"""Asking a log again that fails for a moment: the one rule for writing and for reading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MISTAKES = (AssertionError, TypeError, ValueError, LookupError, AttributeError,
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], trouble: str, *, answers_in: float | None = None) -> T:
-    """What a log answers, however often it has to be asked within `PATIENCE`.
+    """Ask a log until it answers, however often within `PATIENCE`.
 
     Args:
         ask: Asks the log once.
@@ -34,15 +34,15 @@ async def patiently(ask: Callable[[], Awaitable[T]], trouble: str, *, answers_in
     """
     loop = asyncio.get_running_loop()
     pause, longest = PAUSES
-    over, told = loop.time() + PATIENCE, False
+    over, warned = loop.time() + PATIENCE, False
     while True:
         try:
             return await _once(ask, answers_in)
         except BaseException as error:
             if is_cancelled(error) or not may_pass(error):
                 raise
-            if not told:
-                told = True
+            if not warned:
+                warned = True
                 log.warning("%s; trying again: %s", trouble, error)
             elif loop.time() + pause > over:
                 raise
@@ -62,7 +62,7 @@ async def _once(ask: Callable[[], Awaitable[T]], answers_in: float | None) -> T:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the log may answer the same question in a moment."""
+    """Tell whether the log may answer the same question in a moment."""
     if isinstance(error, EventLogError):
         return error.retryable
     # A log raises that where something of its own was cancelled, such as a connection.
@@ -72,6 +72,6 @@ def may_pass(error: BaseException) -> bool:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether it is the task that is cancelled, and not something in the log."""
+    """Tell whether it is the task that is cancelled, and not something in the log."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""The seams: small protocols behind which parts can be exchanged. Each has a built-in that needs no server."""
+"""The seams: small protocols, each for a part that can be exchanged. Each has a built-in that needs no server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Provider(Protocol):
         ...
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """The answer to one request."""
+        """Answer one request."""
         ...
 
     async def aclose(self) -> None:
@@ -76,7 +76,7 @@ class Tool(Protocol[D_contra]):
         ...
 
     def enabled(self, ctx: RunContext[D_contra]) -> bool:
-        """Whether the tool is offered in this run now."""
+        """Tell whether the tool is offered in this run now."""
         ...
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[D_contra]) -> Any:
@@ -93,7 +93,7 @@ class ToolProvider(Protocol[D_contra]):
     """A family of tools that may differ from run to run."""
 
     async def tools(self, ctx: RunContext[D_contra]) -> Sequence[Tool[D_contra]]:
-        """The tools of the family for this run; asked before each model request."""
+        """Return the tools of the family for this run; asked before each model request."""
         ...
 
     async def aclose(self) -> None:
@@ -129,7 +129,7 @@ class EventLog(Protocol):
         ...
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
-        """The durable events of a run behind `after_seq`, in order, and with `deltas` the transient ones.
+        """Read the durable events of a run after `after_seq`, in order, and with `deltas` the transient ones.
 
         Raises:
             UnknownRun: The log holds no such run.
@@ -139,7 +139,7 @@ class EventLog(Protocol):
     def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
     ) -> AsyncIterator[Event]:
-        """The durable events behind `after_seq`, then those that come, until the final one of an attempt.
+        """Give the durable events after `after_seq`, then those that come, until the final one of an attempt.
 
         Args:
             task_id: The run.
@@ -153,7 +153,7 @@ class EventLog(Protocol):
         ...
 
     async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
-        """The runs of a conversation, or of all, in the order in which the log got them, never by a clock."""
+        """List the runs of a conversation, or of all, in the order in which the log got them, never by a clock."""
         ...
 
     async def aclose(self) -> None:
@@ -175,12 +175,12 @@ class ReadsConversations(Protocol):
     """What an event log may have beside `read`: a conversation in one round trip, and only what is new of it."""
 
     async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
-        """The durable events of the runs of a conversation that come before a run, in one go.
+        """Read the durable events of the runs of a conversation that come before a run, in one go.
 
         Args:
             context_id: The conversation.
             before: The run; where the log does not hold it, all runs of the conversation come before it.
-            after: Where an earlier answer ended. Only what comes behind it is given, if what lies before it is as it
+            after: Where an earlier answer ended. Only what comes after it is given, if what comes before it is as it
                 was: no run was deleted there and none went on.
         """
         ...
@@ -200,15 +200,15 @@ class SessionStore(Protocol):
     """Keeps thinking sessions: of each owner, by id, a record and entries that are only ever appended."""
 
     async def load(self, owner: str, session_id: str) -> SessionRecord | None:
-        """The record of a session; None if there is none."""
+        """Load the record of a session; None if there is none."""
         ...
 
     async def entries(self, owner: str, session_id: str, *, first: int = 0) -> Sequence[bytes]:
-        """The entries of a session from that one on, counted from 0."""
+        """Read the entries of a session from that one on, counted from 0."""
         ...
 
     async def of_call(self, owner: str, call_id: str) -> str | None:
-        """The session that a tool call has changed already."""
+        """Find the session that a tool call has changed already."""
         ...
 
     async def commit(self, changes: Sequence[SessionChange]) -> None:
@@ -220,11 +220,11 @@ class SessionStore(Protocol):
         ...
 
     async def records(self, owner: str | None = None) -> Sequence[SessionRecord]:
-        """All sessions, or those of an owner, the least recently used first."""
+        """List all sessions, or those of an owner, the least recently used first."""
         ...
 
     async def find(self, session_id: str) -> Sequence[SessionRecord]:
-        """The records of that id, whoever they belong to."""
+        """Find the records of that id, whoever they belong to."""
         ...
 
     async def delete(self, sessions: Sequence[tuple[str, str]]) -> None:
@@ -240,7 +240,7 @@ class TokenCounter(Protocol):
     """Counts the tokens of messages, and of the tools that are offered with them."""
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> int:
-        """The number of tokens, exact or estimated; what a list of messages takes is the sum of what each takes."""
+        """Count the tokens, exactly or by estimate; what a list of messages takes is the sum of what each takes."""
         ...
 
 
@@ -263,14 +263,14 @@ class Budget:
     """How many messages there are to be after the cut, for a window that counts them."""
 
     def count(self, *messages: Message) -> int:
-        """The tokens of these messages."""
+        """Count the tokens of these messages."""
         return self.counter.count(messages)
 
 
 class Compressor(Protocol):
     """Makes a history smaller when it does not fit any more.
 
-    It is asked only then. What it returns is checked and repaired, and later messages go behind it until it overflows
+    It is asked only then. What it returns is checked and repaired, and later messages are appended until it overflows
     again; so a compressor keeps no state of a run and may serve many side by side.
     """
 
@@ -280,7 +280,7 @@ class Compressor(Protocol):
         ...
 
     def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """The messages to send instead, in order; those that stay are the same objects.
+        """Return the messages to send instead, in order; those that stay are the same objects.
 
         Args:
             messages: The whole history, oldest first, with nothing left out by earlier cuts.
@@ -293,7 +293,7 @@ class Workspace(Protocol):
     """What a model has before its eyes in each request; it never enters the history."""
 
     def render(self) -> Rendered | Awaitable[Rendered]:
-        """What there is to see now: a text, or parts. Called anew before each model call; a plain one in a thread."""
+        """Show what there is now, a text or parts. Called before each model call; if not async, in a thread."""
         ...
 
 

@@ -35,7 +35,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a conversation: behind which runs, and how they stood."""
+    """A place in a conversation: after which runs, and how they stood."""
 
     runs: int
     """How many."""
@@ -47,12 +47,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Histories:
-    """What a conversation has behind a mark, or has at all."""
+    """What a conversation has after a mark, or all that it has."""
 
     events: Sequence[Event]
     """The durable events of run after run."""
     mark: Mark
-    """Behind the last of these runs."""
+    """After the last of these runs."""
     whole: bool
     """The events begin with the first run: no mark was given, or a run before it is not as it was."""
 
@@ -96,7 +96,7 @@ class WorkspacePart:
     title: str = ""
     """A line above it, such as the name of a file."""
     kind: Literal["static", "live"] = "live"
-    """`static` parts stand behind the system prompt, where the provider's cache keeps them; `live` ones at the end."""
+    """`static` parts stand after the system prompt, where the provider's cache keeps them; `live` ones at the end."""
 
 
 Until = Literal["attempt", "end"]
@@ -125,6 +125,6 @@ class ThinkingResult:
     def note(self) -> str:
         """Write the note for the model, in a few lines; empty if there is nothing to say."""
         lines = [self.current_state] if self.current_state else []
-        lines += [f"You found: {each}" for each in self.insights]
-        lines += [f"To do: {each}" for each in self.next_actions]
+        lines += [f"You found: {insight}" for insight in self.insights]
+        lines += [f"To do: {action}" for action in self.next_actions]
         return "\n".join([_NOTE, *lines]) if lines else ""

@@ -37,13 +37,13 @@ _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 
 
 def check_time(value: int) -> int:
-    """A time in milliseconds, if it can be written.
+    """Check that a time in milliseconds can be written.
 
     Raises:
         InvalidEvent: It is before the year 1, or after 9999.
     """
     if value.__class__ is not int or not _FIRST <= value <= _LAST:
-        raise InvalidEvent(f"{value!r} is no time in milliseconds from the year 1 to 9999")
+        raise InvalidEvent(f"{value!r} is not a time in milliseconds from the year 1 to 9999")
     return value
 
 
@@ -82,11 +82,11 @@ _LINE_ENDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 _PLAIN: "set[type[Event]]" = set()
-"""The classes whose events have nothing to hide but metadata: one look, at each delta."""
+"""The classes whose events have nothing to hide but metadata: a delta costs one look."""
 
 
 def check_id(value: str, what: str) -> str:
-    """The value, if it can stand on a line: an id or a kind with a line end would forge frames and lines of a log.
+    """Check that a value can stand on a line: an id or a kind with a line end would forge frames and lines of a log.
 
     Raises:
         ConfigurationError: It has a line end or another control character in it, or half a character.
@@ -97,7 +97,7 @@ def check_id(value: str, what: str) -> str:
 
 
 def absent(value: Any) -> bool:
-    """Whether an optional field is left out of the JSON."""
+    """Tell whether an optional field is left out of the JSON."""
     return not value
 
 
@@ -137,7 +137,7 @@ class Event(Wire):
     seq: int = 0
     """The number of a durable event in its run, from 1; of a transient one, that of the last durable event."""
     sub: int = 0
-    """The number of a transient event behind `seq`, from 1; 0 for a durable one."""
+    """The number of a transient event after `seq`, from 1; 0 for a durable one."""
     attempt: int = 0
     """Counts the resumptions of a run, from 1."""
     timestamp: Timestamp = 0
@@ -151,7 +151,7 @@ class Event(Wire):
     branch: str | None = Field(default=None, exclude_if=absent)
     """A line of a strategy beside the main one; None on the main line."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=absent)
-    """For the house, but for what stands under the key `public`."""
+    """Stays on the server, except for what stands under the key `public`."""
 
     @property
     def public(self) -> bool:
@@ -159,7 +159,7 @@ class Event(Wire):
         return self.visibility == "public"
 
     def for_clients(self) -> "Event | None":
-        """The event as clients may see it: itself where there is nothing to hide, and None where it is not for them."""
+        """Show the event as clients may see it: itself if there is nothing to hide, None if it is not for them."""
         cls = type(self)
         if cls in _PLAIN and not self.metadata:
             return self
@@ -194,7 +194,7 @@ class Event(Wire):
         return f"{self.root_task_id}/{self.attempt}.{self.seq}.{self.sub}"
 
     def to_json(self, *, public: bool = False) -> bytes:
-        """The event as JSON in camelCase.
+        """Write the event as JSON in camelCase.
 
         Args:
             public: As clients may see it; of an event that is not for them the envelope alone.
@@ -328,7 +328,7 @@ class Form(NamedTuple):
 
 @cache
 def form_of(cls: type[Event]) -> Form:
-    """How the public form of a class of events is made."""
+    """Work out how the public form of a class of events is made."""
     listed: dict[str, Part | None] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("rxloop."):
@@ -348,7 +348,7 @@ def form_of(cls: type[Event]) -> Form:
 
 
 def _public_form(event: Event) -> Event:
-    """An event of which something is public, as clients may see it: itself where there is nothing to hide."""
+    """Make the public form of an event of which something is public: itself where there is nothing to hide."""
     form = form_of(type(event))
     fields = vars(event)
     changes = {name: _frozen(value) for name, value in form.private.items() if fields[name] != value}
@@ -366,7 +366,7 @@ def _public_form(event: Event) -> Event:
 
 
 def _frozen(value: Any) -> Any:
-    """The value so that nobody can change what all clients share; what stands in it is frozen already."""
+    """Freeze what all clients share; what stands in it is frozen already."""
     if isinstance(value, list):
         return FrozenList(cast("list[Any]", value))
     return FrozenDict(cast("dict[str, Any]", value)) if isinstance(value, dict) else value

@@ -79,23 +79,23 @@ from_json = Event.from_json
 
 
 def ends_attempt(event: Event) -> bool:
-    """Whether an event is the last of its attempt; that of a nested agent's run ends only that run."""
+    """Tell whether an event is the last of its attempt; that of a nested agent's run ends only that run."""
     return isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None
 
 
 def external(events: Iterable[Event]) -> list[Event]:
-    """The events as clients may see them, in order."""
+    """Return the events as clients may see them, in order."""
     return [form for event in events if (form := event.for_clients()) is not None]
 
 
 def protocol_schema() -> dict[str, Any]:
-    """The JSON Schema of the whole protocol, as it is on the wire; readers leave out fields that they do not know."""
+    """Make the JSON Schema of the whole protocol, as it is on the wire; readers skip unknown fields."""
     adapter: TypeAdapter[Event] = TypeAdapter(AnyEvent)
     return _plain(adapter.json_schema(mode="serialization"))
 
 
 def _plain(schema: Any) -> Any:
-    """A schema without the titles that pydantic makes of field names, and open to fields of later versions."""
+    """Return a schema without the titles that pydantic makes of field names, and open to fields of later versions."""
     if isinstance(schema, list):
         return [_plain(item) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):

@@ -49,7 +49,7 @@ EMPTY_DICT, EMPTY_LIST = FrozenDict(), FrozenList()
 
 
 def thawed(value: Any) -> Any:
-    """The value as ordinary dicts and lists, all of them new."""
+    """Copy the value as ordinary dicts and lists, all of them new."""
     if isinstance(value, dict):
         return {key: thawed(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):

@@ -40,7 +40,7 @@ class Wire(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema, with the docstrings of the fields as their descriptions.
+        """Return the schema, with the docstrings of the fields as their descriptions.
 
         Read from the source when there is a schema to make. With pydantic's `use_attribute_docstrings` they would be
         read at every start, which takes a quarter of the time of importing rxloop.
@@ -56,7 +56,7 @@ class Wire(BaseModel):
 
 @cache
 def _field_docstrings(cls: type) -> dict[str, str]:
-    """What stands in the source below each annotated name of a class."""
+    """Return what stands in the source below each annotated name of a class."""
     if not issubclass(cls, Wire):
         return {}
     try:
@@ -235,12 +235,12 @@ class Message(Wire):
 
     @classmethod
     def system(cls, content: str | Sequence[Part]) -> "Message":
-        """A message that instructs the model."""
+        """Make a message that instructs the model."""
         return cls(role="system", content=_content(content))
 
     @classmethod
     def user(cls, content: str | Sequence[Part], *, pinned: bool = False, message_id: str | None = None) -> "Message":
-        """A message of the person who asks.
+        """Make a message of the person who asks.
 
         Args:
             content: A text, or parts of several kinds.
@@ -251,12 +251,12 @@ class Message(Wire):
 
     @classmethod
     def assistant(cls, content: str = "", *, tool_calls: Sequence[ToolCall] = ()) -> "Message":
-        """A message of the model."""
+        """Make a message of the model."""
         return cls(role="assistant", content=content, tool_calls=tuple(tool_calls))
 
     @classmethod
     def tool(cls, tool_call_id: str, content: str) -> "Message":
-        """The answer to a tool call."""
+        """Make the answer to a tool call."""
         return cls(role="tool", tool_call_id=tool_call_id, content=content)
 
     @property

@@ -33,7 +33,7 @@ class PendingInput(Wire):
 
 
 def public_question(question: PendingInput) -> PendingInput:
-    """A question as clients may see it: of one that a hidden tool asks, what it takes to answer it, and no words."""
+    """Show a question as clients may see it: of a hidden tool's only what it takes to answer it."""
     if question.call is None or not question.call.hidden:
         return question
     changes = {"prompt": HIDDEN_QUESTION, "options": None, "answer_schema": EMPTY_DICT, "call": None}

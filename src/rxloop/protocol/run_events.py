@@ -156,7 +156,7 @@ class ContextCompressedEvent(Event):
     thinking_model: str | None = Field(default=None, exclude_if=absent)
     """The model that wrote the summary."""
     thinking: Usage = Field(default_factory=Usage, exclude_if=lambda usage: not usage.total_tokens)
-    """The tokens that it took, which are no part of the run's."""
+    """The tokens that it took, which are not part of the run's."""
     seconds: float = 0.0
     """How long it took."""
     view: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -305,4 +305,4 @@ class GapEvent(Event):
     count: int | None = None
     """How many events are missing, where that is known."""
     after: str | None = None
-    """The cursor behind which the gap lies."""
+    """The cursor after which the gap begins."""

@@ -59,7 +59,7 @@ class Limits(Wire):
 
     @classmethod
     def phase(cls, name: Phase, **limits: Any) -> "Limits":
-        """The limits of a phase of work, which always comes to an answer.
+        """Make the limits of a phase of work, which always comes to an answer.
 
         Args:
             name: `analyze` is one step, `research` 15, and `design` 20; the last step has to be the answer.

@@ -64,10 +64,10 @@ _ids = itemgetter("context_id", "task_id", "parent_task_id", "agent_path", "step
 
 
 def _plain(fields: dict[str, Any]) -> bool:
-    """Whether the ids of an event need no look one by one."""
+    """Tell whether the ids of an event are known to be printable."""
     try:
         return _printable(*_ids(fields))
-    except TypeError:  # something that is no id, and has no hash
+    except TypeError:  # what is not an id, and has no hash
         return False
 
 

@@ -311,5 +311,5 @@ class UsageEvent(Event):
 
 
 def _written(call: ToolCall) -> str:
-    """A call as a program would make it."""
+    """Write a call as a program would make it."""
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"

@@ -31,7 +31,7 @@ Type = Literal["simple", "any", "more"]
 
 
 def readable(text: str) -> str:
-    """The text without lone surrogates (a file name that is no UTF-8 has them), which no request can carry."""
+    """Replace lone surrogates, which no request can carry: a file name that is not UTF-8 has them."""
     if text.isascii():
         return text
     try:
@@ -42,7 +42,7 @@ def readable(text: str) -> str:
 
 
 def storable(value: Any, name: str) -> Any:
-    """A value of any type as JSON data, frozen.
+    """Turn a value of any type into JSON data, frozen.
 
     Args:
         value: What somebody gave: lists, dicts, and what the table in docs/protocol.md names.
@@ -60,7 +60,7 @@ def storable(value: Any, name: str) -> Any:
 
 
 def settled(fields: dict[str, Any], name: str, classes: frozenset[type], type_: Type) -> Any:
-    """The value of a field as one that can be written and read again.
+    """Turn the value of a field into one that can be written and read again.
 
     Raises:
         InvalidEvent: There is none.
@@ -78,7 +78,7 @@ def settled(fields: dict[str, Any], name: str, classes: frozenset[type], type_: 
 
 
 def takes_any(cls: type[BaseModel]) -> bool:
-    """Whether it is the class for events of any kind."""
+    """Tell whether it is the class for events of any kind."""
     return cls.model_config.get("extra") == "allow"
 
 
@@ -118,7 +118,7 @@ class _Walk:
         return self._other(value, depth)
 
     def typed(self, value: Any, depth: int) -> Any:
-        """What stands in a field of a certain type, as that type."""
+        """Make what stands in a field of a certain type storable, as that type."""
         cls = value.__class__
         if cls is str:
             return readable(value)
@@ -146,7 +146,7 @@ class _Walk:
         return [self.typed(value, depth + 1) for value in values]
 
     def _model(self, model: BaseModel, depth: int) -> BaseModel:
-        """The same model, or a copy where something had to be made storable: it may be somebody's constant."""
+        """Return the same model, or a copy where something had to be made storable: it may be somebody's constant."""
         plan = plan_of(type(model))
         if plan.mark is not None:
             try:
@@ -260,7 +260,7 @@ def _too_deep() -> _Misfit:
 
 
 def _digits(value: int) -> str:
-    """A number that most readers of JSON would round, or refuse."""
+    """Write a number that most readers of JSON would round, or refuse, as a text."""
     try:
         return str(value)
     except ValueError as error:
@@ -272,7 +272,7 @@ def _not_finite(value: float) -> str:
 
 
 def _in_order(values: Set[Any]) -> list[Any]:
-    """A set as a list that is the same in every process."""
+    """Sort a set into a list that is the same in every process."""
     try:
         return sorted(values)
     except TypeError:
@@ -325,7 +325,7 @@ def plan_of(cls: type[BaseModel]) -> Plan:
     choices: list[tuple[str, tuple[Any, ...]]] = []
     for name, field in cls.model_fields.items():
         annotation = field.annotation
-        default = field.default if any(field.default is each for each in _PLAIN) else _NOTHING
+        default = field.default if any(field.default is plain for plain in _PLAIN) else _NOTHING
         if name in _BY_RUN:
             continue
         if get_origin(annotation) is Literal:
@@ -348,7 +348,7 @@ def _is_free(annotation: Any) -> bool:
 
 
 def _classes(annotation: Any) -> frozenset[type]:
-    """The classes of a field of simple types, such as `str | None`; none where there is more to it."""
+    """Return the classes of a field of simple types, such as `str | None`; none where there is more to it."""
     if get_origin(annotation) in (Union, UnionType):
         parts = [_classes(part) for part in get_args(annotation)]
         return frozenset[type]().union(*parts) if all(parts) else frozenset()

@@ -24,7 +24,7 @@ Part = Callable[[Any], Any]
 
 
 def public_metadata(event: Any) -> dict[str, Any]:
-    """What stands in the metadata for clients, and the root of a nested run, which cursors need."""
+    """Return what stands in the metadata for clients, and the root of a nested run, which cursors need."""
     metadata = event.metadata
     kept = {PUBLIC_METADATA: metadata[PUBLIC_METADATA]} if PUBLIC_METADATA in metadata else {}
     if event.parent_task_id is not None and isinstance(root := metadata.get(ROOT), str):
@@ -33,7 +33,7 @@ def public_metadata(event: Any) -> dict[str, Any]:
 
 
 def public_messages(event: Any) -> Sequence[Message]:
-    """The messages without those of the system, without hidden calls and their answers."""
+    """Return the messages without those of the system, without hidden calls and their answers."""
     messages: Sequence[Message] = event.messages
     shown: list[Message] = []
     # The calls of the newest message that has any, each with one answer; ids of vendors occur twice.
@@ -65,18 +65,18 @@ def _without_hidden(message: Message) -> Message:
 
 
 def shown_calls(event: Any) -> list[ToolCall]:
-    """The tool calls that are not hidden."""
+    """Return the tool calls that are not hidden."""
     calls: list[ToolCall] = event.tool_calls
     return [call for call in calls if not call.hidden] if any(call.hidden for call in calls) else calls
 
 
 def hidden_places(event: Any) -> list[int]:
-    """The places of the hidden calls in their message."""
+    """Return the places of the hidden calls in their message."""
     return event.left_out or [place for place, call in enumerate(event.tool_calls) if call.hidden]
 
 
 def id_unless_hidden(name: str) -> Part:
-    """The id of a call in the field of that name; None where the call is not for clients."""
+    """Return the id of a call in the field of that name; None where the call is not for clients."""
 
     def part(event: Any) -> str | None:
         value = getattr(event, name)
@@ -86,24 +86,24 @@ def id_unless_hidden(name: str) -> Part:
 
 
 def public_questions(event: Any) -> list[PendingInput]:
-    """The questions that wait, as clients may see them."""
+    """Return the questions that wait, as clients may see them."""
     pending: list[PendingInput] = event.pending
     shown = [public_question(waiting) for waiting in pending]
     return shown if any(map(lambda one, other: one is not other, shown, pending)) else pending
 
 
 def public_error_of(event: Any) -> ErrorInfo | None:
-    """The error that ended an attempt, as clients may see it."""
+    """Return the error that ended an attempt, as clients may see it."""
     return None if event.error is None else public_error(event.error, event.reason)
 
 
 def _cleared(message: Message) -> Message:
-    """A message without the state of its provider, the only field of it that is not public."""
+    """Remove the state of the provider, the only field of a message that is not public."""
     return message if message.provider_state is None else message.model_copy(update={"provider_state": None})
 
 
 def public_error(error: ErrorInfo, reason: str | None) -> ErrorInfo:
-    """An error as clients may see it: the words of vendors, tools and programs are not for them.
+    """Show an error as clients may see it: the words of vendors, tools and programs are not for them.
 
     Args:
         error: As it is in the log.

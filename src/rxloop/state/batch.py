@@ -42,7 +42,7 @@ class Batch:
         return [index for index in range(len(self.calls)) if index not in self.answers]
 
     def awaits(self, index: int) -> bool:
-        """Whether the call at a place has no answer."""
+        """Tell whether the call at a place has no answer."""
         return 0 <= index < len(self.message.tool_calls) and index not in self.answers
 
     @property
@@ -51,7 +51,7 @@ class Batch:
         return all(call.name == THINK_ALOUD for call in self.calls)
 
     def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
-        """The assistant message and one result for each call, in call order."""
+        """Return the assistant message and one result for each call, in call order."""
         asking = self.asking(pending)
         results = [
             _message(
@@ -68,7 +68,7 @@ class Batch:
         return self.answers[index].content if index in self.answers else self.unanswered(index, asking)
 
     def unanswered(self, index: int, asking: int, *, idempotent: bool = False) -> str:
-        """What the model reads of a call that comes to no result.
+        """Return what the model reads of a call that comes to no result.
 
         Args:
             index: The place of the call.
@@ -82,9 +82,9 @@ class Batch:
         return CANCELED_CALL if idempotent else INTERRUPTED
 
     def asking(self, pending: Iterable[PendingInput]) -> int:
-        """Those of the calls that wait for an answer, a bit for each place."""
+        """Return those of the calls that wait for an answer, a bit for each place."""
         places = 0
-        for each in pending:
-            if each.call is not None and each.step == self.step:
-                places |= 1 << each.index
+        for question in pending:
+            if question.call is not None and question.step == self.step:
+                places |= 1 << question.index
         return places

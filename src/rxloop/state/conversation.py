@@ -43,7 +43,7 @@ async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.
 
 
 def check_whole(task_id: str, events: Sequence[Event], until: int) -> None:
-    """Refuse to go on behind an event that a log could not read and has left out.
+    """Refuse to go on after an event that a log could not read and has left out.
 
     Args:
         task_id: The run.
@@ -57,14 +57,14 @@ def check_whole(task_id: str, events: Sequence[Event], until: int) -> None:
         if seq > len(events) or events[seq - 1].seq != seq:
             before = f"; agent.fork({task_id!r}, at={seq - 1}) goes on before it" if seq > 1 else ""
             raise EventLogError(
-                f"the event {seq} of the run {task_id} cannot be read: who goes on behind it may do again what was "
+                f"the event {seq} of the run {task_id} cannot be read: a run that goes on after it may repeat what was "
                 f"done{before}",
                 retryable=False,
             )
 
 
 async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
-    """The state that the runs of a context leave to a run of it.
+    """Fold the runs of a context that come before a run of it.
 
     Args:
         log: Holds them.
@@ -81,7 +81,7 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
 
 
 async def _histories(log: EventLog, context_id: str, before: str, after: Mark | None) -> Histories:
-    """What a log has of a conversation behind a mark; of one that cannot tell it in one go, run by run."""
+    """Read what a log has of a conversation after a mark, run by run where the log cannot give it in one go."""
     if isinstance(log, ReadsConversations):
         return await read_log(log.histories, context_id, before=before, after=after)
     every = await read_log(log.runs, context_id=context_id)
@@ -96,7 +96,7 @@ def _mark(records: Sequence[RunRecord]) -> Mark:
 
 
 async def _fold(events: Sequence[Event], state: RunState) -> RunState:
-    """The state after these events; with many of them the rest of the event loop has its turns."""
+    """Fold these events; with many of them the rest of the event loop has its turns."""
     for at in range(0, len(events), _AT_ONCE):
         if at:
             await asyncio.sleep(0)

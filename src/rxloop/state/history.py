@@ -33,7 +33,7 @@ class History(Sequence[Message]):
         self._note(self._items, 0)
 
     def append(self, *messages: Message) -> History:
-        """The history with these messages behind it; this one stays as it is."""
+        """Make the history with these messages after it; this one stays as it is."""
         if not messages:
             return self
         longer = History.__new__(History)
@@ -48,7 +48,7 @@ class History(Sequence[Message]):
         return longer
 
     def extends(self, other: object) -> bool:
-        """Whether this is `other`, or a later version of it: told without a look at the messages."""
+        """Tell whether this is `other`, or a later version of it, without a look at the messages."""
         return isinstance(other, History) and other._items is self._items and other._length <= self._length
 
     def _note(self, messages: Sequence[Message], first: int) -> None:
@@ -60,7 +60,7 @@ class History(Sequence[Message]):
                 self.pinned = (*self.pinned, place)
 
     def joined(self, key: object, encode: Callable[[Message], bytes]) -> bytes:
-        """The messages encoded, with commas between them; what a shorter version was joined of is not encoded again.
+        """Encode the messages, with commas between them; what a shorter version was joined of is not encoded again.
 
         Args:
             key: Names the encoding: the bytes of another one are of no use.
@@ -119,7 +119,7 @@ class Ledger(Mapping[K, V], Generic[K, V]):
         self._length = 0
 
     def add(self, key: K, value: V) -> Ledger[K, V]:
-        """The ledger with this entry; this one stays as it is."""
+        """Make the ledger with this entry; this one stays as it is."""
         if key in self:
             return self
         longer = object.__new__(type(self))

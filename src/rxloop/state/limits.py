@@ -16,7 +16,7 @@ class LimitHit(RxloopError):
 
 
 def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHit | None:
-    """The limit that forbids another iteration, if one does.
+    """Find the limit that forbids another iteration, if one does.
 
     Args:
         state: The run after its last iteration.

@@ -20,7 +20,7 @@ from rxloop.state.run_state import RunState
 
 
 def misplaced(state: RunState, event: Event) -> str | None:
-    """Why an event of a line cannot follow what that line has come to; None where it can.
+    """Say why an event of a line cannot follow what that line has come to; None where it can.
 
     Args:
         state: The line before it.

@@ -74,7 +74,7 @@ class RunState:
     batch: Batch | None = None
     """The tool calls that are not all answered."""
     held: tuple[Message, ...] = ()
-    """Messages that enter the history behind the open message and its batch."""
+    """Messages that enter the history after the open message and its batch."""
     last: ContentCompleteEvent | None = None
     """The newest complete message of the model."""
     content: str = ""
@@ -133,12 +133,12 @@ class RunState:
         return self.state == "failed" and self.error is not None and self.error.retryable
 
     def new_thought_id(self) -> str:
-        """The id of a thought that has none: one that is free, and that a resumed run would choose as well."""
+        """Choose the id of a thought that has none: one that is free, and that a resumed run would choose as well."""
         ids = (f"t{number}" for number in itertools.count(len(self.thoughts) + 1))
-        return next(each for each in ids if each not in self.thoughts and each not in self.calls)
+        return next(free for free in ids if free not in self.thoughts and free not in self.calls)
 
     def beside(self, main: RunState) -> RunState:
-        """The state of a branch, with what belongs to the whole run as the main line has it."""
+        """Take what belongs to the whole run from the state of the main line."""
         return self.changed(
             seq=main.seq,
             usage=main.usage,
@@ -151,7 +151,7 @@ class RunState:
         )
 
     def changed(self, **changes: Any) -> RunState:
-        """The same state but for some fields."""
+        """Copy the state with some other fields."""
         state = object.__new__(RunState)
         fields = state.__dict__
         fields.update(self.__dict__)
@@ -159,14 +159,14 @@ class RunState:
         return state
 
     def branched(self) -> RunState:
-        """The start of a branch: the same history, and a count of its own."""
+        """Start a branch: the same history, and a count of its own."""
         return self.changed(
             iteration=0, last=None, batch=None, open_step=None, held=(), failures=0, answered=False, pending={}
         )
 
 
 def fold(state: RunState, event: Event) -> RunState:
-    """The state after one more event of its line."""
+    """Fold one more event of its line into a state."""
     if not event.durable:
         return state
     handler = None if event.parent_task_id is not None else _HANDLERS.get(type(event))
@@ -176,7 +176,7 @@ def fold(state: RunState, event: Event) -> RunState:
 
 
 def fold_beside(state: RunState, event: Event) -> RunState:
-    """The state of the main line after an event of a branch: tokens, thoughts, calls and questions are the run's."""
+    """Fold an event of a branch into the state of the main line: tokens, thoughts, calls, questions."""
     if isinstance(event, ThoughtStreamEvent | InputRequiredEvent | InputReceivedEvent | ThinkingFailedEvent):
         return fold(state, event)
     changes: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def fold_beside(state: RunState, event: Event) -> RunState:
 def fold_all(
     events: Iterable[Event], state: RunState | None = None, born: dict[str, RunState] | None = None
 ) -> RunState:
-    """The state of the main line after all these events.
+    """Fold events into the state of the main line.
 
     Args:
         events: In order.
@@ -233,7 +233,7 @@ def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
 
 
 def _earlier(state: RunState) -> Ledger[str, None]:
-    """What a thought of the next run may refer to."""
+    """Collect what a thought of the next run may refer to."""
     earlier = state.earlier
     for name in (*state.thoughts, *state.calls):
         earlier = earlier.add(name, None)
@@ -324,7 +324,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
 
 
 def _unasked(state: RunState, step: str | None, index: int) -> dict[str, PendingInput]:
-    """The questions but for those of a call that is answered: it may have failed, or been cut off, while it asked."""
+    """Remove the questions of a call that is answered: it may have failed, or been cut off, while it asked."""
     if not state.pending:
         return state.pending
     return {
@@ -335,9 +335,9 @@ def _unasked(state: RunState, step: str | None, index: int) -> dict[str, Pending
 
 
 def _answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]:
-    """What a whole batch says of the answer: its first good one stands, and without one a bad one is a retry."""
-    given = [each for each in answers if each.answer]
-    good = [each for each in given if each.success]
+    """Take the answer of the run from a whole batch: its first good one stands, else a bad one is a retry."""
+    given = [answer for answer in answers if answer.answer]
+    good = [answer for answer in given if answer.success]
     if good:
         return {"answered": True, "content": good[0].content}
     return {"retries": state.retries + 1} if given else {}

@@ -218,7 +218,7 @@ def _loop_runs() -> bool:
 def from_async_iter(
     make: Callable[[], AsyncIterator[T]], ctx: RunContext[Any] | None = None, *, name: str = "rxloop-iterator"
 ) -> Observable[T]:
-    """A cold Observable over an async iterator that is made for each subscription, and closed at its end."""
+    """Make a cold Observable of an async iterator that is made for each subscription, and closed at its end."""
 
     async def work(push: Push[T]) -> None:
         iterator = make()
@@ -236,7 +236,7 @@ def from_async_iter(
 def from_awaitable(
     make: Callable[[], Awaitable[T]], ctx: RunContext[Any] | None = None, *, name: str = "rxloop-awaitable"
 ) -> Observable[T]:
-    """A cold Observable of the one value of an awaitable that is made for each subscription."""
+    """Make a cold Observable of the one value of an awaitable that is made for each subscription."""
 
     async def work(push: Push[T]) -> None:
         push(await make())

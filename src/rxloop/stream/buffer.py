@@ -92,7 +92,7 @@ class ReadBuffer:
         self._wake()
 
     def close(self) -> None:
-        """The reader is gone."""
+        """Let go of everything: the reader is gone."""
         self._ended = True
         self._items.clear()
         self._release()
@@ -101,7 +101,7 @@ class ReadBuffer:
             self.subscription.dispose()
 
     async def get(self, within: float | None = None) -> Any:
-        """The next item.
+        """Wait for the next item.
 
         Args:
             within: How many seconds to wait for it at most.
@@ -139,7 +139,7 @@ class ReadBuffer:
             late = within is not None
 
     def _relieved(self, item: Any) -> bool:
-        """Whether a full buffer has dealt with the item, so that it need not be appended."""
+        """Tell whether a full buffer has dealt with the item, so that it need not be appended."""
         if self._overflow == "coalesce":
             return self._merge(item)
         if self._overflow == "block":

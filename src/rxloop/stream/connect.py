@@ -24,7 +24,7 @@ def connect(
 ) -> abc.DisposableBase:
     """Subscribe to a source, like `source.subscribe(on_next, on_error, on_completed, scheduler=scheduler)`.
 
-    Nothing is delivered behind the end or after the subscription was disposed, and the end disposes the source. The
+    Nothing is delivered after the end or after the subscription was disposed, and the end disposes the source. The
     observer that `Observable.subscribe` puts between for this costs two calls and a check for each event, at each
     operator that a token passes; here an event goes to `on_next` itself. Disposed in the middle of `subscribe`, it may
     get what operators further up deliver until that returns.
@@ -98,7 +98,7 @@ class Connections(abc.DisposableBase):
 
 
 def dispose_after(error: Exception, connection: abc.DisposableBase) -> None:
-    """Dispose what an error has made useless; should that raise as well, the error is told, with a note of it."""
+    """Dispose what an error has made useless; should that raise as well, the error is delivered, with a note of it."""
     try:
         connection.dispose()
     except BaseException as second:
@@ -174,12 +174,12 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
 
 
 def _late(value: Any) -> None:
-    log.warning("%r came behind the end of the operator that sent it, and is lost: events have to pass at once", value)
+    log.warning("%r came after the end of the operator that sent it, and is lost: events have to pass at once", value)
 
 
 def _ignore(value: Any) -> None:
-    """What comes after the end."""
+    """Take what comes after the end."""
 
 
 def _nothing() -> None:
-    """A second end."""
+    """Take a second end."""

@@ -14,7 +14,7 @@ from rxloop.protocol.unchecked import defaults, filled, stamp
 
 
 def delta_text(event: object) -> str | None:
-    """The text of a delta that can be merged with its neighbours, or None."""
+    """Return the text of a delta that can be merged with its neighbours, or None."""
     if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent):
         return event.delta
     if isinstance(event, ToolCallDeltaEvent):
@@ -23,7 +23,7 @@ def delta_text(event: object) -> str | None:
 
 
 def same_run_of_deltas(first: Event, second: Event) -> bool:
-    """Whether two adjacent deltas are pieces of the same text."""
+    """Tell whether two adjacent deltas are pieces of the same text."""
     return (
         type(first) is type(second)
         and first.step == second.step
@@ -35,22 +35,22 @@ def same_run_of_deltas(first: Event, second: Event) -> bool:
 
 
 def merged(newest: Event, texts: Iterable[str]) -> Event:
-    """The newest of some deltas with the text of all of them."""
+    """Merge deltas: the newest of them gets the text of all."""
     name = "fragment" if isinstance(newest, ToolCallDeltaEvent) else "delta"
     return newest.model_copy(update={name: "".join(texts)})
 
 
 class PackedDeltas:
-    """Deltas of one text that came one after the other, in a twentieth of their memory; `events` makes them anew."""
+    """Deltas of one text that came one after the other, in a twentieth of their memory; `events` makes them again."""
 
     __slots__ = ("_times", "first", "lengths", "text")
 
     def __init__(self, deltas: Sequence[ContentDeltaEvent | ThoughtDeltaEvent]) -> None:
         self.first = deltas[0]
         """The others follow it one by one."""
-        self.lengths = array("I", [len(each.delta) for each in deltas])
-        self.text = "".join(each.delta for each in deltas)
-        self._times = array("q", [each.timestamp for each in deltas])
+        self.lengths = array("I", [len(delta.delta) for delta in deltas])
+        self.text = "".join(delta.delta for delta in deltas)
+        self._times = array("q", [delta.timestamp for delta in deltas])
 
     @property
     def newest(self) -> Event:
@@ -81,7 +81,7 @@ class PackedDeltas:
         return follow
 
     def events(self) -> Iterator[Event]:
-        """The deltas as they were."""
+        """Make the deltas as they were."""
         bounds = pairwise(accumulate(self.lengths, initial=0))
         for number, (start, end) in enumerate(bounds):
             yield self._delta(number, self.text[start:end])
@@ -101,7 +101,7 @@ class MergedDeltas:
     def __init__(self) -> None:
         self._newest: Event | None = None
         self._texts: list[str] = []
-        # Places follow one another nearly always: noted is where they begin anew, and how many there were before.
+        # Places follow one another nearly always: only the gaps are noted, and how many deltas there were before.
         self._begins = array("Q")
         self._before = array("Q")
         self._next = -1
@@ -141,27 +141,27 @@ class MergedDeltas:
         return self._texts[0]
 
     def event(self) -> Event:
-        """The newest of them with the text of all; `behind` cuts it."""
+        """Make the newest of them with the text of all; `rest_after` cuts it."""
         assert self._newest is not None
         event = merged(self._newest, [self.text])
         stamp(event)[_MERGED] = self
         return event
 
     def length(self, place: int) -> int:
-        """The length of the text up to a place."""
+        """Return the length of the text up to a place."""
         run = bisect_right(self._begins, place) - 1
         if run < 0:
             return 0
-        behind = self._before[run + 1] if run + 1 < len(self._before) else len(self._ends)
-        return self._ends[min(self._before[run] + place - self._begins[run], behind - 1)]
+        end = self._before[run + 1] if run + 1 < len(self._before) else len(self._ends)
+        return self._ends[min(self._before[run] + place - self._begins[run], end - 1)]
 
 
 _MERGED = "_merged"
 """What an event was merged of. No field: it is compared and written like any other."""
 
 
-def behind(event: Event, seq: int, sub: int) -> Event | None:
-    """What is left of an event for a reader that knows its stream up to a place."""
+def rest_after(event: Event, seq: int, sub: int) -> Event | None:
+    """Cut off the part of an event that a reader knows, who has its stream up to a place."""
     if (event.seq, event.sub) <= (seq, sub):
         return None
     deltas: MergedDeltas | None = vars(event).get(_MERGED)
@@ -188,7 +188,7 @@ _COMMON = {cls: itemgetter(*cls.model_fields.keys() - _COUNTED) for cls in (Cont
 
 
 def packed(events: Iterable[Event]) -> list[Event | PackedDeltas]:
-    """The events with each run of deltas, whose numbers have no gap, packed."""
+    """Pack each run of deltas whose numbers have no gap."""
     out: list[Event | PackedDeltas] = []
     run: list[Any] = []
     common = None
@@ -221,7 +221,7 @@ _GIVEN = {"delta", "index", "step"}
 
 
 def text_delta(cls: type[_Delta], delta: str, index: int, step: str | None) -> _Delta:
-    """A delta event without validation, for the text that a provider has decoded: a third of the constructor's cost."""
+    """Make a delta event without validation, of text that a provider has decoded: a third of the constructor's cost."""
     fields = _TEXT_DELTA[cls].copy()
     fields["delta"] = delta
     fields["index"] = index

@@ -1,7 +1,7 @@
 """What becomes of whatever foreign code raises: an error of the run, with the name of who raised it.
 
 Foreign code is called at few places: in the leaves, by the timers of a run, at the ends of its pipeline, and in the
-hub. Each of them catches everything, a `BaseException` too, since what escapes there is told to nobody, and the run
+hub. Each of them catches everything, a `BaseException` too, since nobody hears of what escapes there, and the run
 waits for an end that never comes.
 """
 
@@ -27,7 +27,7 @@ _PLUMBING = frozenset(
 
 
 def as_error(raised: BaseException, who: str | None = None) -> Exception:
-    """What was raised, as the error of a run.
+    """Make of what was raised the error of a run.
 
     Args:
         raised: An error of rxloop's own stays as it is: it says what happened already.
@@ -45,7 +45,7 @@ def _remark(raised: BaseException) -> str:
 
 
 def raiser(raised: BaseException) -> str:
-    """Who raised it: the innermost function that belongs neither to rxloop nor to reactivex, and where it stands."""
+    """Find who raised it: the innermost function outside of rxloop and reactivex, and where it stands."""
     found = None
     for frame, line in traceback.walk_tb(raised.__traceback__):
         code = frame.f_code
@@ -55,14 +55,14 @@ def raiser(raised: BaseException) -> str:
 
 
 def plain_name(qualified: str) -> str:
-    """The name by which people know a function: `at_most` for the `on_next` inside the `subscribe` of that operator."""
+    """Shorten the name of a function to the one that people know: `at_most` for its `subscribe.<locals>.on_next`."""
     names = qualified.split(".<locals>.")
     known = [name for name in names if name not in _PLUMBING]
     return (known or names)[-1]
 
 
 def sender_of(value: object) -> str:
-    """Which operator sent a value, for whoever was just given it and looks up the stack: those between pass it on."""
+    """Find which operator sent a value, up the stack of whoever was just given it: those between pass it on."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     passed = False
     while frame is not None:

@@ -34,8 +34,8 @@ _FRESH = 16
 """So many deltas of an open message are packed together: an event takes a hundred times the memory of a token."""
 
 
-class _Open:
-    """The transient events of something open, for late subscribers."""
+class _Transient:
+    """The transient events of a message or call that is not complete, for late subscribers."""
 
     __slots__ = ("count", "fresh", "merged", "past", "thought")
 
@@ -61,21 +61,21 @@ class _Open:
         text.add(deltas)
 
     def events(self) -> Iterator[Event]:
-        """All of them, in order."""
-        yield from sorted((each.event() for each in self.merged.values()), key=_order)
-        for each in self.past:
-            if isinstance(each, PackedDeltas):
-                yield from each.events()
+        """Return all of them, in order."""
+        yield from sorted((text.event() for text in self.merged.values()), key=_order)
+        for item in self.past:
+            if isinstance(item, PackedDeltas):
+                yield from item.events()
             else:
-                yield each
+                yield item
         yield from self.fresh
 
     def text(self) -> str:
-        """The text that has streamed."""
+        """Return the text that has streamed."""
         pieces = [
-            delta_text(each) or "" if isinstance(each, Event) else each.text
-            for each in (*self.past, *self.fresh)
-            if each.kind == "content-delta"
+            delta_text(item) or "" if isinstance(item, Event) else item.text
+            for item in (*self.past, *self.fresh)
+            if item.kind == "content-delta"
         ]
         old = self.merged.get(("content-delta", 0))
         return "".join(pieces if old is None else (old.text, *pieces))
@@ -87,9 +87,9 @@ class Hub:
     * A late subscriber gets what is retained first: the durable events, and the transient ones of what is still open.
     * An event that is published while another one is being delivered waits its turn, so that all subscribers see the
       same order.
-    * A subscriber that raises is detached and logged, and hurts nobody else.
+    * A subscriber that raises is detached and logged, and the others do not notice.
 
-    Not a `reactivex.Subject`, which lacks all three; see also why `ReplaySubject` is no substitute in docs/design.md.
+    Not a `reactivex.Subject`, which lacks all three; docs/design.md says why `ReplaySubject` is not a substitute.
     """
 
     def __init__(self, retain: int = 10_000, retain_open: int = 4_096) -> None:
@@ -104,7 +104,7 @@ class Hub:
         """Durable events that are not retained any more."""
         self._retain_open = retain_open
         self._durable: deque[Event] = deque(maxlen=retain)
-        self._open: dict[Key, _Open] = {}
+        self._open: dict[Key, _Transient] = {}
         self._observers: tuple[abc.ObserverBase[Event], ...] = ()
         self._waiting: deque[Event | None] = deque()
         self._delivering = False
@@ -117,7 +117,7 @@ class Hub:
         return len(self._observers)
 
     def publish(self, event: Event) -> None:
-        """Deliver an event to all subscribers, behind those that are being delivered."""
+        """Deliver an event to all subscribers, after those that are being delivered."""
         if self._delivering:
             self._waiting.append(event)
             return
@@ -138,7 +138,7 @@ class Hub:
             self._finish()
 
     def open_text(self, task_id: str, step: str | None) -> str:
-        """The text that has streamed of an open message."""
+        """Return the text that has streamed of an open message."""
         kept = self._open.get((task_id, step))
         return "" if kept is None else kept.text()
 
@@ -149,7 +149,7 @@ class Hub:
             key = (event.task_id, _place(event) if type(event) is ToolProgressEvent else event.step)
             kept = self._open.get(key)
             if kept is None:
-                kept = self._open[key] = _Open()
+                kept = self._open[key] = _Transient()
             kept.fresh.append(event)
             kept.count += 1
             if len(kept.fresh) >= _FRESH or kept.count > self._retain_open:
@@ -169,7 +169,7 @@ class Hub:
             else:
                 self._deliver(following)
 
-    def _shorten(self, kept: _Open) -> None:
+    def _shorten(self, kept: _Transient) -> None:
         fresh = packed(kept.fresh)
         kept.fresh.clear()
         last = kept.past[-1] if kept.past else None
@@ -179,16 +179,16 @@ class Hub:
         if kept.count > self._retain_open:
             self._thin(kept)
 
-    def _thin(self, kept: _Open) -> None:
+    def _thin(self, kept: _Transient) -> None:
         places = 0
-        for each in kept.past:
+        for item in kept.past:
             if kept.count <= self._retain_open // 2:
                 break
             places += 1
-            kept.count -= len(each) if isinstance(each, PackedDeltas) else 1
+            kept.count -= len(item) if isinstance(item, PackedDeltas) else 1
             # Of progress the newest will do; of text nothing may be lost.
-            if isinstance(each, PackedDeltas) or delta_text(each) is not None:
-                kept.merge(each)
+            if isinstance(item, PackedDeltas) or delta_text(item) is not None:
+                kept.merge(item)
         del kept.past[:places]
 
     def _keep(self, event: Event) -> None:
@@ -237,7 +237,7 @@ class Hub:
     def _subscribe(
         self, observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        # What is published meanwhile, by a callback, comes behind the past for this subscriber too.
+        # What is published meanwhile, by a callback, comes after the past for this subscriber too.
         nested, self._delivering = self._delivering, True
         try:
             self._begin(observer)
@@ -249,9 +249,9 @@ class Hub:
 
     def _begin(self, observer: abc.ObserverBase[Event]) -> None:
         try:
-            self._tell_past(observer)
+            self._replay(observer)
         except BaseException as error:
-            log.exception("a subscriber raised while it was told what had been, and was detached")
+            log.exception("a subscriber raised while it got the past events, and was detached")
             self._fail(observer, error)
             return
         if self._completed:
@@ -259,7 +259,7 @@ class Hub:
         else:
             self._observers = (*self._observers, observer)
 
-    def _tell_past(self, observer: abc.ObserverBase[Event]) -> None:
+    def _replay(self, observer: abc.ObserverBase[Event]) -> None:
         if self.trimmed:
             observer.on_next(self._gap())
         for event in merge(list(self._durable), *(list(kept.events()) for kept in self._open.values()), key=_order):

@@ -16,7 +16,7 @@ log = logging.getLogger("rxloop")
 
 
 def with_past(source: Observable[Event], read: Callable[[int], Awaitable[Sequence[Event]]]) -> Observable[Event]:
-    """A stream of events from the first one on, though its source begins later.
+    """Make a stream of events from the first one on, though its source begins later.
 
     ::
 

@@ -53,11 +53,11 @@ class RunScheduler(AsyncIOScheduler):
         return self._began + timedelta(seconds=self._loop.time())
 
     def seconds(self) -> float:
-        """The same in seconds, since whenever: a hundredth of the work, for who asks at each token."""
+        """Return the same in seconds, since whenever: a hundredth of the work, for who asks at each token."""
         return self._loop.time()
 
     def schedule(self, action: abc.ScheduledAction[S], state: S | None = None) -> abc.DisposableBase:
-        """Run the action now, or behind what is running now."""
+        """Run the action now, or after what is running now."""
         return CurrentThreadScheduler.singleton().schedule(action, state)
 
     def schedule_relative(
@@ -118,7 +118,7 @@ def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
 
 
 def stopwatch(clock: abc.SchedulerBase) -> Callable[[], float]:
-    """What tells the time of a scheduler in seconds; only differences mean something."""
+    """Make a clock of a scheduler, in seconds; only differences mean something."""
     if isinstance(clock, RunScheduler):
         return clock.seconds
     return lambda: clock.to_seconds(clock.now)

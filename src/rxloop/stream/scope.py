@@ -124,15 +124,15 @@ class Scope:
                         del self._waiting[task]
 
     def waits(self, task: asyncio.Task[Any]) -> bool:
-        """Whether a task waits for the pipeline."""
+        """Tell whether a task waits for the pipeline."""
         return task in self._waiting
 
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether a task is one of the run's."""
+        """Tell whether a task is one of the run's."""
         return task in self._tasks
 
     def surrounds(self, context: Context | None = None) -> bool:
-        """Whether a context, by default the caller's, is that of one of the run's tasks, or made in one."""
+        """Tell whether a context, by default the caller's, is that of one of the run's tasks, or made in one."""
         return self._mark in (_AROUND.get() if context is None else context.get(_AROUND, ()))
 
     def stop(self) -> None:
@@ -175,5 +175,5 @@ def outside(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def report(error: Exception) -> None:
-    """What is done with a failure for which there is no run."""
+    """Log a failure for which there is no run."""
     log.error("a task failed, and nobody could be told", exc_info=error)

@@ -13,7 +13,7 @@ _wire_of: Callable[[Event], bytes] = vars(Event)["_wire"].__get__
 
 
 def frame(event: Event) -> bytes:
-    """An event as a frame: its cursor as the id, its kind as the event name, its public JSON as the data.
+    """Write an event as a frame: its cursor as the id, its kind as the event name, its public JSON as the data.
 
     Encoded once, however many readers there are.
     """
@@ -22,7 +22,7 @@ def frame(event: Event) -> bytes:
         return _wire_of(event)
     except AttributeError:
         pass
-    # A gap is no place to come back to: with an id it would move the client's cursor.
+    # A gap is not a place to come back to: with an id it would move the client's cursor.
     place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % _one_line(event.cursor)
     # JSON escapes line ends, so that the data is one line whatever is in it.
     encoded = b"%bevent: %b\ndata: %b\n\n" % (place, _one_line(event.kind), event.to_json(public=True))
@@ -31,9 +31,9 @@ def frame(event: Event) -> bytes:
 
 
 def _one_line(text: str) -> bytes:
-    """A text as one line; ids and kinds are checked where they come in, and a frame is safe by itself all the same."""
+    """Put a text on one line: ids and kinds are checked where they come in, and a frame is safe by itself, too."""
     if not text.isprintable():
-        text = "".join(each if each.isprintable() else "\ufffd" for each in text)
+        text = "".join(char if char.isprintable() else "\ufffd" for char in text)
     return text.encode()
 
 

@@ -51,7 +51,7 @@ class Hold(Protocol):
         ...
 
     def scheduler(self) -> abc.SchedulerBase:
-        """The scheduler of the run; an error outside an event loop."""
+        """Return the scheduler of the run; an error outside an event loop."""
         ...
 
     def keep(self) -> Callable[[], None]:
@@ -107,10 +107,10 @@ class Stream(Observable[T], Generic[T]):
             ConfigurationError: One of them is async, so that nobody would ever await it.
         """
         observing = [getattr(on_next, name, None) for name in ("on_next", "on_error", "on_completed")]
-        for each in (on_next, on_error, on_completed, *observing):
-            if each is not None and inspect.iscoroutinefunction(each):
+        for callback in (on_next, on_error, on_completed, *observing):
+            if callback is not None and inspect.iscoroutinefunction(callback):
                 raise ConfigurationError(
-                    f"{each.__qualname__} is async, and a subscriber is called without being awaited: "
+                    f"{callback.__qualname__} is async, and a subscriber is called without being awaited: "
                     "write `async for event in run.events` to wait between events, or give a plain function"
                 )
         subscribe: Any = super().subscribe
@@ -227,7 +227,7 @@ class Reader(AsyncIterator[T], Generic[T]):
         return await self.within(None)
 
     async def within(self, seconds: float | None) -> T:
-        """The next item, if it comes in that time.
+        """Wait for the next item for so long.
 
         Unlike a time limit around `anext` this takes no timer where the item is there already.
 

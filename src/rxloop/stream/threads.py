@@ -86,7 +86,7 @@ class Threads(Executor):
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew without any thread: in a process that was forked there are none."""
+        """Start again without threads: a forked process has none."""
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_Job]] = []
         self._waiting: deque[_Job] = deque()
@@ -156,7 +156,7 @@ class Threads(Executor):
         return None
 
     def retire(self, mailbox: SimpleQueue[_Job]) -> bool:
-        """Whether a thread that has waited long enough may end; not if it has just been chosen for work."""
+        """Tell whether a thread that has waited long enough may end; not if it has just been chosen for work."""
         with self._lock:
             if mailbox not in self._idle:
                 return False

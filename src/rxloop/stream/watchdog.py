@@ -63,7 +63,9 @@ class Watchdog:
             else:
                 self._stuck()
         elif isinstance(other, threading.Thread):
-            threading.Thread(target=self._look_behind, args=[other], name=f"{_WATCH}-{other.name}", daemon=True).start()
+            threading.Thread(
+                target=self._look_after_thread, args=[other], name=f"{_WATCH}-{other.name}", daemon=True
+            ).start()
         elif asyncio.isfuture(other):
             outside(other.add_done_callback, self._look_after)
         else:
@@ -73,20 +75,20 @@ class Watchdog:
         outside(self._loop.call_soon, self.look, turns, again)
 
     def _is_due(self) -> bool:
-        """Whether something of the run is called in this round of the event loop, where that lets itself be asked."""
+        """Tell whether something of the run is called in this round of the event loop, where that can be known."""
         ready: Any = getattr(self._loop, "_ready", ())
         return any(self._is_of_run(handle) for handle in ready)
 
     def _look_after(self, future: asyncio.Future[Any]) -> None:
         self.look()
 
-    def _look_behind(self, thread: threading.Thread) -> None:
+    def _look_after_thread(self, thread: threading.Thread) -> None:
         thread.join()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.look)
 
     def _others(self) -> Iterator[Any]:
-        """What may bring the pipeline on and is none of the scope's."""
+        """Find what may bring the pipeline on and is not in the scope."""
         for task in asyncio.all_tasks(self._loop):
             if self._is_of_run(task) and not self._scope.waits(task) and not self._scope.owns(task):
                 yield task
@@ -94,39 +96,39 @@ class Watchdog:
             if thread not in self._older_threads and not thread.name.startswith(_POOLS):
                 yield thread
         objects: list[Any] = gc.get_objects()
-        for each in objects:
-            kind = cast("type[Any]", type(each))
+        for found in objects:
+            kind = cast("type[Any]", type(found))
             if issubclass(kind, asyncio.Future):
-                if not each.done() and (self._goes_on_after(each) or self._is_done_in_a_thread(each)):
-                    yield each
+                if not found.done() and (self._goes_on_after(found) or self._is_done_in_a_thread(found)):
+                    yield found
             elif (
                 # That of uvloop has the same name and methods.
                 kind.__name__ == "TimerHandle"
-                and not each.cancelled()
-                and each.when() > self._loop.time()
-                and self._is_of_run(each)
+                and not found.cancelled()
+                and found.when() > self._loop.time()
+                and self._is_of_run(found)
             ):
-                yield each
+                yield found
 
     def _goes_on_after(self, future: asyncio.Future[Any]) -> bool:
-        """Whether the run goes on by a callback when a future is done, whoever that belongs to."""
+        """Tell whether the run goes on by a callback when a future is done, whoever that belongs to."""
         if isinstance(future, asyncio.Task) and (self._scope.waits(future) or self._scope.owns(future)):
             return False
         callbacks: Any = getattr(future, "_callbacks", None) or ()
         return any(self._scope.surrounds(context) and not _is_of_asyncio(callback) for callback, context in callbacks)
 
     def _is_done_in_a_thread(self, future: asyncio.Future[Any]) -> bool:
-        """Whether a future is that of a function in a thread: one callback of it cancels the thread's own future."""
+        """Tell whether a future is that of a function in a thread: a callback of it cancels the thread's own future."""
         callbacks: Any = getattr(future, "_callbacks", None) or ()
         cells = (cell for callback, _ in callbacks for cell in getattr(callback, "__closure__", None) or ())
         return any(isinstance(cell.cell_contents, ThreadFuture) for cell in cells) and self._is_of_run(future)
 
-    def _is_of_run(self, each: object) -> bool:
-        return any(isinstance(held, Context) and self._scope.surrounds(held) for held in gc.get_referents(each))
+    def _is_of_run(self, found: object) -> bool:
+        return any(isinstance(held, Context) and self._scope.surrounds(held) for held in gc.get_referents(found))
 
 
 def _is_of_asyncio(callback: object) -> bool:
-    """Whether a callback wakes up a task, or passes on to another future: these are looked at themselves."""
+    """Tell whether a callback wakes up a task, or passes on to another future: these are looked at themselves."""
     if isinstance(callback, partial):
         callback = cast("partial[Any]", callback).func
     if isinstance(getattr(callback, "__self__", None), asyncio.Task):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def called(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
-    """What a function of somebody else's gives, sync or async.
+    """Call a function of somebody else's, sync or async.
 
     A plain one runs in a thread: on the event loop, one that never returns would hold every run of the process, and
     no time limit would help.
@@ -33,7 +33,7 @@ async def called(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> 
 
 
 async def within(ctx: RunContext[Any], work: Awaitable[T], who: str | Callable[[], str]) -> T:
-    """What some work comes to, which may take `limits.preparation` seconds and is left behind when it takes more.
+    """Wait for some work, which may take `limits.preparation` seconds and is abandoned when it takes more.
 
     Args:
         ctx: That of the run; outside one there is no limit.

@@ -35,7 +35,7 @@ class LogWriter:
         failed: Callable[[Exception], None],
         gate: Gate | None = None,
     ) -> None:
-        """Write behind `durable_seq`; `failed` is called once if the log fails; `gate` closes while too much waits."""
+        """Write what comes after `durable_seq`; call `failed` once if the log fails; close `gate` while many wait."""
         self.durable_seq = durable_seq
         """The last event that is in the log."""
         self.error: EventLogError | None = None
@@ -86,7 +86,7 @@ class LogWriter:
         return self.durable_seq
 
     def flush_now(self) -> int | None:
-        """The last `seq` in the log, if all that was taken is there or can be written without waiting."""
+        """Write what was taken if that takes no waiting: gives the last `seq` in the log, or None."""
         if self._writing or self.error is not None:
             return None
         if self._buffer:

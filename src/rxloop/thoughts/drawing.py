@@ -44,7 +44,7 @@ _NOTHING = "\u200b"
 
 
 def shown(node: Node) -> Node | None:
-    """A node as clients may see it; None for a call that is not for them."""
+    """Show a node as clients may see it; None for a call that is not for them."""
     if isinstance(node, ToolCall):
         return None if node.hidden else node
     return cast("ThoughtStreamEvent | None", node.for_clients())
@@ -56,7 +56,7 @@ UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 def visible(text: str) -> str:
-    r"""The text with an escape such as `\u001b` in the place of each character that a terminal would act upon.
+    r"""Escape each character that a terminal would act upon, for instance as `\u001b`.
 
     JSON stays the same JSON: the escapes are those that it has itself.
     """
@@ -64,14 +64,14 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str, width: int = 40) -> str:
-    """The text on one line, cut to a width, without control characters."""
+    """Put a text on one line, cut to a width, without control characters."""
     visible = "".join(" " if unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs") else char for char in text)
     line = " ".join(visible.split())
     return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
 
 
 def label(node: Node, width: int = _WIDTH) -> str:
-    """A node on one line: `planning plan: content (0.9)`, or the name and arguments of a call."""
+    """Write a node on one line: `planning plan: content (0.9)`, or the name and arguments of a call."""
     return ": ".join(part for part in _parts(node, width) if part)
 
 
@@ -84,7 +84,7 @@ def _parts(node: Node, width: int) -> tuple[str, str]:
 
 
 def name(node: Node) -> str:
-    """What a node is called: the thought of a session by its number, such as `3/5 on dual-write, revises 2`."""
+    """Name a node: the thought of a session by its number, such as `3/5 on dual-write, revises 2`."""
     if isinstance(node, ToolCall) or node.session is None:
         return one_line(node.id if isinstance(node, ToolCall) else node.thought_id)
     place = node.session
@@ -95,7 +95,7 @@ def name(node: Node) -> str:
 
 
 def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str]) -> str:
-    """A forest as lines with branches.
+    """Draw a forest as lines with branches.
 
     Args:
         below: What stands under each place, in order; the roots stand under None.
@@ -115,7 +115,7 @@ def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str])
 
 
 def mermaid(nodes: Nodes, edges: Edges) -> str:
-    """A flowchart; thoughts are boxes, calls are hexagons."""
+    """Draw a flowchart; thoughts are boxes, calls are hexagons."""
     lines = ["flowchart TD"]
     for place, node in nodes.items():
         head, body = (mermaid_text(part) for part in _parts(node, _WIDTH))
@@ -128,13 +128,13 @@ def mermaid(nodes: Nodes, edges: Edges) -> str:
 
 
 def mermaid_text(text: str) -> str:
-    """The text as it may stand in a label between double quotes."""
+    """Write a text as it may stand in a label between double quotes."""
     text = re.sub(_MEANT, rf"\g<0>{_NOTHING}", text)
     return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in text)
 
 
 def dot(nodes: Nodes, edges: Edges) -> str:
-    """A directed graph; thoughts are boxes, calls are hexagons."""
+    """Draw a directed graph; thoughts are boxes, calls are hexagons."""
     lines = ["digraph thoughts {", "    node [shape=box];"]
     for place, node in nodes.items():
         text = "\\n".join(_dot_text(part) for part in _parts(node, _WIDTH) if part)

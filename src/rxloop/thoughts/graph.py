@@ -70,14 +70,14 @@ class ThoughtGraph:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> ThoughtGraph:
-        """The graph of these events; those that are neither thoughts nor tool calls are passed over."""
+        """Make the graph of these events; those that are neither thoughts nor tool calls are passed over."""
         graph = cls()
         for event in events:
             graph = graph.add(event)
         return graph
 
     def add(self, event: Event) -> ThoughtGraph:
-        """The graph with one more event; the same graph if the event adds nothing to it."""
+        """Add one more event; the same graph if the event adds nothing to it."""
         nodes: list[Node]
         match event:
             case ThoughtStreamEvent():
@@ -91,7 +91,7 @@ class ThoughtGraph:
         return self._with(nodes, event) if nodes else self
 
     def _has_call(self, event: ToolStartEvent) -> bool:
-        """Whether the message of the call was there; a filtered stream may have the start alone."""
+        """Tell whether the message of the call was there; a filtered stream may have the start alone."""
         places = self._store.places.get((event.task_id, event.call.id), ())
         message = (event.task_id, event.step)
         return any(
@@ -161,7 +161,7 @@ class ThoughtGraph:
         )
 
     def grown(self, before: ThoughtGraph, dangling: Iterable[int] = ()) -> tuple[dict[int, Node], list[Link]]:
-        """What this graph has that an earlier version of it had not: nodes by place, and edges between places.
+        """Find what this graph has that an earlier version of it had not: nodes by place, and edges between places.
 
         Args:
             before: The earlier version.
@@ -177,7 +177,7 @@ class ThoughtGraph:
         return nodes, links
 
     def chains(self) -> list[list[Node]]:
-        """Every line of thoughts, from what follows from nothing to what nothing follows from.
+        """Return every line of thoughts, from what follows from nothing to what nothing follows from.
 
         References in a circle begin at the one that came first. Tool calls that no thought names are left out.
         """
@@ -193,7 +193,7 @@ class ThoughtGraph:
         return chains
 
     def tree(self, width: int = 80) -> str:
-        """The thoughts as a tree of text, for a terminal.
+        """Draw the thoughts as a tree of text, for a terminal.
 
         Beside the edges, it shows what was called: a tool call hangs under the last thought of its own message. A call
         with no thought beside it is there only if a thought names it; one that made a thought is that thought.
@@ -221,19 +221,19 @@ class ThoughtGraph:
         return drawing.tree(below, label)
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flowchart."""
+        """Draw the graph as a Mermaid flowchart."""
         return drawing.mermaid(*self._drawing())
 
     def to_dot(self) -> str:
-        """The graph in the language of Graphviz."""
+        """Write the graph in the language of Graphviz."""
         return drawing.dot(*self._drawing())
 
     def to_json(self) -> bytes:
-        """The graph as JSON: `nodes`, each with a `key`, and `edges` between keys."""
+        """Write the graph as JSON: `nodes`, each with a `key`, and `edges` between keys."""
         return drawing.json(*self._drawing())
 
     def to_html(self, title: str = "Thoughts") -> str:
-        """The graph as one HTML file that opens in any browser: a click on a node shows its whole text.
+        """Write the graph as one HTML file that opens in any browser: a click on a node shows its whole text.
 
         Args:
             title: The title of the page.
@@ -244,7 +244,7 @@ class ThoughtGraph:
         return html(*self._drawing(), title)
 
     def _drawing(self) -> tuple[dict[int, Node], list[Link]]:
-        """The nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges.
+        """Choose the nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges.
 
         A drawing is for everybody: it has no calls of hidden tools.
         """
@@ -254,11 +254,11 @@ class ThoughtGraph:
         return nodes, [link for link in self._links(parents) if self._seen(link.source) and self._seen(link.target)]
 
     def _seen(self, place: int) -> bool:
-        """Whether a node is in drawings."""
+        """Tell whether a node is in drawings."""
         return drawing.shown(self._store.nodes[place]) is not None
 
     def _links(self, parents: dict[int, int]) -> list[Link]:
-        """All edges between places, in the order of the thoughts: what each follows from, and what it revises."""
+        """Find the edges between places, in the order of the thoughts: what each follows from, and what it revises."""
         links: list[Link] = []
         for place in self._store.thoughts[: self._thoughts]:
             if (parent := parents.get(place)) is not None:
@@ -270,7 +270,7 @@ class ThoughtGraph:
         return Link(parent, place, _kind(self._store.nodes[parent], self._store.nodes[place]))
 
     def _beside(self, place: int) -> Iterator[Link]:
-        """What a thought of a session replaces, and the branch that ends in it."""
+        """Return what a thought of a session replaces, and the branch that ends in it."""
         thought = self._store.nodes[place]
         if not isinstance(thought, ThoughtStreamEvent) or thought.session is None:
             return
@@ -288,12 +288,12 @@ class ThoughtGraph:
                 yield Link(found, place, kind)
 
     def _parents(self) -> dict[int, int]:
-        """The place that each thought follows from, in the order of the thoughts."""
+        """Return the place that each thought follows from, in the order of the thoughts."""
         places = self._store.thoughts[: self._thoughts]
         return {place: parent for place in places if (parent := self._parent(place)) is not None}
 
     def _parent(self, place: int) -> int | None:
-        """The place that a thought follows from."""
+        """Return the place that a thought follows from."""
         store = self._store
         thought = store.nodes[place]
         if not isinstance(thought, ThoughtStreamEvent) or not thought.related_to:
@@ -312,7 +312,7 @@ class ThoughtGraph:
         return next((other for other in named if place < other < self._length), None)
 
     def _in_earlier_run(self, name: str, place: int) -> int | None:
-        """The newest of that id before a place, in another run of the same conversation."""
+        """Return the newest of that id before a place, in another run of the same conversation."""
         store = self._store
         named = store.named.get((store.conversations[place], name), [])
         run = store.messages[place][0]
@@ -353,7 +353,7 @@ def _append(store: _Store, node: Node, message: tuple[str, str | None], conversa
 
 
 def _without_circles(parents: dict[int, int]) -> dict[int, int]:
-    """The same as a forest: each circle is opened above the place that came first, for a place has one parent."""
+    """Make a forest of it: each circle is opened above the place that came first, for a place has one parent."""
     result = dict(parents)
     finished: set[int] = set()
     for start in parents:
@@ -381,7 +381,7 @@ def _kind(source: Node, target: Node) -> EdgeKind:
 
 
 def _dangling(thought: ThoughtStreamEvent) -> str:
-    """What is said of a reference to nothing."""
+    """Say that a reference leads nowhere."""
     related_to = thought.related_to or ""
     itself = related_to in (thought.thought_id, thought.tool_call_id)
     return " [refers to itself]" if itself else f" [refers to {drawing.one_line(related_to)}, which is not here]"

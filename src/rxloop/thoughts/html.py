@@ -23,7 +23,7 @@ STEP, ROW, MARGIN = 290, 70, 24
 
 
 def html(nodes: drawing.Nodes, edges: drawing.Edges, title: str) -> str:
-    """The page.
+    """Write the page.
 
     Args:
         nodes: The nodes, by place.
@@ -46,7 +46,7 @@ def html(nodes: drawing.Nodes, edges: drawing.Edges, title: str) -> str:
 
 
 def layout(nodes: drawing.Nodes, edges: drawing.Edges) -> dict[int, tuple[int, int]]:
-    """Where the boxes stand: a column for each step of a chain, from left to right, and a row for each branch.
+    """Place the boxes: a column for each step of a chain, from left to right, and a row for each branch.
 
     What starts a chain stands left; a reference that closes a circle does not count, nor do revisions and merges.
     """

@@ -122,4 +122,4 @@ async def test_what_comes_behind_the_end_of_an_operator_is_told_of(caplog: pytes
         return Observable(subscribe)
 
     assert (await Agent(ScriptedModel("Hi."), loop=[*op.standard(), late]).run("Go.")).output == "Hi."
-    assert "came behind the end" in caplog.text
+    assert "came after the end" in caplog.text

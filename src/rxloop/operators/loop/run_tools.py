@@ -150,7 +150,7 @@ def _public_name(ctx: RunContext[Any]) -> str:
 def _not_awaited(ctx: RunContext[Any], name: str, forgotten: list[Asked[Any]]) -> dict[str, Any]:
     """Make the failure of a tool that went on without the answers to its questions."""
     for asked in forgotten:
-        asked.told = True
+        asked.reported = True
     text = (
         f"{name} asked {forgotten[0].prompt!r} and did not wait for the answer (`ctx.ask` without `await`), so that "
         "nobody was asked. What it did, it did without an answer."

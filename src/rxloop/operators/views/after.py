@@ -10,7 +10,7 @@ from reactivex import Observable, abc
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views._types import EventView
 from rxloop.protocol.events import Event, GapEvent
-from rxloop.stream.deltas import behind
+from rxloop.stream.deltas import rest_after
 
 _CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d{1,18})\.(?P<seq>\d{1,18})\.(?P<sub>\d{1,18})")
 
@@ -94,7 +94,7 @@ def after(cursor: str, *, strict: bool = True) -> EventView:
                 newer = newer or event.attempt > attempt
                 if foreign or event.attempt > attempt:
                     observer.on_next(event)
-                elif (rest := behind(event, seq, sub)) is not None:
+                elif (rest := rest_after(event, seq, sub)) is not None:
                     observer.on_next(rest)
 
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
