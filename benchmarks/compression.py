@@ -1,4 +1,4 @@
-"""The compressors behind the protocol of a benchmark that speaks OpenAI chat messages."""
+"""The compressors, for a benchmark that speaks OpenAI chat messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Conversation:
         self._chats: dict[int, Chat] = {}
         self._tokens: dict[int, int] = {}
         self._state: LastCut | None = None
-        # Models are built when they are first used, which is no part of a compression.
+        # Models are built when they are first used, which is not part of a compression.
         Message.user("")
 
     def __call__(self, history: list[Chat], budget: int, count: Callable[[list[Chat]], int]) -> list[Chat]:

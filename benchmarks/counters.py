@@ -35,7 +35,7 @@ TOKENS, CALLS = (96, 192), (4, 8, 12)
 def named(code: Any) -> str:
     """What a function of Python, or one that is built in, is called here."""
     if not isinstance(code, str):
-        # A name alone may be anybody's: `dumps` of json is told from others by its file.
+        # A name alone may be anybody's: the file tells `dumps` of json from others.
         plain = {"model_construct", "__copy__", "__deepcopy__", "uuid7", "uuid4"}
         if code.co_name in plain:
             return code.co_name

@@ -158,7 +158,7 @@ async def answers(command: list[str], made: list[dict[str, Any]], log: TextIO) -
                 continue
             text = "".join(getattr(item, "text", "") for item in result.content)
             if result.is_error:
-                # The reference server has the thought in its history when it fails behind the validation.
+                # The reference server has the thought in its history when it fails after the validation.
                 found.append(Answer(None, '"status": "failed"' in text and '"code"' not in text, text))
                 continue
             said, structured = json.loads(text), result.structured_content or {}

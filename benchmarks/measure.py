@@ -82,7 +82,7 @@ async def _held(client: Any, count: int, pieces: int) -> int:
 
 def requests(url: str) -> int:
     """How many answers the server has given."""
-    # Imported late: it is no part of what a first answer costs.
+    # Imported late: it is not part of what a first answer costs.
     from urllib.request import urlopen
 
     base = "/".join(url.split("/")[:3])

@@ -70,7 +70,7 @@ class Client:
         self._folder.cleanup()
 
     def _made(self, name: str, **options: Any) -> Agent[None, Any]:
-        """An agent, made once: what it costs to make one is no part of a run."""
+        """An agent, made once: what it costs to make one is not part of a run."""
         agent = self._agents.get(name)
         if agent is None:
             agent = self._agents[name] = Agent(self._model, tools=[add], limits=UNLIMITED, **options)

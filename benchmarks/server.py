@@ -46,6 +46,12 @@ def ending(finish: str) -> list[bytes]:
     ]
 
 
+def story(count: int) -> list[bytes]:
+    """The events of an answer of so many pieces of text."""
+    words = [chunk({"content": f"word {number} "}) for number in range(count)]
+    return [chunk({"role": "assistant", "content": ""}), *words, *ending("stop")]
+
+
 def response(events: list[bytes], per_read: int) -> bytes:
     def chunks() -> Iterator[bytes]:
         for start in range(0, len(events), per_read):
@@ -58,16 +64,13 @@ def response(events: list[bytes], per_read: int) -> bytes:
 @cache
 def stream(count: int, per_read: int) -> bytes:
     """An answer of `count` pieces of text."""
-    words = [chunk({"content": f"word {number} "}) for number in range(count)]
-    return response([chunk({"role": "assistant", "content": ""}), *words, *ending("stop")], per_read)
+    return response(story(count), per_read)
 
 
 @cache
 def pieces(count: int) -> list[bytes]:
     """The same as HTTP chunks, one for each event, the end of the answer included."""
-    words = [chunk({"content": f"word {number} "}) for number in range(count)]
-    events = [chunk({"role": "assistant", "content": ""}), *words, *ending("stop")]
-    return [*(b"%x\r\n%b\r\n" % (len(event), event) for event in events), b"0\r\n\r\n"]
+    return [*(b"%x\r\n%b\r\n" % (len(event), event) for event in story(count)), b"0\r\n\r\n"]
 
 
 @cache

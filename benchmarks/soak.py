@@ -1,8 +1,8 @@
 """An hour's worth of runs in a few minutes, and whether anything grows: `python benchmarks/soak.py --help`.
 
 Three parts, each in a process of its own against the local server: runs of every kind and end, one run of a million
-deltas, and ten thousand conversations that are kept. Figures that grow with the work are told as a slope, the median of
-the slopes between all pairs of samples, and a verdict.
+deltas, and ten thousand conversations that are kept. Figures that grow with the work are given as a slope, the median
+of the slopes between all pairs of samples, and a verdict.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from mix import Mix
 from tables import table
 
 from run import child
-from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Result, openai_chat
+from rxloop import Agent, Event, Limits, MemoryEventLog, Message, ModelRequest, Result, Run, RunContext, openai_chat
+from rxloop.run.attempt import Attempt
+from rxloop.run.ownership import RunHold
+from rxloop.stream.hub import Hub
+from rxloop.stream.scope import Scope
+from rxloop.stream.stream import Stream
+from rxloop.stream.writer import LogWriter
 
 BATCHES = 24
 AT_ONCE = 8
@@ -44,7 +50,7 @@ LIMITS = {
     "resident_bytes": 500_000.0,
 }
 """What may be added by a thousand runs: a run that left one small object behind would add more."""
-MACHINERY = ("Attempt", "Hub", "Run", "RunHold", "RunContext", "Scope", "Stream", "ModelRequest", "LogWriter")
+MACHINERY = (Attempt, Hub, Run, RunHold, RunContext, Scope, Stream, ModelRequest, LogWriter)
 """What a conversation that is over has no use for."""
 
 
@@ -105,7 +111,7 @@ async def runs(base: str, count: int) -> dict[str, Any]:
     tracemalloc.start()
     size = max(AT_ONCE, count // BATCHES)
     async with Mix(base) as mix:
-        # Twice: what is loaded and cached at first use is no growth.
+        # Twice: what is loaded and cached at first use is not growth.
         for _ in range(2):
             await mix.batch(max(size, mix.kinds), AT_ONCE)
         mix.ended.clear()
@@ -131,7 +137,7 @@ async def runs(base: str, count: int) -> dict[str, Any]:
 
 
 async def deltas(base: str, count: int) -> dict[str, Any]:
-    """One run with very many deltas, and nobody who comes late."""
+    """One run with very many deltas, and no late subscriber."""
     model = openai_chat("bench", base_url=f"{base}/pour/{count}")
     agent = Agent(model, limits=Limits(iterations=None))
     every = max(1, count // 20)
@@ -224,8 +230,8 @@ async def _kept(
                 points.append((number + 1, tracemalloc.get_traced_memory()[0]))
                 begun = time.process_time()
         tracemalloc.stop()
-    held = Counter(type(each).__name__ for each in gc.get_objects() if str(type(each).__module__).startswith("rxloop."))
-    left = {name: held[name] for name in MACHINERY if held[name] > 8}
+    held = Counter(map(type, gc.get_objects()))
+    left = {kind.__name__: held[kind] for kind in MACHINERY if held[kind] > 8}
     each, size = slope(*zip(*points, strict=True)), median(sizes)
     slower = median(took[-SOME:]) / median(took[:SOME])
     return {

@@ -18,18 +18,8 @@ from typing import Any, cast
 from endpoint import server
 from tables import table
 
-LAYERS = {
-    "h11": "h11",
-    "httpcore": "httpcore",
-    "httpx": "httpx",
-    "aiohttp": "aiohttp",
-    "anyio": "anyio",
-    "asyncio": "asyncio",
-    "pydantic": "pydantic",
-    "pydantic_core": "pydantic",
-    "reactivex": "reactivex",
-    "orjson": "orjson",
-}
+PACKAGES = "h11 httpcore httpx aiohttp anyio asyncio pydantic pydantic_core reactivex orjson"
+LAYERS = {name: name.removesuffix("_core") for name in PACKAGES.split()}
 WORKS = {"stream": ("stream", "stream/20000/1"), "tools": ("tools", "tools/200")}
 
 

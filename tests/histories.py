@@ -22,20 +22,9 @@ from rxloop.pipeline.seams import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import Message, ToolCall
 
 WORDS = [
-    "order",
-    "ticket",
-    "invoice",
-    "merge",
-    "branch",
-    "deploy",
-    "refund",
-    "server",
-    "заказ",
-    "клиент",
-    "订单",
-    "客户",
-    "Straße",
-]
+    "order", "ticket", "invoice", "merge", "branch", "deploy", "refund", "server",
+    "заказ", "клиент", "订单", "客户", "Straße",
+]  # fmt: skip
 COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
     "sliding window": SlidingWindowCompressor,
     "semantic": SemanticCompressor,

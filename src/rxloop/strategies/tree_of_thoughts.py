@@ -194,7 +194,7 @@ def _score(text: str) -> float:
     if given is None:
         words = [_WORDS[found] for found in re.findall(r"\w+", text.lower()) if found in _WORDS]
         return words[-1] if words else 0.5
-    # Some models count to 10 or to 100, whatever they are told.
+    # Some models count to 10 or to 100, whatever the prompt says.
     return max(0.0, given if given <= 1 else given / 10 if given <= 10 else min(given / 100, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""Reads strategies, and what flows left behind, from JSON and YAML, and says what is wrong with them, and where."""
+"""Reads strategies and snapshots from JSON and YAML, and says what is wrong with them, and where."""
 
 from __future__ import annotations
 

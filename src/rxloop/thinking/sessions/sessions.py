@@ -30,7 +30,7 @@ _KEPT = 256
 _TRIES = 50
 """How often a thought is tried again when another writer was first."""
 _REMEMBERED = 1_000
-"""Expired sessions that a sweep removed, and that a thought is still told of."""
+"""Expired sessions that a sweep removed, and that an answer still names as expired."""
 
 
 class ThinkingSessions:

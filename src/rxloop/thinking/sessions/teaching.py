@@ -1,4 +1,4 @@
-"""What a model is told of sequential thinking: when to think, to revise and to branch, and what each field means."""
+"""What a model reads about sequential thinking: when to think, to revise and to branch, and what each field means."""
 
 from __future__ import annotations
 
