@@ -94,7 +94,7 @@ async def test_what_is_no_file_of_ours_is_refused_and_stays(path: Path) -> None:
     path.write_text("this is a letter, and no database at all\n" * 50)
     before = path.read_bytes()
     sessions = ThinkingSessions(SqliteSessionStore(path))
-    with pytest.raises(EventLogError, match="no SQLite file"):
+    with pytest.raises(EventLogError, match="not a SQLite file"):
         await sessions.think(thought())
     assert path.read_bytes() == before
     await sessions.aclose()
@@ -102,7 +102,7 @@ async def test_what_is_no_file_of_ours_is_refused_and_stays(path: Path) -> None:
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     sessions = ThinkingSessions(SqliteSessionStore(tmp_path / "nowhere" / "s.db"))
-    with pytest.raises(EventLogError, match="see whether its folder is there"):
+    with pytest.raises(EventLogError, match="check that its folder exists"):
         await sessions.get_session("s")
     await sessions.aclose()
 

@@ -320,7 +320,7 @@ async def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: p
 async def test_what_is_no_database_is_refused_with_what_to_do(path: Path) -> None:
     path.write_bytes(b"no database at all, but long enough to look at" * 100)
     says = await refused(path)
-    assert "no SQLite file" in says
+    assert "not a SQLite file" in says
     assert str(path) in says
 
 
@@ -350,7 +350,7 @@ async def test_a_truncated_file_is_refused(path: Path) -> None:
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "nowhere" / "runs.db")
-    with pytest.raises(EventLogError, match="see whether its folder is there"):
+    with pytest.raises(EventLogError, match="check that its folder exists"):
         await log.append("run", [task()], expected_seq=0)
     await log.aclose()
 

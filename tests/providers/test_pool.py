@@ -124,7 +124,7 @@ async def test_the_transport_is_httpx_unless_the_environment_or_the_call_says_so
 async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown = "'curl' is no transport: transport= and RXLOOP_TRANSPORT take 'httpx' or 'aiohttp'"
+    unknown = "'curl' is not a transport: transport= and RXLOOP_TRANSPORT take 'httpx' or 'aiohttp'"
     with pytest.raises(ConfigurationError, match=unknown):
         openai_chat("m", base_url=server.base_url, transport="curl")  # pyright: ignore[reportArgumentType]
     monkeypatch.setenv(TRANSPORT_ENV, "curl")

@@ -87,11 +87,11 @@ SCHEMA = (
 
 _HINTS = {
     "SQLITE_FULL": "the disk is full: make room, or put the log somewhere else",
-    "SQLITE_READONLY": "the file cannot be written: see to its permissions and those of its folder",
-    "SQLITE_CANTOPEN": "the file cannot be opened: see whether its folder is there and can be written",
+    "SQLITE_READONLY": "the file cannot be written: check its permissions and those of its folder",
+    "SQLITE_CANTOPEN": "the file cannot be opened: check that its folder exists and can be written",
     "SQLITE_BUSY": f"another process has held the file for more than {BUSY_SECONDS:g} s",
     "SQLITE_LOCKED": f"another process has held the file for more than {BUSY_SECONDS:g} s",
-    "SQLITE_NOTADB": "this is no SQLite file: give the log another one",
+    "SQLITE_NOTADB": "this is not a SQLite file: give the log another one",
     "SQLITE_CORRUPT": "the file is damaged: move it away, and get back what can be read with `sqlite3 FILE .recover`",
     "SQLITE_IOERR": "the disk could not be read or written",
 }
@@ -140,11 +140,11 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
     Raises:
         EventLogError: It is the file of another program, or of a newer version of rxloop; what is in it stays as it is.
     """
-    # What was said is for its owner alone. SQLite gives the files beside it the same mode.
+    # Conversations are for their owner alone. SQLite gives the files beside it the same mode.
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
-        # All else SQLite tells better: most often, that the file is there is no error at all.
+        # SQLite explains everything else better. Most often the file is there, which is not an error.
         if no_descriptor_left(error):
             raise
     deadline = time.monotonic() + BUSY_SECONDS
@@ -194,7 +194,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Take the steps that the file has not had, all of them or none."""
     if _number(connection, "user_version") == 0:
-        # Only while there is no table can the file learn to give room back.
+        # A file can be told to give room back only while it has no table.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("BEGIN IMMEDIATE")

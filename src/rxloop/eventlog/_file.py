@@ -1,4 +1,4 @@
-"""The file of a SQLite log while it is open: that it is still the one at its path, and what waits in front of it."""
+"""The file of a SQLite log while it is open: whether it is still the one at its path, and its write-ahead log."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _INode = tuple[int, int]
 class OpenFile:
     """The file of one connection, and the write-ahead log beside it.
 
-    SQLite writes on into a file that was removed, and says that all is well: so whoever has written asks here whether
-    it is on the disk. While a connection is open nobody but a remover makes another write-ahead log.
+    SQLite goes on writing into a file that was removed, and reports no error: so each writer asks here whether what it
+    wrote is in the file. While a connection is open, only who removes the write-ahead log makes another one.
     """
 
     def __init__(self, path: Path, fsync: Fsync) -> None:
@@ -37,12 +37,12 @@ class OpenFile:
         with errors_of(self.path):
             connection = connect(self.path, self._fsync)
             self._opened = _inode(self.path), _inode(self._wal)
-            # Others may have left much behind: the first write looks.
+            # Others may have left much there: the first write looks.
             self._ahead = _AGAIN
             return connection
 
     def check(self) -> None:
-        """See that what the connection reads is the file at the path.
+        """Check that the connection reads the file at the path.
 
         Raises:
             EventLogError: The file is gone, or another one is in its place.
@@ -51,10 +51,10 @@ class OpenFile:
             raise self._lost(self.path)
 
     def written(self, events: int) -> bool:
-        """See that what was committed is on the disk; whether it is time to move it from the write-ahead log.
+        """Check that what was committed is in the file; return whether it is time to empty the write-ahead log.
 
         Raises:
-            EventLogError: It is not: the file or its write-ahead log is gone, or another one is in its place.
+            EventLogError: The file or its write-ahead log is gone, or another one is in its place.
         """
         self.check()
         try:
@@ -76,9 +76,9 @@ class OpenFile:
             checkpoint(connection, cut=self._cut)
 
     def close(self, connection: sqlite3.Connection) -> None:
-        """The last thing: move it, and leave an empty write-ahead log behind.
+        """Move what is in the write-ahead log to its place, and leave an empty one.
 
-        While others keep the file open SQLite does not do it, and each writer would leave something behind.
+        While others keep the file open, SQLite does not do that, and each writer would leave something there.
         """
         with errors_of(self.path):
             checkpoint(connection, cut=True)

@@ -1,4 +1,4 @@
-"""Those who follow the runs of a SQLite log: one look at the file serves all of them."""
+"""The followers of the runs of a SQLite log: one look at the file serves all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Standing = tuple[int, int]
 
 
 class Follower:
-    """One who follows a run, and when there is something new for it."""
+    """A reader that follows a run, and whether there is something new for it."""
 
     def __init__(self, deltas: bool) -> None:
         self.deltas = deltas
@@ -25,23 +25,23 @@ class Follower:
         self._waits: asyncio.Future[None] | None = None
 
     def reads(self) -> None:
-        """It is about to read: what comes from now on is new."""
+        """Take note that the follower is about to read: what comes from now on is new."""
         self._new = False
 
     async def more(self) -> None:
-        """Wait until there is something that came after it began to read."""
+        """Wait for something that came after the follower began to read."""
         if self._new:
             return
         self._waits = asyncio.get_running_loop().create_future()
         try:
-            # A thread may have told it in between.
+            # A thread may have found something in between.
             if not self._new:
                 await self._waits
         finally:
             self._waits = None
 
-    def tell(self) -> None:
-        """There is something new; from any thread."""
+    def wake(self) -> None:
+        """Wake the follower, since there is something new; from any thread."""
         self._new = True
         waits = self._waits
         if waits is not None:
@@ -51,10 +51,10 @@ class Follower:
 
 
 class Followers:
-    """All who follow runs of one log.
+    """All followers of the runs of one log.
 
-    What this log writes they are told at once. What others write is seen by `look`: SQLite's `data_version` says
-    whether anybody has written at all, and only then one query says which of the runs have grown.
+    They learn at once what this log writes. `look` finds what others write: SQLite's `data_version` says whether
+    anybody has written at all, and only then one query says which of the runs have grown.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Followers:
     def follower(
         self, task_id: str, keep_looking: Callable[[bool], None], *, deltas: bool = False
     ) -> Generator[Follower]:
-        """One more, while the context lasts; `keep_looking` is told whether there are any."""
+        """Add a follower while the block lasts; `keep_looking` is called with whether there are any."""
         follower = Follower(deltas)
         with self._lock:
             if self._pid != os.getpid():
@@ -87,22 +87,22 @@ class Followers:
                     keep_looking(False)
 
     def wrote(self, task_id: str) -> None:
-        """Tell those who follow a run that this log has written it."""
+        """Wake the followers of a run that this log has written."""
         if task_id in self._of:
             with self._lock:
-                told = tuple(self._of.get(task_id, ()))
-            for follower in told:
-                follower.tell()
+                followers = tuple(self._of.get(task_id, ()))
+            for follower in followers:
+                follower.wake()
 
-    def tell_all(self) -> None:
-        """Tell all who follow that they have to read again."""
+    def wake_all(self) -> None:
+        """Wake all followers, who have to read again."""
         with self._lock:
-            told = [follower for followers in self._of.values() for follower in followers]
-        for follower in told:
-            follower.tell()
+            everybody = [follower for followers in self._of.values() for follower in followers]
+        for follower in everybody:
+            follower.wake()
 
     def look(self, connection: sqlite3.Connection) -> None:
-        """Tell those whose runs have grown. Where that fails all are told: they read, and get the error."""
+        """Wake the followers of runs that have grown. If looking fails, wake all: they read, and get the error."""
         with self._lock:
             following = {task_id: tuple(followers) for task_id, followers in self._of.items()}
         try:
@@ -121,7 +121,7 @@ class Followers:
             for follower in following[task_id]:
                 known, follower.standing = follower.standing, standing
                 if known != standing or (changed and follower.deltas):
-                    follower.tell()
+                    follower.wake()
 
 
 def _standings(connection: sqlite3.Connection, task_ids: list[str]) -> dict[str, Standing]:

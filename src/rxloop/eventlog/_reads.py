@@ -36,7 +36,7 @@ class Page:
     state: State
 
     def last(self, until: Until) -> bool:
-        """Whether nothing comes behind this page that a follower waits for."""
+        """Whether nothing comes after this page that a follower waits for."""
         at_rest = self.standing[1] and (until == "attempt" or self.state in FINISHED)
         return not self.rows and bool(at_rest)
 
@@ -44,7 +44,7 @@ class Page:
 def page(
     connection: sqlite3.Connection, task_id: str, after: Place, deltas: bool, limit: int, corrupt: Corrupt
 ) -> Page | None:
-    """The events of a run behind a place; None if there is no such run."""
+    """The events of a run after a place; None if the log has no such run."""
     with one_moment(connection):
         query = "SELECT number, seq, at_rest, state FROM runs WHERE task_id = ?"
         found = connection.execute(query, (task_id,)).fetchone()
@@ -75,7 +75,7 @@ def records(connection: sqlite3.Connection, context_id: str | None, unfinished: 
 def histories(
     connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, corrupt: Corrupt
 ) -> Histories:
-    """The durable events of the runs of a conversation, behind a mark if what lies before it is as it was."""
+    """The durable events of the runs of a conversation; only those after a mark, if nothing before it has changed."""
     with one_moment(connection):
         end = _number(connection, context_id, before)
         until = ("", ()) if end is None else (" AND number < ?", (end,))
@@ -107,26 +107,26 @@ def _mark(connection: sqlite3.Connection, context_id: str, where: str, values: t
 
 
 def parsed(rows: Iterable[tuple[str, int, int, bytes]], corrupt: Corrupt) -> list[Event]:
-    """The events of rows; one that cannot be read is refused by its name, or left out and told of."""
+    """The events of rows; one that cannot be read is an error that names it, or is left out with a warning."""
     events: list[Event] = []
     for task_id, seq, _, data in rows:
         try:
             events.append(Event.from_json(data))
         except Exception as error:
-            said = f"the event {seq} of the run {task_id} cannot be read: {error}"
+            found = f"the event {seq} of the run {task_id} cannot be read: {error}"
             if corrupt == "refuse":
                 raise EventLogError(
-                    f'{said}; SqliteEventLog(..., corrupt="skip") and the command with --skip-corrupt read the run '
+                    f'{found}; SqliteEventLog(..., corrupt="skip") and the command with --skip-corrupt read the run '
                     "without it, and all other runs are as they were",
                     retryable=False,
                 ) from error
-            log.warning("%s; it is left out", said)
+            log.warning("%s; it is left out", found)
     return events
 
 
 @contextmanager
 def one_moment(connection: sqlite3.Connection) -> Generator[None]:
-    """Read all of it as it is at one moment, whatever is written meanwhile."""
+    """Read everything in the block as of one moment, whatever is written meanwhile."""
     connection.execute("BEGIN")
     try:
         yield

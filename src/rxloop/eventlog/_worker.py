@@ -24,9 +24,9 @@ LOOK_SECONDS = 0.02
 
 
 class Answer(Generic[T]):
-    """What an event loop waits for and a thread gives.
+    """A value that an event loop waits for and a thread gives.
 
-    Not `run_in_executor`, whose futures, with a lock and a condition each, cost as much as the write that they tell of.
+    Not `run_in_executor`, whose futures have a lock and a condition each and cost as much as a write.
     """
 
     def __init__(self) -> None:
@@ -34,21 +34,21 @@ class Answer(Generic[T]):
         self.future: asyncio.Future[T] = self._loop.create_future()
 
     def give(self, value: T) -> None:
-        """Tell the value; from any thread."""
-        self._tell(lambda: self.future.set_result(value))
+        """Give the value; from any thread."""
+        self._settle_in_loop(lambda: self.future.set_result(value))
 
     def fail(self, error: Exception) -> None:
-        """Tell that there is none; from any thread."""
-        self._tell(lambda: self.future.set_exception(error))
+        """Give an error instead of a value; from any thread."""
+        self._settle_in_loop(lambda: self.future.set_exception(error))
 
-    def _tell(self, settle: Callable[[], None]) -> None:
-        def tell() -> None:
+    def _settle_in_loop(self, settle: Callable[[], None]) -> None:
+        def settle_once() -> None:
             if not self.future.done():
                 settle()
 
         # The loop may be closed by now.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(tell)
+            self._loop.call_soon_threadsafe(settle_once)
 
 
 class _Shared:
@@ -101,11 +101,11 @@ class Worker:
         return shared is not None and shared.connection is not None
 
     def submit(self, work: Work, failed: Callable[[Exception], None]) -> None:
-        """Have something done with the connection; `failed` is told what it raises, or that there is no connection."""
+        """Do something with the connection in the thread; `failed` gets its error, or that of opening the file."""
         self._running().queue.put((work, failed))
 
     def keep_looking(self, wanted: bool) -> None:
-        """Have the thread look every 20 ms, or no longer."""
+        """Make the thread look every 20 ms, or stop it from looking."""
         shared = self._running() if wanted else self._shared
         if shared is not None and shared.looking != wanted:
             shared.looking = wanted
@@ -116,7 +116,7 @@ class Worker:
         shared = self._shared
         if shared is None:
             shared = self._shared = _Shared(self._look)
-            # A daemon: at the end of the process everything that somebody waits for is done.
+            # A daemon: at the end of the process, everything that anybody waits for is done.
             self._thread = threading.Thread(target=_serve, args=(shared, self._connect), name=self._name, daemon=True)
             self._thread.start()
             weakref.finalize(self, shared.queue.put, None).atexit = False
@@ -137,13 +137,13 @@ class Worker:
             shared.lock.release()
 
     async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Have something done with the connection, and wait for what it gives."""
+        """Do something with the connection in the thread, and wait for what it returns."""
         answer = Answer[T]()
         self.submit(lambda connection: answer.give(work(connection)), answer.fail)
         return await answer.future
 
     async def aclose(self, last: Work | None = None) -> None:
-        """Finish what is to be done, and as the last thing `last`, close the connection and end the thread.
+        """Finish all work, and `last` as the last of it, close the connection and end the thread.
 
         The next work makes new ones.
         """
@@ -156,7 +156,7 @@ class Worker:
             await in_thread(thread.join)
 
     def before_fork(self) -> Callable[[bool], None]:
-        """Wait until the connection is free, and close it; what is given back is told whether it is the child."""
+        """Wait for the connection, and close it; return what to call after the fork, with whether this is the child."""
         shared = self._shared
         if shared is not None:
             shared.lock.acquire()
@@ -205,7 +205,7 @@ _NOTHING: tuple[Work, Callable[[Exception], None]] = (lambda connection: None, l
 
 
 def _check_process(shared: _Shared) -> None:
-    """See that no connection is used that another process has opened.
+    """Check that the connection was not opened by another process.
 
     Raises:
         EventLogError: The process was forked by something that does not tell Python.

@@ -42,13 +42,7 @@ class MemoryEventLog:
         self._by_context: dict[str, dict[str, _Run]] = {}
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
-        """Append a batch to a run: all of it, or nothing. What the same owner has appended already is passed over.
-
-        Args:
-            task_id: The run.
-            events: Events numbered on from `expected_seq` without a gap; transient ones only with `keep_deltas`.
-            expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
-            owner: Who appends: a random token that no other writer has.
+        """Append a batch to a run, or nothing of it, as `EventLog.append` says.
 
         Raises:
             ConflictError: The log holds another last `seq`: somebody else writes this run.
@@ -71,42 +65,31 @@ class MemoryEventLog:
         run.extend(events, owner)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
-        """The events of a run behind `after_seq`, in order.
-
-        Args:
-            task_id: The run.
-            after_seq: The last `seq` that is not wanted.
-            deltas: Give the transient events too, where the log keeps them.
+        """The events of a run after `after_seq`, in order, as `EventLog.read` gives them.
 
         Raises:
             UnknownRun: The log holds no such run.
         """
         run = self._run(task_id)
-        return tuple(run.behind((after_seq, _ALL_SUBS), deltas))
+        return tuple(run.events_after((after_seq, _ALL_SUBS), deltas))
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
     ) -> AsyncIterator[Event]:
-        """The events behind `after_seq`, then those that come.
+        """The events after `after_seq`, then those that come; see `EventLog.follow`.
 
-        It ends when it has caught up with the final event of an attempt, whatever its state; where a later attempt has
+        It ends when it has caught up with the final event of an attempt, whatever its state; if a later attempt has
         begun by then, it goes on with that one.
-
-        Args:
-            task_id: The run.
-            after_seq: The last `seq` that is not wanted.
-            deltas: Give the transient events too, where the log keeps them; those of `after_seq` come again.
-            until: `"end"` goes on over pauses and attempts until the run is completed or failed.
 
         Raises:
             UnknownRun: The log holds no such run.
         """
         run, place = self._run(task_id), (after_seq, 0)
         while True:
-            for event in run.behind(place, deltas):
+            for event in run.events_after(place, deltas):
                 place = (event.seq, event.sub)
                 yield event
-            if run.behind(place, deltas):
+            if run.events_after(place, deltas):
                 continue
             if run.at_rest and (until == "attempt" or run.state in FINISHED):
                 return
@@ -208,8 +191,8 @@ class _Run:
         held = {_place(event): event for event in (*self.events, *self.deltas)}
         return all(_place(event) in held and held[_place(event)].to_json() == event.to_json() for event in events)
 
-    def behind(self, place: tuple[int, int], deltas: bool) -> list[Event]:
-        """The events behind a place, in order."""
+    def events_after(self, place: tuple[int, int], deltas: bool) -> list[Event]:
+        """The events after a place, in order."""
         durable = self.events[place[0] :]
         if not (deltas and self.deltas):
             return durable

@@ -71,7 +71,7 @@ class SqliteEventLog:
             ConfigurationError: The path, `fsync` or `corrupt` cannot be used.
         """
         if fspath(path) in ("", ":memory:"):
-            raise ConfigurationError(f"{path!r} is no file: use MemoryEventLog for a log in memory")
+            raise ConfigurationError(f"{path!r} is not a file: use MemoryEventLog for a log in memory")
         if fsync not in ("normal", "full"):
             raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
         if corrupt not in ("refuse", "skip"):
@@ -93,15 +93,7 @@ class SqliteEventLog:
         return f"<SqliteEventLog {self.path}>"
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
-        """Append a batch to a run: all of it, or nothing. When it returns, the batch is in the file.
-
-        What the same owner has written already, in a call that was cancelled meanwhile, is not written again.
-
-        Args:
-            task_id: The run.
-            events: Events numbered on from `expected_seq` without a gap; transient ones only with `keep_deltas`.
-            expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
-            owner: Who appends: a random token that no other writer has.
+        """Append a batch to a run, or nothing of it, as `EventLog.append` says; then it is in the file.
 
         Raises:
             ConflictError: The log holds another last `seq`: somebody else writes this run.
@@ -150,12 +142,7 @@ class SqliteEventLog:
         return True
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
-        """The events of a run behind `after_seq`, in order.
-
-        Args:
-            task_id: The run.
-            after_seq: The last `seq` that is not wanted.
-            deltas: Give the transient events too, where the log keeps them.
+        """The events of a run after `after_seq`, in order, as `EventLog.read` gives them.
 
         Raises:
             UnknownRun: The log holds no such run.
@@ -166,16 +153,10 @@ class SqliteEventLog:
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
     ) -> AsyncIterator[Event]:
-        """The events behind `after_seq`, then those that come, from whatever process.
+        """The events after `after_seq`, then those that come, from whatever process; see `EventLog.follow`.
 
-        It ends when it has caught up with the final event of an attempt, whatever its state; where a later attempt has
+        It ends when it has caught up with the final event of an attempt, whatever its state; if a later attempt has
         begun by then, it goes on with that one.
-
-        Args:
-            task_id: The run.
-            after_seq: The last `seq` that is not wanted.
-            deltas: Give the transient events too, where the log keeps them; those of `after_seq` come again.
-            until: `"end"` goes on over pauses and attempts until the run is completed or failed.
 
         Raises:
             UnknownRun: The log holds no such run.
@@ -198,13 +179,7 @@ class SqliteEventLog:
                 place = found.end
 
     async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
-        """The durable events of the runs of a conversation that come before a run, in one go.
-
-        Args:
-            context_id: The conversation.
-            before: The run; where the log does not hold it, all runs of the conversation come before it.
-            after: Where an earlier answer ended. Only what comes behind it is given, if what lies before it is as it
-                was: no run was deleted there and none went on.
+        """The durable events of the runs of a conversation before a run, as `ReadsConversations.histories` gives them.
 
         Raises:
             EventLogError: The file cannot be read.
@@ -276,7 +251,7 @@ class SqliteEventLog:
         """Close the file; may be called more than once. A log that is used again opens it again."""
         await self._writer.aclose(last=self._written.close)
         await self._reader.aclose()
-        self._followers.tell_all()
+        self._followers.wake_all()
 
     # -- writing and reading
 
@@ -288,7 +263,8 @@ class SqliteEventLog:
         try:
             with errors_of(self.path), transaction(connection):
                 outcomes = [
-                    append(connection, each.task_id, each.events, each.expected_seq, each.owner) for each in batches
+                    append(connection, batch.task_id, batch.events, batch.expected_seq, batch.owner)
+                    for batch in batches
                 ]
             if self._written.written(sum(len(batch.events) for batch in batches)):
                 self._written.move(connection)
@@ -339,7 +315,7 @@ class SqliteEventLog:
         return await self._reader.do(read)
 
     async def _page(self, task_id: str, after: Place, deltas: bool, *, limit: int = -1) -> Page:
-        """Events of a run behind a place."""
+        """Events of a run after a place."""
         found = await self._reading(
             lambda connection: page(connection, task_id, after, deltas, limit, self._corrupt), None
         )

@@ -17,18 +17,18 @@ from rxloop.thinking.sessions.places import new_id
 
 _HEADER = "mcp-session-id"
 _SHARED = "http"
-"""The owner of what is thought by HTTP without a connection."""
+"""The owner of thoughts that come by HTTP without a connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where a request finds its session."""
+    """The owner and the session of a connection."""
 
     owner: str = field(default_factory=lambda: f"connection:{uuid4().hex}")
     session_id: str | None = field(default_factory=new_id)
-    """None: there is no connection. A thought that names no session begins one then."""
+    """None means that there is no connection: then a thought that names no session begins one."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
-    """Requests are carried out in the order in which they came: a reader sees what was thought before."""
+    """Requests are carried out in the order in which they came, so that a reader sees earlier thoughts."""
 
 
 class Connections:
@@ -41,7 +41,7 @@ class Connections:
         self._by_header: dict[str, Bound] = {}
 
     def of(self, ctx: ServerRequestContext[Any, Any]) -> Bound:
-        """What the connection of a request is bound to."""
+        """Return the owner and the session of the connection that a request came by."""
         if self._all is not None:
             return self._all
         if ctx.request is None:
@@ -52,7 +52,7 @@ class Connections:
             return Bound(_SHARED, None)
         if name not in self._by_header:
             self._by_header[name] = Bound()
-            # The SDK keeps the stack for such ends, and leads to it in no other way.
+            # The SDK keeps this stack for such ends, and has no public way to it.
             connection = ctx.session._connection  # pyright: ignore[reportPrivateUsage]
             connection.exit_stack.push_async_callback(self._free, name)
         return self._by_header[name]

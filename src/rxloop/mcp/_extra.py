@@ -8,7 +8,7 @@ _PACKAGES = {"mcp", "mcp_types", "rich", "starlette", "uvicorn"}
 
 
 def missing(error: ModuleNotFoundError) -> Exception:
-    """What to raise for an import that failed: a word on the extra, or the error itself where that is not to blame."""
+    """The error to raise for a failed import: one that names the extra, or the same if another package is missing."""
     package = (error.name or "").partition(".")[0]
     if package not in _PACKAGES:
         return error

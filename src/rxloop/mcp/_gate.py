@@ -1,4 +1,4 @@
-"""What stands before a server by HTTP: whom it lets in, how much, and for how long it waits."""
+"""The gate of the HTTP server: whom it lets in, how much, and how long it waits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ AT_ONCE = 4 * LONGEST
 PATIENCE = 30.0
 """Seconds that the head of a request may take, and then its body."""
 HALF_OPEN = 100
-"""Heads, and bodies, that may be waited for at a time: where there are more, the one that began first is given up."""
+"""How many heads, and how many bodies, may be incomplete at a time: with one more, the oldest is given up."""
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:@/?#\[\]\\]+)(:[0-9]{1,5})?", re.IGNORECASE)
 _SCHEMES = ("http://", "https://")
 
 
 class Refused(Exception):
-    """A request that is not let in."""
+    """A request that the gate refuses."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -36,10 +36,10 @@ class Refused(Exception):
 
 
 class Gate:
-    """Lets an ASGI app have whole requests from those who call it by a name of its own, and only so many at a time."""
+    """Hands whole requests to an ASGI app: only those that name one of its hosts, and only so many at a time."""
 
     def __init__(self, app: App, names: Iterable[str], *, at_once: int = AT_ONCE, patience: float = PATIENCE) -> None:
-        """Stand before an app.
+        """Put a gate before an app.
 
         Args:
             app: The app.
@@ -55,7 +55,7 @@ class Gate:
         self._awaited: dict[object, asyncio.Timeout] = {}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Let a request in, or answer why not."""
+        """Hand a request to the app, or answer why not."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -79,7 +79,7 @@ class Gate:
             if header == b"host" and not self._is_ours(text):
                 raise Refused(421, "Invalid Host header")
             if header == b"origin":
-                scheme = next((each for each in _SCHEMES if text.startswith(each)), None)
+                scheme = next((scheme for scheme in _SCHEMES if text.startswith(scheme)), None)
                 if scheme is None or not self._is_ours(text.removeprefix(scheme)):
                     raise Refused(403, "Invalid Origin header")
 
@@ -136,10 +136,10 @@ async def _answer(send: Send, status: int, reason: str) -> None:
 
 
 def impatient(connections: int, patience: float = PATIENCE) -> type[H11Protocol]:
-    """How uvicorn speaks HTTP, with a bound on connections, and on the time that the head of a request takes.
+    """Make a protocol for uvicorn with a bound on connections and on the time that the head of a request takes.
 
     Args:
-        connections: How many there may be; one more is closed at once.
+        connections: How many connections there may be; one more is closed at once.
         patience: Seconds.
     """
     awaited: dict[Impatient, None] = {}

@@ -30,8 +30,8 @@ def page(session: Session, *, first: int, limit: int, branch: str | None) -> dic
             further = place
             break
         found.append(placed)
-    said = {**_head(session), "thoughts": [_thought(placed) for placed in found]}
-    return said if further is None else {**said, "next": further}
+    thoughts = {**_head(session), "thoughts": [_thought(placed) for placed in found]}
+    return thoughts if further is None else {**thoughts, "next": further}
 
 
 def everything(session: Session) -> dict[str, Any]:

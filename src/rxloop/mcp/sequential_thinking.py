@@ -1,4 +1,4 @@
-"""Sequential thinking as an MCP server, in the place of `@modelcontextprotocol/server-sequential-thinking`."""
+"""Sequential thinking as an MCP server, a replacement of `@modelcontextprotocol/server-sequential-thinking`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class _Refused(Exception):
-    """A tool was called in a way that it cannot be."""
+    """A tool was called in a way that it does not allow."""
 
     def __init__(self, error: str, code: str, fields: dict[str, str] | None = None) -> None:
         super().__init__(error)
@@ -50,7 +50,7 @@ class _Refused(Exception):
 
 
 class _SessionInput(Wire):
-    """Which session is meant."""
+    """Arguments that name a session."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
@@ -62,13 +62,13 @@ class _SessionInput(Wire):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            wrong = {".".join(map(str, each["loc"])): each["msg"] for each in error.errors(include_url=False)}
-            said = "; ".join(f"{field}: {reason}" for field, reason in wrong.items())
-            raise _Refused(said, "invalid_arguments", wrong) from None
+            wrong = {".".join(map(str, fault["loc"])): fault["msg"] for fault in error.errors(include_url=False)}
+            reasons = "; ".join(f"{field}: {reason}" for field, reason in wrong.items())
+            raise _Refused(reasons, "invalid_arguments", wrong) from None
 
 
 class _HistoryInput(_SessionInput):
-    """Which thoughts of a session are meant."""
+    """Arguments that name thoughts of a session."""
 
     branch_id: Name = None
     first: OptionalCount = None
@@ -81,15 +81,15 @@ def sequential_thinking_server(
     session: str | None = None,
     log: Callable[[ThoughtResult], None] | None = None,
 ) -> Server[Connections]:
-    """The MCP server, for any transport of the official SDK.
+    """Make the MCP server, for any transport of the official SDK.
 
-    Each connection has a session of its own, in which calls go on that name none; it is freed when the connection
-    closes, and no other connection finds it. `rxloop.mcp.transports` runs the server over pipes and HTTP.
+    Each connection has a session of its own, which calls without a session id continue; it is freed when the connection
+    closes, and other connections cannot find it. `rxloop.mcp.transports` runs the server over pipes and HTTP.
 
     Args:
         sessions: Where the sessions are kept, and by what rules. By default in memory, for as long as their connection
             is open, with 10,000 thoughts of a million characters.
-        session: One session for all connections, by this name; it is there still when they are closed.
+        session: The name of one session for all connections; it outlives them.
         log: Called with each accepted thought. It must not write to stdout, which belongs to the protocol.
 
     Raises:
@@ -122,10 +122,10 @@ def sequential_thinking_server(
 def connection_sessions(
     store: SessionStore | None = None, *, strict: bool = False, ttl: float | None = None
 ) -> ThinkingSessions:
-    """Sessions as this server keeps them: they live as long as their connection, and are longer than an agent's.
+    """Make sessions as this server keeps them: they live as long as their connection, and are longer than an agent's.
 
     Args:
-        store: Who keeps them; in memory by default.
+        store: Keeps the sessions; in memory by default.
         strict: Refuse a thought that revises, or branches from, one that does not exist.
         ttl: Seconds of silence after which a session is freed, though its connection is open; None is for ever.
     """
@@ -164,7 +164,7 @@ class _Handlers:
         return types.ListToolsResult(tools=published.tools())
 
     async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Answer:
-        """Carry a tool out; whatever goes wrong is an answer, and the server goes on."""
+        """Call a tool; whatever goes wrong becomes an answer, and the server goes on."""
         tool = self._tools.get(params.name)
         if tool is None:
             raise MCPError(
@@ -173,7 +173,7 @@ class _Handlers:
         try:
             bound = ctx.lifespan_context.of(ctx)
             async with bound.turn:
-                said = await tool(bound, params.arguments or {})
+                answer = await tool(bound, params.arguments or {})
         except SessionError as error:
             fields = error.fields if isinstance(error, InvalidThought) else {}
             return _failed(str(error), error.code, fields)
@@ -182,7 +182,7 @@ class _Handlers:
         except Exception as error:
             _LOGGER.exception("the tool %s failed", params.name)
             return _failed(f"the server failed ({type(error).__name__}); its log says more", "internal")
-        return types.CallToolResult(content=[_text(said)], structured_content=said)
+        return types.CallToolResult(content=[_text(answer)], structured_content=answer)
 
     async def list_resources(
         self, ctx: Context, params: types.PaginatedRequestParams | None
@@ -199,7 +199,7 @@ class _Handlers:
         bound = ctx.lifespan_context.of(ctx)
         async with bound.turn:
             text = writers[uri](await self._session(bound, None))
-        kind = next(each.mime_type for each in published.resources() if each.uri == uri)
+        kind = next(resource.mime_type for resource in published.resources() if resource.uri == uri)
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=kind, text=text)])
 
     async def _think(self, bound: Bound, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -207,22 +207,22 @@ class _Handlers:
         given = ThoughtInput.of({name: arguments[name] for name in _FIELDS if name in arguments})
         own = given.session_id is None or given.session_id == bound.session_id
         result = await self._sessions.think(given, owner=bound.owner, session_id=bound.session_id if own else None)
-        self._tell(result)
-        said = {**result.official(), "sessionId": result.session_id}
+        self._log_thought(result)
+        answer = {**result.official(), "sessionId": result.session_id}
         if result.summary is not None:
-            said["summary"] = result.summary
+            answer["summary"] = result.summary
         # The server has made the id of the session itself, for this connection: it begins with its first thought.
-        warnings = [each.model_dump() for each in result.warnings if each.code != NEW]
+        warnings = [warning.model_dump() for warning in result.warnings if warning.code != NEW]
         if warnings:
-            said["warnings"] = warnings
-        return said
+            answer["warnings"] = warnings
+        return answer
 
-    def _tell(self, result: ThoughtResult) -> None:
+    def _log_thought(self, result: ThoughtResult) -> None:
         if self._log is not None:
             try:
                 self._log(result)
             except Exception:
-                # The thought is kept, whether somebody can read of it or not.
+                # The thought is kept even if it cannot be logged.
                 _LOGGER.exception("a thought could not be logged")
 
     async def _history(self, bound: Bound, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class _Handlers:
         return {"sessionId": empty.session_id, "forgotten": len(session)}
 
     async def _session(self, bound: Bound, wanted: str | None) -> Session:
-        """The session that was named, or that of the connection, which is empty before its first thought."""
+        """The named session, or that of the connection, which is empty before its first thought."""
         session_id = wanted if wanted is not None else bound.session_id
         if session_id is None:
             return Session("")
@@ -262,15 +262,15 @@ def _written(session: Session) -> str:
     return _json(reading.everything(session))
 
 
-def _json(said: dict[str, Any]) -> str:
-    return json.dumps(said, indent=2, ensure_ascii=False)
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _text(said: dict[str, Any]) -> types.TextContent:
-    return types.TextContent(type="text", text=_json(said))
+def _text(value: dict[str, Any]) -> types.TextContent:
+    return types.TextContent(type="text", text=_json(value))
 
 
 def _failed(error: str, code: str, fields: Mapping[str, str] | None = None) -> Answer:
     """An error that a model reads as well as a program."""
-    said = {"error": error, "code": code, "fields": dict(fields or {}), "status": "failed"}
-    return types.CallToolResult(content=[_text(said)], is_error=True)
+    failure = {"error": error, "code": code, "fields": dict(fields or {}), "status": "failed"}
+    return types.CallToolResult(content=[_text(failure)], is_error=True)

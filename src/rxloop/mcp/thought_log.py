@@ -50,7 +50,7 @@ class ThoughtLog:
         self._thread = threading.Thread(target=self._write_all, name="thought log", daemon=True)
 
     def __call__(self, result: ThoughtResult) -> None:
-        """Write a thought, soon."""
+        """Hand a thought to the thread that writes."""
         try:
             self._boxes.put_nowait(result)
         except queue.Full:
@@ -68,7 +68,7 @@ class ThoughtLog:
         self.join(_GRACE)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until nothing is to be written any more."""
+        """Wait until everything is written."""
         self._thread.join(timeout)
 
     def _write_all(self) -> None:
@@ -78,7 +78,7 @@ class ThoughtLog:
                     self._console.print(box(result))
                 self._write(captured.get())
         except (OSError, ValueError):
-            # Nobody can read it any more.
+            # Nobody reads it any more.
             return
 
     def _write(self, text: str) -> None:

@@ -54,7 +54,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 async def serve_stdio(server: Server[Any]) -> None:
     """Serve one client over stdin and stdout, until stdin ends or stdout is closed.
 
-    What else writes to stdout meanwhile comes out on stderr. Requests that came before the end are answered.
+    Whatever else writes to stdout meanwhile goes to stderr. Requests that came before the end are answered.
     """
     lines: Any = _Lines(_STDIN)
     try:
@@ -180,7 +180,7 @@ class _Read(_Wrapped):
         return self._inner.last_context
 
     async def receive(self) -> SessionMessage | Exception:
-        """The next message, or what was no message."""
+        """The next message, or what was not a message."""
         try:
             item = await self._inner.receive()
         except anyio.EndOfStream:
@@ -219,7 +219,7 @@ async def serve_http(
     max_clients: int = _CLIENTS,
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve any number of clients by streamable HTTP, until the process is told to stop.
+    """Serve any number of clients by streamable HTTP, until the process gets a signal.
 
     A request whose `Host` or `Origin` names something else than this machine, or the hosts allowed here, is refused:
     a page in a browser could otherwise reach the server under a name of its own.
@@ -230,16 +230,16 @@ async def serve_http(
         port: The port; 0 takes a free one.
         allowed_hosts: Other names by which clients may call the server.
         ttl: Seconds without a request after which a client has left, and what was kept for it is freed.
-        max_clients: How many there may be; another one is answered with status 503.
+        max_clients: How many clients there may be; one more is answered with status 503.
         ready: Called with the server's URL when it listens.
 
     Raises:
-        ConfigurationError: The address cannot be had, or a number is too small.
+        ConfigurationError: The address cannot be listened on, or a number is too small.
     """
     if not 0 < ttl < math.inf or max_clients < 1:
         raise ConfigurationError(f"ttl={ttl!r} must be more than 0 seconds, and max_clients={max_clients!r} at least 1")
     hosts = [*_LOCAL, *([f"[{host}]"] if ":" in host else [host]), *allowed_hosts]
-    names = [name for each in dict.fromkeys(hosts) for name in (each, f"{each}:*")]
+    names = [name for known in dict.fromkeys(hosts) for name in (known, f"{known}:*")]
     app = server.streamable_http_app(
         streamable_http_path=ENDPOINT,
         max_request_body_size=LONGEST,
@@ -271,14 +271,14 @@ async def serve_http(
 
 
 async def _run(runner: uvicorn.Server, listener: socket.socket) -> None:
-    """Run it until a signal comes; clients that are still there then are cut off, and that is nothing to report."""
+    """Run the server until a signal comes; clients that are still there are then cut off, without a word in the log."""
     logger = logging.getLogger("uvicorn.error")
 
-    def worth_telling(_: logging.LogRecord) -> bool:
+    def worth_logging(_: logging.LogRecord) -> bool:
         return not runner.should_exit
 
-    logger.addFilter(worth_telling)
+    logger.addFilter(worth_logging)
     try:
         await runner.serve(sockets=[listener])
     finally:
-        logger.removeFilter(worth_telling)
+        logger.removeFilter(worth_logging)

@@ -81,8 +81,8 @@ class _Connector(aiohttp.TCPConnector):
 
 
 with warnings.catch_warnings():
-    # aiohttp advises against subclasses, but there is no other way to a session that goes quietly: what holds it may be
-    # collected after it.
+    # aiohttp advises against subclasses, but a session has no other way to go quietly: what holds it may be collected
+    # after it.
     warnings.simplefilter("ignore", DeprecationWarning)
 
     class _Session(aiohttp.ClientSession):
@@ -134,10 +134,10 @@ class AiohttpClient:
         return self.session.closed
 
     async def post(self, where: Endpoint, headers: dict[str, str], body: bytes) -> AiohttpAnswer:
-        """Send a request; the answer, its body not yet read.
+        """Send a request and return its answer, whose body is not yet read.
 
         Raises:
-            httpx.HTTPError: There is no answer.
+            httpx.HTTPError: No answer came.
             ProviderConnectionError: The client is closed.
             OutOfBounds: The head of the answer is too long.
         """
@@ -190,7 +190,7 @@ class AiohttpAnswer:
         self._undo: Inflater | None = None
 
     async def read(self, batches: Batches) -> None:
-        """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
+        """Give the body to the batches as it comes. After the end of the answer, read on for a moment only."""
         self._undo = inflater(self.headers.get("content-encoding"))
         content = self._response.content
         ended = False
@@ -201,24 +201,24 @@ class AiohttpAnswer:
                     ended = True
             except TimeoutError as error:
                 # Where somebody held the event loop for that long, what has come meanwhile lies here.
-                data = self._there()
+                data = self._buffered()
                 if not data and not content.is_eof():
                     raise httpx.ReadTimeout("nothing more came") from error
                 batches.held.append(data)
         if not content.at_eof() and batches.drain:
             with suppress(TimeoutError, httpx.HTTPError):
                 async with asyncio.timeout(batches.drain):
-                    while data := await self._raw():
+                    while data := await self._read_raw():
                         if len(data) == PIECE:
                             await asyncio.sleep(0)
 
     async def _read_on(self, batches: Batches, limit: asyncio.Timeout) -> None:
-        """Read to the end of the answer, and put the limit off as long as more comes."""
+        """Read to the end of the answer, and put the limit off while more comes."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         gate = batches.gate
         while not batches.over:
-            data = await self._next()
+            data = await self._read_piece()
             if not data:
                 return
             if gate.closed:
@@ -229,7 +229,7 @@ class AiohttpAnswer:
             batches.held.append(data)
             # All that has come would else be held until more comes.
             del data
-            # There is no more now: aiohttp gives all that is there at once.
+            # Nothing more is there now: aiohttp gives all of it at once.
             batches.hand_on()
             if full:
                 await asyncio.sleep(0)
@@ -244,7 +244,7 @@ class AiohttpAnswer:
         try:
             while len(found) <= most:
                 async with asyncio.timeout(self._longest):
-                    data = await self._next()
+                    data = await self._read_piece()
                 if not data:
                     return
                 found += data
@@ -254,35 +254,35 @@ class AiohttpAnswer:
             raise httpx.ReadTimeout("nothing more came") from error
 
     async def aclose(self) -> None:
-        """Give the connection back; one with an answer that was not read to its end is closed."""
+        """Give the connection back, or close it if the answer was not read to its end."""
         if self._response.content.at_eof():
             self._response.release()
         else:
             self._response.close()
 
-    async def _next(self) -> bytes:
-        """What is there, or comes next; nothing at the end."""
+    async def _read_piece(self) -> bytes:
+        """The next piece; nothing at the end."""
         undo = self._undo
         if undo is None:
-            return await self._raw()
+            return await self._read_raw()
         # Few bytes may be many pieces.
         await asyncio.sleep(0)
         while not (piece := undo.take()):
-            data = await self._raw()
+            data = await self._read_raw()
             if not data:
                 return b""
             undo.feed(data)
         return piece
 
-    async def _raw(self) -> bytes:
-        """The same, as it was sent."""
+    async def _read_raw(self) -> bytes:
+        """The next piece as it was sent; nothing at the end."""
         try:
             return await self._response.content.read(PIECE)
         except aiohttp.ClientError as error:
             raise _error_of_httpx(error) from error
 
-    def _there(self) -> bytes:
-        """What is there."""
+    def _buffered(self) -> bytes:
+        """What has come already."""
         try:
             data = self._response.content.read_nowait(PIECE)
         except aiohttp.ClientError as error:
@@ -296,8 +296,8 @@ class AiohttpAnswer:
 def _is_too_long(error: aiohttp.ClientError) -> bool:
     """Whether the parser has given up since the head has no end; its words are all that tells."""
     cause = error.__cause__
-    told = ("Got more than", "Too many headers")
-    return isinstance(cause, HttpProcessingError) and cause.message.startswith(told)
+    words = ("Got more than", "Too many headers")
+    return isinstance(cause, HttpProcessingError) and cause.message.startswith(words)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

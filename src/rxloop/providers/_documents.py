@@ -1,4 +1,4 @@
-"""Whether a JSON document of a vendor's is safe to read, told from its bytes: a few of them can become many objects."""
+"""Whether a JSON document of a vendor's is safe to read, judged by its bytes: a few of them can become many objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for _byte in b"]}":
 def check_document(data: bytes, bounds: Bounds) -> None:
     """See that a document has no more values, and is nested no deeper, than the bounds say.
 
-    What is no JSON passes, unless it looks like too much of it: that is the parser's business.
+    What is not JSON passes, unless it looks like too much of it: the parser refuses it.
 
     Raises:
         OutOfBounds: It has, or it is.

@@ -1,4 +1,4 @@
-"""What went wrong at a vendor, as one of our errors: what happened, where, and what to do."""
+"""What went wrong on the way to an endpoint, as one of our errors: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rxloop.providers.bounds import OutOfBounds
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Whom a request went to, for messages."""
+    """The endpoint that a request goes to, for messages."""
 
     name: str
     """The provider and the model, such as `zai:glm-4.7`."""
@@ -44,7 +44,7 @@ class Endpoint:
 
 
 def missing_key(where: Endpoint) -> AuthenticationError:
-    """No key was given, and the environment has none."""
+    """The error of a key that was not given, and that the environment does not have."""
     return AuthenticationError(
         f"no API key for {where}: set the environment variable {where.key_env}, or pass api_key="
     )
@@ -106,7 +106,7 @@ def from_httpx(error: Exception, where: Endpoint) -> RxloopError:
 
 
 def _no_descriptor_left(error: BaseException | None) -> bool:
-    """Whether an error came of having too many files open, however many libraries it went through."""
+    """Whether an error came from too many open files, however many libraries it went through."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             return True
@@ -118,7 +118,7 @@ def _no_descriptor_left(error: BaseException | None) -> bool:
 
 
 def cut_short(where: Endpoint) -> ProviderConnectionError:
-    """An answer stopped in the middle."""
+    """The error of an answer that stopped in the middle."""
     return ProviderConnectionError(
         f"the answer of {where} was cut short: the connection ended with neither a finish reason nor [DONE]"
     )
@@ -129,7 +129,7 @@ def without_secrets(error: RxloopError, where: Endpoint) -> RxloopError:
 
     The exceptions of httpx have the whole request on them, headers and all.
     """
-    error.args = tuple(where.clean(each) if isinstance(each, str) else each for each in error.args)
+    error.args = tuple(where.clean(part) if isinstance(part, str) else part for part in error.args)
     error.__cause__ = None if error.__cause__ is None else _bare(error.__cause__, where)
     error.__context__ = None
     return error
@@ -144,12 +144,12 @@ def _bare(cause: BaseException, where: Endpoint) -> BaseException:
 
 
 def out_of_bounds(error: OutOfBounds, where: Endpoint) -> ProviderProtocolError:
-    """More came than an answer may be."""
+    """The error of an answer that is too large."""
     return ProviderProtocolError(f"{where} sent {error}")
 
 
 def no_event(where: Endpoint, seconds: float) -> ProviderTimeout:
-    """Bytes may have come, but nothing of an answer."""
+    """The error of an answer in which nothing comes: bytes may have, but no event."""
     return ProviderTimeout(
         f"{where} sent no event for {seconds:g} s, only comments or single bytes, if anything; "
         "more time goes in timeout=Timeouts(event=...)"
@@ -157,7 +157,7 @@ def no_event(where: Endpoint, seconds: float) -> ProviderTimeout:
 
 
 def out_of_time(where: Endpoint, seconds: float) -> ProviderTimeout:
-    """The call took longer than it may take in all."""
+    """The error of a call that takes longer than it may in all."""
     return ProviderTimeout(
         f"{where} did not finish within {seconds:g} s; more time goes in timeout=Timeouts(total=...)"
     )

@@ -17,7 +17,7 @@ from rxloop.providers.bounds import Bounds, OutOfBounds
 from rxloop.stream.scope import Gate
 
 DRAIN_SECONDS = 1.0
-"""How long the end of a connection is waited for, once the answer has come to its end, good or bad."""
+"""How long to wait for the end of a connection after the end of its answer, good or bad."""
 ERROR_SECONDS = 2.0
 ERROR_BYTES = 65_536
 
@@ -30,7 +30,7 @@ class Answer(Protocol):
     """By name, whatever its case."""
 
     async def read(self, batches: Batches) -> None:
-        """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only.
+        """Give the body to the batches as it comes. After the end of the answer, read on for a moment only.
 
         Raises:
             httpx.HTTPError: The connection broke, or took too long.
@@ -46,7 +46,7 @@ class Answer(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give the connection back; one with an answer that was not read to its end is closed."""
+        """Give the connection back, or close it if the answer was not read to its end."""
         ...
 
 
@@ -94,11 +94,11 @@ class Reader(Protocol):
 
 
 class Client(Protocol):
-    """Sends requests to a model, over whatever transport."""
+    """Sends requests to a model, over one of the transports."""
 
     @property
     def streams(self) -> int | None:
-        """How many streams at a time are good for it; None is any number."""
+        """How many streams it should carry at a time; None is any number."""
         ...
 
     @property
@@ -107,16 +107,16 @@ class Client(Protocol):
         ...
 
     async def post(self, where: _errors.Endpoint, headers: dict[str, str], body: bytes) -> Answer:
-        """Send a request; the answer, its body not yet read.
+        """Send a request and return its answer, whose body is not yet read.
 
         Args:
-            where: Whom the request goes to.
-            headers: Those of the request, their names in lower case.
-            body: That of the request.
+            where: The endpoint.
+            headers: The headers of the request, with names in lower case.
+            body: The body of the request.
 
         Raises:
-            httpx.HTTPError: There is no answer.
-            httpx.InvalidURL: The address is none.
+            httpx.HTTPError: No answer came.
+            httpx.InvalidURL: The address is not one.
             ProviderConnectionError: The client is closed.
         """
         ...
@@ -131,12 +131,12 @@ async def send(client: Client, where: _errors.Endpoint, headers: dict[str, str],
 
     Args:
         client: What to send it with.
-        where: Whom the request goes to.
-        headers: Those of the request.
-        body: That of the request.
+        where: The endpoint.
+        headers: The headers of the request.
+        body: The body of the request.
 
     Raises:
-        ProviderError: There is no answer.
+        ProviderError: No answer came.
     """
     try:
         return await client.post(where, headers, body)
@@ -156,17 +156,17 @@ async def receive(
     """Read an answer to its end.
 
     Args:
-        response: What came.
-        where: Whom the request went to.
+        response: The answer, its body not yet read.
+        where: The endpoint.
         reader: Reads what comes.
         streamed: Whether a stream was asked for.
-        gate: Holds the reading back while it is closed.
-        watch: Hears of each event.
-        bounds: What the answer may be.
+        gate: Holds reading back while it is closed.
+        watch: Is notified of each event.
+        bounds: How large the answer may be.
 
     Raises:
-        ProviderError: It is no answer, or only a part of one.
-        OutOfBounds: It is too much of one.
+        ProviderError: What came is not an answer, or only a part of one.
+        OutOfBounds: The answer is too large.
     """
     try:
         if not 200 <= response.status < 300:
@@ -182,7 +182,7 @@ async def receive(
 
 
 def _is_stream(response: Answer, asked: bool) -> bool:
-    """What came, whatever was asked for: some endpoints send the other."""
+    """Whether a stream came: some endpoints send the other kind than was asked for."""
     kind = response.headers.get("content-type", "")
     return "event-stream" in kind or (asked and "json" not in kind and "html" not in kind)
 
@@ -201,13 +201,13 @@ async def _read_stream(response: Answer, batches: Batches, where: _errors.Endpoi
 
 
 class Batches:
-    """Collects what one read of the socket brings, and hands it on together.
+    """Collects what one read of the socket brings, and hands it on at once.
 
     Args:
         reader: Reads it.
-        gate: Holds the reading back while it is closed.
-        watch: Hears of each batch with an event in it.
-        bounds: What it may come to.
+        gate: Holds reading back while it is closed.
+        watch: Is notified of each batch that has an event.
+        bounds: How large the answer may be.
     """
 
     __slots__ = (
@@ -228,11 +228,11 @@ class Batches:
         self.failure: Exception | None = None
         """What was wrong with the answer."""
         self.over = False
-        """Whether the answer has come to its end, good or bad; what comes then is left out."""
+        """Whether the answer has ended, well or badly; what comes after that is ignored."""
         self.gate = gate
-        """While it is closed, and the answer not over, no more is to be added: `wait` for it."""
+        """While it is closed and the answer is not over, call `wait` before adding more."""
         self.held: list[bytes] = []
-        """The chunks that have come: to be added here, and then handed on."""
+        """The chunks that have come: a transport adds them here and then calls `hand_on`."""
         self._reader = reader
         self._watch = watch
         self._bounds = bounds
@@ -240,11 +240,11 @@ class Batches:
         self._bytes = 0
         self._begun = False
         self._body: bytearray | None = None
-        """All that came, where it is no stream of events: a whole answer, or a page, under a wrong name."""
+        """All that came, if it is not a stream of events: a whole answer, or a page, with a wrong content type."""
 
     @property
     def drain(self) -> float:
-        """How long what is left in the socket may be read once it is over, so that the connection can be used again."""
+        """How many seconds to read on after the end of the answer, so that the connection can be used again."""
         return 0 if isinstance(self.failure, OutOfBounds) else DRAIN_SECONDS
 
     @property
@@ -271,14 +271,14 @@ class Batches:
             self._begun = True
             self._body = bytearray() if start in b"{[<" else None
         try:
-            self._take(data)
+            self._read(data)
         except Exception as error:
             self.failure = error
         self.over = self._reader.done or self.failure is not None
         if self.over:
             self._watch.stop()
 
-    def _take(self, data: bytes) -> None:
+    def _read(self, data: bytes) -> None:
         self._bytes += len(data)
         bounds = self._bounds
         if self._body is not None:
@@ -296,7 +296,7 @@ class Batches:
             raise OutOfBounds("answer", bounds.answer)
 
     def end(self) -> None:
-        """Read what is left: there is no more."""
+        """Read what is left at the end of the bytes."""
         self.hand_on()
         if self.failure is not None:
             return
@@ -312,7 +312,7 @@ class Batches:
 
 
 async def _read_error(response: Answer) -> bytes:
-    """What a vendor says about a failure; not all of it, if it does not come to an end."""
+    """What a vendor says about a failure, up to a bound in time and size."""
     found = bytearray()
     with anyio.move_on_after(ERROR_SECONDS), suppress(httpx.HTTPError):
         await response.collect(found, ERROR_BYTES)

@@ -15,8 +15,8 @@ class Fences:
     """Knows whether the text so far ends inside code.
 
     It reads only when it is asked, since most texts have no tag at all. A fence is a run of three or more backticks or
-    tildes that begins a line, behind blanks and the marks of a quotation; the block ends with a run as long that has
-    nothing behind it on its line. Backticks that come again on a line were code inside that line.
+    tildes that begins a line, after blanks and the marks of a quotation; the block ends with a run as long that has
+    nothing after it on its line. Backticks that come again on a line were code inside that line.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class Fences:
         line = text[text.rfind("\n") + 1 :]
         begin = _RUN.match(line)
         run = "" if begin is None else begin[1]
-        behind = "" if begin is None else line[begin.end() :]
-        if not behind:
+        rest = "" if begin is None else line[begin.end() :]
+        if not rest:
             self._line = run
-        elif len(run) < 3 or (behind.strip(" \t\r") if self._fence else run[0] == "`" and "`" in behind):
+        elif len(run) < 3 or (rest.strip(" \t\r") if self._fence else run[0] == "`" and "`" in rest):
             self._line = _ORDINARY
         else:
             self._line = run + " "

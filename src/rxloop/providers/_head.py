@@ -14,7 +14,7 @@ _BLANK_LINE = re.compile(rb"\n\r?\n")
 
 
 def is_whole(data: bytes, most: int) -> bool:
-    """Whether this is the whole head of an answer, which is no interim one; False where that takes a closer look."""
+    """Whether this is the whole head of a final answer; False if that takes a closer look."""
     return data.startswith(_VERSION) and data[9:10] > _INTERIM and b"\r\n\r\n" in data and len(data) <= most
 
 
@@ -42,7 +42,7 @@ class Head:
         seen = max(0, len(self._text) - 2)
         self._text += data
         while (blank := _BLANK_LINE.search(self._text, seen)) is not None:
-            # The number, behind a version such as `HTTP/1.1`.
+            # The number, after a version such as `HTTP/1.1`.
             status = bytes(self._text[: blank.start()].lstrip()[9:12])
             self._bytes += blank.end()
             del self._text[: blank.end()]

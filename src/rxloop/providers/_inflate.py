@@ -40,7 +40,7 @@ class Inflater:
         self._waiting += data
 
     def take(self) -> bytes:
-        """The next piece of the answer; nothing when more has to come first.
+        """The next piece of the answer; nothing if more has to come first.
 
         Raises:
             httpx.DecodingError: It is not what it says.
@@ -54,7 +54,7 @@ class Inflater:
                     _ZLIB if data[0] & 15 == 8 and not int.from_bytes(data[:2]) % 31 else _RAW
                 )
             if self._undo.eof:
-                # Another member: gzip may be put together of several. Anything else behind the end is left out.
+                # Another member: gzip may be put together of several. Anything else after the end is ignored.
                 if not self._gzip or data[0] != _MAGIC:
                     self._waiting = b""
                     return b""

@@ -64,8 +64,8 @@ class ClientPool:
     Args:
         timeouts: How long a request may take.
         streamed: Whether streams are asked for.
-        own: The client of the user's: the only one then.
-        transport: What the clients that are made here work over; None goes by the environment.
+        own: The user's client, which is then the only one.
+        transport: What the clients made here work over; None takes it from the environment.
         bounds: What an answer may be.
     """
 
@@ -90,7 +90,7 @@ class ClientPool:
         return self._own is not None or self._chosen != "aiohttp"
 
     def lease(self) -> AbstractAsyncContextManager[Client]:
-        """A client of the running loop, for one stream."""
+        """Lend a client of the running loop for one stream."""
         loop = asyncio.get_running_loop()
         slots = self._slots.get(loop)
         if slots is None:
@@ -100,7 +100,7 @@ class ClientPool:
             # The first with room: after a peak the last ones come to rest.
             if slot.client.streams is None or slot.streams < slot.client.streams:
                 return slot
-        slot = _Slot(self._made())
+        slot = _Slot(self._new_client())
         slots.append(slot)
         return slot
 
@@ -131,17 +131,17 @@ class ClientPool:
         slots = self._slots.get(asyncio.get_running_loop(), [])
         await self._close(slots, [slot for slot in slots if not slot.streams])
 
-    async def _close(self, slots: list[_Slot], over: list[_Slot]) -> None:
-        for slot in over:
+    async def _close(self, slots: list[_Slot], surplus: list[_Slot]) -> None:
+        for slot in surplus:
             slots.remove(slot)
-        if self._own is not None or not over:
+        if self._own is not None or not surplus:
             return
-        # What has begun to close must not stay half open.
+        # A client that has begun to close must not stay half open.
         with anyio.CancelScope(shield=True):
-            for slot in over:
+            for slot in surplus:
                 await slot.client.aclose()
 
-    def _made(self) -> Client:
+    def _new_client(self) -> Client:
         from rxloop.providers._httpx import HttpxClient
 
         if self._own is not None:
@@ -153,7 +153,7 @@ class ClientPool:
     @cached_property
     def _chosen(self) -> str:
         name = self._transport or os.environ.get(TRANSPORT_ENV, "").strip() or "httpx"
-        # A proxy is what the two differ most in: SOCKS, TLS inside TLS, how it is told who asks.
+        # The two differ most with a proxy: SOCKS, TLS inside TLS, how the client authenticates itself.
         return "httpx" if name == "aiohttp" and getproxies().keys() - {"no"} else name
 
     def _forget_closed_loops(self) -> None:
@@ -163,14 +163,14 @@ class ClientPool:
 
 
 def checked_transport(name: str) -> Transport:
-    """The name of a transport.
+    """Check the name of a transport.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: There is no transport of that name.
     """
     if name not in get_args(Transport):
         known = " or ".join(map(repr, get_args(Transport)))
-        raise ConfigurationError(f"{name!r} is no transport: transport= and {TRANSPORT_ENV} take {known}")
+        raise ConfigurationError(f"{name!r} is not a transport: transport= and {TRANSPORT_ENV} take {known}")
     return cast("Transport", name)
 
 

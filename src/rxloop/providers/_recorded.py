@@ -62,7 +62,7 @@ def recorded_answers(
         task_id: The run; by default the outermost.
 
     Raises:
-        ConfigurationError: There is no such run.
+        ConfigurationError: The events hold no such run.
     """
     events = list(events)
     root = next((event.task_id for event in events if event.parent_task_id is None), None)

@@ -83,7 +83,7 @@ def _tails(tokens: tuple[str, ...]) -> _Tails:
 class TailStripper:
     """Takes the control tokens off the very end of a text that comes in pieces.
 
-    Only what may yet be such an end is held back: whole tokens, and the start of one more. Anything behind them, even a
+    Only what may yet be such an end is held back: whole tokens, and the start of one more. Anything after them, even a
     line break, shows that they were part of the text.
     """
 
@@ -92,7 +92,7 @@ class TailStripper:
         self._tokens: list[str] = []
         """The whole tokens that are held back, in order."""
         self._rest = ""
-        """What is held back behind them: the start of one more."""
+        """What is held back after them: the start of one more."""
 
     @property
     def idle(self) -> bool:

@@ -66,7 +66,7 @@ class TagSplitter:
     `<think>`, `<Thought type="planning" confidence=0.8>`. It ends with the closing tag of the same name; tags of that
     name inside it are counted and belong to it. `<thought content="..."/>` is a whole thought. All else is text to the
     letter: other tags, names that go on (`<thinker>`), words after a name (`<think about it>`), and closing tags
-    where nothing is open. So is a tag that stands inside a fenced code block, or right behind a backtick, where people
+    where nothing is open. So is a tag that stands inside a fenced code block, or right after a backtick, where people
     write about such tags. Inside a thought only its own tags mean anything.
 
     At most the start of a tag is held back: no more characters than the longest name has and two, unless attributes
@@ -95,7 +95,7 @@ class TagSplitter:
         return self._open is None and not self._held and not self._first
 
     def answers_first(self) -> None:
-        """Take it that the text begins with the answer, since the thoughts came in another way."""
+        """Assume that the text begins with the answer: the thoughts came in another way."""
         self._first = ""
 
     def passed(self, text: str) -> None:
@@ -111,7 +111,7 @@ class TagSplitter:
         elif "<" not in text:
             if self._open is None:
                 self.passed(text)
-            return [self._taken(text)] if text else []
+            return [self._piece(text)] if text else []
         return self._read(text, end=False)
 
     def finish(self) -> list[Piece]:
@@ -147,7 +147,7 @@ class TagSplitter:
             opened = self._open
             stop, tag = (self._find_opening if opened is None else self._find_closing)(text, at, end)
             if at < stop:
-                pieces.append(self._taken(text[at:stop]))
+                pieces.append(self._piece(text[at:stop]))
             if tag is None:
                 self._held = text[stop:]
                 break
@@ -155,7 +155,7 @@ class TagSplitter:
             if opened is not None:
                 pieces.append(self._closed(opened, tag[0]))
             elif tag[3]:
-                pieces.append(_alone(tag))
+                pieces.append(_bodiless(tag))
             else:
                 self._open = opened = _opened(tag)
                 self._own, self._depth = _own_tags(opened.name), 1
@@ -196,7 +196,7 @@ class TagSplitter:
                 at += 1
         return len(text) if end else _half_name(text, at, own), None
 
-    def _taken(self, text: str) -> Piece:
+    def _piece(self, text: str) -> Piece:
         if self._open is None:
             return text
         self._body.append(text)
@@ -220,7 +220,7 @@ def _opened(tag: re.Match[str]) -> Thought:
     return Thought(tag[1].lower(), "", attributes, tag[0])
 
 
-def _alone(tag: re.Match[str]) -> Thought:
+def _bodiless(tag: re.Match[str]) -> Thought:
     """The thought that a tag without a body is."""
     thought = _opened(tag)
     known = {_plain(name): value for name, value in thought.attributes.items()}
@@ -252,7 +252,7 @@ _ATTRIBUTE = re.compile(rf"""\s({_KEY})\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|((?:[^\
 _FLAGS = re.IGNORECASE | re.ASCII
 
 
-def _made(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _Patterns:
+def _compiled(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _Patterns:
     either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     name = f"({either})"
     return _Patterns(
@@ -271,14 +271,14 @@ def _patterns(names: tuple[str, ...]) -> _Patterns:
     """The tags that open a thought."""
     wrong = [name for name in names if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", name)]
     if wrong or not names:
-        raise ConfigurationError(f"{', '.join(map(repr, wrong)) or 'nothing'} is no name of a tag: use letters")
-    return _made(names, "", tuple(f"<{name.lower()}" for name in names))
+        raise ConfigurationError(f"{', '.join(map(repr, wrong)) or 'nothing'} is not the name of a tag: use letters")
+    return _compiled(names, "", tuple(f"<{name.lower()}" for name in names))
 
 
 @cache
 def _own_tags(name: str) -> _Patterns:
     """The tags that count inside a thought."""
-    return _made((name,), "(/?)", (f"<{name}", f"</{name}"))
+    return _compiled((name,), "(/?)", (f"<{name}", f"</{name}"))
 
 
 def _may_become(half: re.Pattern[str], text: str, at: int) -> bool:

@@ -36,7 +36,7 @@ class TextRules:
 
     def __post_init__(self) -> None:
         if self.thought_tags:
-            # Here a name that is none is seen where it was given.
+            # Raises for a bad name where it was given.
             TagSplitter(self.thought_tags)
 
 
@@ -55,7 +55,7 @@ class HalfCharacters:
         return readable(text)
 
     def finish(self) -> str:
-        """What was held back: there is no more text."""
+        """What was held back, at the end of the text."""
         text, self.held = readable(self.held), ""
         return text
 
@@ -147,7 +147,7 @@ class AnswerText:
         self._strip(text)
 
     def mind_halves(self) -> None:
-        """What comes next may end, or begin, in the middle of a character."""
+        """Expect that pieces may end, or begin, in the middle of a character."""
         self._idle = False
         if self._halves is None:
             self._halves, self._half_thoughts = HalfCharacters(), HalfCharacters()
@@ -164,7 +164,7 @@ class AnswerText:
             self._thought_delta(text)
 
     def finish(self) -> None:
-        """Push what was held back: there is no more text."""
+        """Push what was held back, at the end of the text."""
         if self._halves is not None and self._half_thoughts is not None:
             rests = self._halves.finish(), self._half_thoughts.finish()
             self._halves = self._half_thoughts = None
@@ -221,7 +221,7 @@ class AnswerText:
 
     def _thought(self, thought: Thought) -> None:
         if not thought.content.strip():
-            # Models that have been told not to think leave an empty pair of tags.
+            # A model that was told not to think leaves an empty pair of tags.
             return
         self._thoughts += 1
         self._taken_out += WEIGHT

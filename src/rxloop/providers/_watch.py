@@ -1,4 +1,4 @@
-"""Sees that a model call gets on, whatever bytes come, and ends. Nothing imports this file before a model is called."""
+"""Ends a model call that does not progress, whatever bytes come. Nothing imports this file before a model is called."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Self
 import anyio
 
 LOOKS = 10
-"""How many turns of the event loop are left to what lies in a socket already, because somebody held the loop."""
+"""Turns of the event loop to wait for what lies in a socket already, if somebody has held the loop."""
 
 
 class Watch:
-    """Ends the block that it is put around when no event comes for too long, or its time is over, or it is told to.
+    """Ends the block around which it stands when no event comes for too long, when time is up, or when it is cancelled.
 
-    Each event takes no more than a note of the time: there is one timer, which looks at it when it is due. One block
-    after the other may be watched.
+    An event costs no more than a note of the time; one timer looks at that note when it is due. A watch may be used for
+    one block after another.
 
     Args:
         seconds: How long no event may come; None is for ever.
@@ -87,7 +87,7 @@ class Watch:
             return scope.__exit__(kind, error, traceback)
         if task is None or not (self.expired or self.late):
             return False
-        # Whoever else has asked the task to end is not to be denied.
+        # A cancellation that somebody else has asked for must go on.
         return task.uncancel() <= self._requests and kind is asyncio.CancelledError
 
     def cancel(self) -> None:
@@ -98,21 +98,21 @@ class Watch:
             self._task.cancel()
 
     def seen(self) -> None:
-        """There is an event."""
+        """Take note of an event."""
         if self._loop is not None:
             self._last = self._loop.time()
 
     def hold(self) -> None:
-        """The reader is held back, so that no event can come; until `go_on`."""
+        """Stop counting until `go_on`: the reader is held back, so that no event can come."""
         self._held = True
 
     def go_on(self) -> None:
-        """The reader goes on."""
+        """Count again: the reader is no longer held back."""
         self._held = False
         self.seen()
 
     def stop(self) -> None:
-        """The answer has come to its end: what is left to do has bounds of its own."""
+        """Stop watching: the answer is over, and what is left to do has bounds of its own."""
         self._stopped = True
 
     def _look(self, times: int = LOOKS) -> None:

@@ -40,9 +40,9 @@ Push = Callable[[Event], None]
 
 
 class OpenAIChat:
-    """A model behind an OpenAI-compatible endpoint; made by `openai_chat`.
+    """A model at an OpenAI-compatible endpoint; made by `openai_chat`.
 
-    Nothing is looked up or opened before the first call, so that an agent can be made where there is no key yet.
+    Nothing is looked up or opened before the first call, so that an agent can be made before a key is there.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OpenAIChat:
         self.model = model
         self.preset = preset
         self._base_url = base_url
-        # A name and a password, or a key, in the address are nobody else's business.
+        # The name on the stream has no password and no key in it.
         self._address = shown_address(base_url or "")
         self._api_key = api_key
         self._timeout = timeout
@@ -89,7 +89,7 @@ class OpenAIChat:
 
     @property
     def keeps_to_schema(self) -> bool:
-        """Whether the endpoint holds the model to the `response_schema` of every request."""
+        """Whether the endpoint makes the model keep to the `response_schema` of every request."""
         return self.preset.response_format == "json_schema" and self.preset.response_format_with_tools
 
     def call(self, request: ModelRequest) -> Observable[Event]:
@@ -128,13 +128,13 @@ class OpenAIChat:
         where = self._endpoint(request.settings.headers)
         failure: RxloopError | None = None
         try:
-            # Watched from here on: making the first client may take a while, since what carries it is loaded then.
+            # Watched from here on: making the first client may take a while, since its library is loaded then.
             lease = self._pool.lease()
             with watch:
                 if watch.late:
                     raise _errors.out_of_time(where, self._timeout.total or 0)
                 async with lease as client:
-                    # The body has no name: it would be kept until the answer ends.
+                    # A variable for the body would keep it until the answer ends.
                     response = await send(client, where, where.headers, self._encoder.encode(request))
                     reader = ChatReader(push, request.step, where, request.tools, self._rules, self._bounds)
                     await receive(response, where, reader, self._stream, gate_of(request), watch, self._bounds)
@@ -144,7 +144,7 @@ class OpenAIChat:
         except RxloopError as error:
             failure = _errors.without_secrets(error, where)
         if failure is not None:
-            # Out here, since an error that is raised while another is handled keeps that one.
+            # Raised out here: an error that is raised while another one is handled keeps that one.
             try:
                 raise failure
             finally:
@@ -155,7 +155,7 @@ class OpenAIChat:
             raise _errors.out_of_time(where, self._timeout.total or 0)
 
     def _endpoint(self, more: Mapping[str, str]) -> _errors.Endpoint:
-        """Whom a request goes to, and with what headers; made once for all that have no headers of their own."""
+        """The endpoint of a request; made once for all requests that have no headers of their own."""
         base, key = self._base_url or self.preset.url(), self._api_key or self.preset.key()
         if not more and self._where is not None and self._where[:2] == (base, key):
             return self._where[2]
@@ -202,7 +202,7 @@ def openai_chat(
     sanitize: bool | None = None,
     bounds: Bounds | None = None,
 ) -> OpenAIChat:
-    """A model behind an OpenAI-compatible endpoint.
+    """Make a model at an OpenAI-compatible endpoint.
 
     Example:
         >>> openai_chat("glm-4.7", preset="zai")
@@ -232,7 +232,7 @@ def openai_chat(
         bounds: What an answer may be at most: bytes, characters, calls.
 
     Raises:
-        ConfigurationError: The preset or the transport is unknown, there is no model, or the address is none.
+        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one.
     """
     if http_client is not None and transport is not None:
         raise ConfigurationError("http_client= brings its own transport: pass one of them, http_client= or transport=")

@@ -79,7 +79,7 @@ class Preset:
     """It takes `strict` in the definition of a tool."""
     assistant_after_tool: bool = False
     """After the answers to tool calls it takes an assistant message alone, and a system message only at the start or
-    behind one of the user: a short message goes between, and the system message goes as one of the user."""
+    after one of the user: a short message goes between, and the system message goes as one of the user."""
     short_call_ids: bool = False
     """The ids of tool calls must be nine letters and digits: another vendor's become such."""
     file_part: FilePartType = "file"
@@ -104,7 +104,7 @@ class Preset:
         """The address of the endpoint: from the environment where it says so.
 
         Raises:
-            ConfigurationError: There is none, or it is no http address.
+            ConfigurationError: No address is known, or it is not an http address.
         """
         given = os.environ.get(self.url_env, "").strip() if self.url_env else ""
         try:
@@ -123,10 +123,10 @@ class Preset:
 
 
 def checked_url(url: str) -> str:
-    """The address of an endpoint without a slash at its end.
+    """Check the address of an endpoint, and take the slash off its end.
 
     Raises:
-        ConfigurationError: It is no http address.
+        ConfigurationError: It is not an http address.
     """
     try:
         parts = urlsplit(url)

@@ -1,7 +1,7 @@
 """What models cost, as their vendors' price lists had it in November 2026, in US dollars per million tokens.
 
 A small table to begin with: pass your own where money depends on it. Models whose price goes by the length of the
-request or by the hour are left out, and so are those behind gateways, which set prices of their own.
+request or by the hour are left out, and so are models at gateways, which set prices of their own.
 """
 
 from __future__ import annotations

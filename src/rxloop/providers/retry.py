@@ -1,4 +1,4 @@
-"""Model calls that are sent again, as an operator around the call."""
+"""Sends a failed model call again, as an operator around the call."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Retry:
             return None
         if error.retry_after is not None:
             return error.retry_after if error.retry_after <= self.longest else None
-        # Beyond the thirtieth doubling any wait is the longest, and a float would overflow in the end.
+        # After the thirtieth doubling any wait is the longest, and a float would overflow in the end.
         wait = min(self.longest, self.first * 2 ** min(attempt - 1, 30))
         return wait * (1 - self.jitter * random.random())
 
@@ -98,7 +98,7 @@ class Attempts:
         source: Subscribed for each request.
         observer: Gets the answer.
         scheduler: That of the subscription.
-        until: The time of the event loop behind which no wait goes on; the source has to know it as well.
+        until: The time of the event loop at which every wait ends; the source has to know it as well.
     """
 
     __slots__ = ("_begun", "_connections", "_observer", "_policy", "_scheduler", "_sent", "_source", "_until")

@@ -38,12 +38,13 @@ class _Call:
 
 
 class CallAssembler:
-    """Joins the pieces of the tool calls of one answer, and pushes them on as they come."""
+    """Joins the pieces of the tool calls of one answer, and pushes each as it comes."""
 
     __slots__ = (
         "_bounds",
         "_by_id",
         "_by_index",
+        "_by_number",
         "_calls",
         "_extra",
         "_free",
@@ -51,7 +52,6 @@ class CallAssembler:
         "_last",
         "_push",
         "_step",
-        "_taken",
         "_tokens",
         "size",
     )
@@ -76,9 +76,9 @@ class CallAssembler:
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
-        self._taken: dict[int, _Call] = {}
+        self._by_number: dict[int, _Call] = {}
         self._free = 0
-        """The first number behind all that are taken."""
+        """The first number after all that are used."""
         self._last: _Call | None = None
 
     def feed(self, piece: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ class CallAssembler:
         if fragment.__class__ is not str:
             # Some vendors send all arguments as an object.
             fragment = self._dumped(fragment).decode() if fragment.__class__ is dict else ""
-        # Nearly every piece goes on with a call that has its number.
+        # Nearly every piece continues the call that has its number.
         call = None if call_id or index.__class__ is not int else self._by_index.get(index)
         if call is None:
             call = self._find(index, call_id, name)
@@ -125,7 +125,7 @@ class CallAssembler:
         if not call.name or not (fragment or first):
             return
         if not call.id:
-            self._name(call, self._made_up(call))
+            self._name(call, self._new_id(call))
         self._push(
             _delta(
                 index=call.index,
@@ -151,8 +151,7 @@ class CallAssembler:
         ):
             raise OutOfBounds("argument_values", values)
         return [
-            ToolCall.parse(call.id or self._made_up(call), call.name, readable(arguments))
-            for call, arguments in written
+            ToolCall.parse(call.id or self._new_id(call), call.name, readable(arguments)) for call, arguments in written
         ]
 
     def extra_content(self) -> dict[str, Any]:
@@ -179,8 +178,8 @@ class CallAssembler:
             if len(self._calls) >= self._bounds.calls:
                 raise OutOfBounds("calls", self._bounds.calls)
             free = self._free
-            call = _Call(index if isinstance(index, int) and index not in self._taken else free)
-            self._taken[call.index] = call
+            call = _Call(index if isinstance(index, int) and index not in self._by_number else free)
+            self._by_number[call.index] = call
             self._free = max(free, call.index + 1)
             self._calls.append(call)
             self._by_index[index if isinstance(index, int) else free] = call
@@ -205,7 +204,7 @@ class CallAssembler:
         call.id = call_id
         self._by_id.setdefault(call_id, call)
 
-    def _made_up(self, call: _Call) -> str:
+    def _new_id(self, call: _Call) -> str:
         return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
 
 

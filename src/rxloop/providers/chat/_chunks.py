@@ -36,7 +36,7 @@ _FINISH = {
     "safety": "content_filter",
     "sensitive": "content_filter",
 }
-# What a chunk has that is no piece of an answer, but says something: the reason, if no more comes.
+# What a chunk has that is not a piece of an answer but a notice: the reason, if nothing more comes.
 _NOTICE = frozenset(("message", "msg", "detail"))
 # Finish reasons with which a vendor reports that the answer failed.
 _FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
@@ -163,7 +163,7 @@ class ChatReader:
                     self._calls.feed(call)
 
     def last(self, payloads: list[bytes]) -> None:
-        """Read what stood behind the last complete event: an event without its blank line, or a part of one.
+        """Read what stood after the last complete event: an event without its blank line, or a part of one.
 
         Raises:
             ProviderError: It is a part, and the answer is not complete without it; or the vendor reports an error.
@@ -184,7 +184,7 @@ class ChatReader:
             self._text.mind_halves()
         answer = unwrapped(answer)
         if not isinstance(answer, dict):
-            raise ProviderProtocolError(f"{self._where} answered with what is no JSON object: {self._shown(body)}")
+            raise ProviderProtocolError(f"{self._where} sent an answer that is not a JSON object: {self._shown(body)}")
         answer = cast("dict[str, Any]", answer)
         choices: list[Any] = []
         for choice in objects(answer.get("choices")):
@@ -264,7 +264,7 @@ class ChatReader:
         check_document(text, self._bounds)
         chunk = lenient_json(text)
         if chunk is None:
-            raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON: {self._shown(text)}")
+            raise ProviderProtocolError(f"{self._where} sent a chunk that is not JSON: {self._shown(text)}")
         # A gateway that cuts strings in JavaScript sends the halves of an emoji with two chunks.
         self._text.mind_halves()
         return chunk
@@ -276,7 +276,7 @@ class ChatReader:
         """Read any chunk, trusting nothing."""
         chunk = unwrapped(chunk)
         if not isinstance(chunk, dict):
-            raise ProviderProtocolError(f"{self._where} sent a chunk that is no JSON object")
+            raise ProviderProtocolError(f"{self._where} sent a chunk that is not a JSON object")
         chunk = cast("dict[str, Any]", chunk)
         for choice in objects(chunk.get("choices")):
             if not choice.get("index"):
@@ -322,7 +322,7 @@ class ChatReader:
         for part in objects(content):
             if part.get("type") == "thinking":
                 inner = part.get("thinking")
-                texts = [inner] if isinstance(inner, str) else [each.get("text") for each in objects(inner)]
+                texts = [inner] if isinstance(inner, str) else [item.get("text") for item in objects(inner)]
                 for text in texts:
                     self._text.think(text_of(text))
             else:

@@ -46,7 +46,7 @@ class ReasoningDetails:
             self.text_size += len(piece)
 
     def finish(self) -> list[dict[str, Any]]:
-        """The blocks; there is no more to come."""
+        """Return the blocks at the end of the answer."""
         self._join()
         return self._blocks
 

@@ -225,7 +225,7 @@ def _tool(tool: ToolDefinition, can_be_strict: bool) -> dict[str, Any]:
 
 def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     if call.error is not None:
-        # What the model wrote is no JSON, and vendors refuse a request with it; its answer says what was wrong.
+        # What the model wrote is not JSON, which vendors refuse. The result of the call says what was wrong.
         arguments = "{}"
     elif call.raw is not None:
         arguments = call.raw

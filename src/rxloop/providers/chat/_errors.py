@@ -145,7 +145,7 @@ def _message(fields: dict[str, Any]) -> str:
         text = orjson.dumps(fields, default=str).decode() if any(fields.values()) else "no explanation"
     metadata = fields.get("metadata")
     if isinstance(metadata, dict):
-        # OpenRouter: "Provider returned error", and the reason behind it.
+        # OpenRouter: "Provider returned error", and the reason after it.
         raw = cast("dict[str, Any]", metadata).get("raw")
         if isinstance(raw, str) and raw:
             text = f"{text}: {raw}"
