@@ -77,7 +77,7 @@ class _Live:
                 self.given.add(model)
             return model
         if model not in self.providers:
-            # Not before it is needed: the providers are a good part of what importing rxloop would cost.
+            # Imported here: the providers are a good part of what importing rxloop would cost.
             from rxloop.providers.models import resolve_model
 
             self.providers[model] = resolve_model(model)
@@ -217,7 +217,7 @@ class Agent(Generic[D, O]):
         """The same agent with another log; what one of the two has open, both have, and either closes it.
 
         Raises:
-            ConfigurationError: It is no event log.
+            ConfigurationError: It is not an event log.
         """
         if log is not None:
             check_log(log)
@@ -376,7 +376,7 @@ class Agent(Generic[D, O]):
         Args:
             task_id: The run to begin with.
             at: The `seq` of the last event to take over.
-            prompt: In the place of the user's message for `at=1`, else a new message behind what is taken over; calls
+            prompt: In the place of the user's message for `at=1`, else a new message after what is taken over; calls
                 that are open there are closed as cancelled.
             results: What tools have answered, by the id of the call, or by its slot (`"2/0"`: the first call of step 2)
                 where an id is not unique; a `ToolError` makes a failed result.
@@ -449,7 +449,7 @@ class Agent(Generic[D, O]):
             raise ConfigurationError(
                 f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
             )
-        # Not before it is needed: importing rxloop is quicker without.
+        # Imported here: importing rxloop is quicker without.
         from rxloop.state.conversation import read_log
 
         state = fold_all(await read_log(self.log.read, task_id))
@@ -543,7 +543,7 @@ def _check(method: str, options: Options, known: type[Options] = RunOptions) -> 
 def _strategy(given: Strategy | str) -> Strategy:
     if not isinstance(given, str):
         return given
-    # Not before it is needed: most runs need none of them.
+    # Imported here: most runs need none of them.
     from rxloop.strategies import by_name
 
     return by_name(given)

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of an agent or of a run, told before anything starts."""
+"""Validates the arguments of `Agent` and of its runs, before anything starts."""
 
 # What is checked here may be anything, whatever the annotations of its callers say.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -156,7 +156,7 @@ def check_model(model: Any) -> None:
 
 
 def check_tools(tools: Any) -> None:
-    """Refuse what is no list of tools; the tools themselves are checked where they are put together.
+    """Refuse what is not a list of tools; the tools themselves are checked where they are put together.
 
     Raises:
         ConfigurationError: As for `check_agent`.
@@ -200,7 +200,7 @@ def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
         The messages, with the answers to the calls of a message in the order of these calls.
 
     Raises:
-        ConfigurationError: A call has no answer right behind its message, or an answer has no call before it.
+        ConfigurationError: A call has no answer right after its message, or an answer has no call before it.
     """
     ordered = list(messages)
     due: dict[int, tuple[str, str]] = {}
@@ -226,8 +226,8 @@ def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
 def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:
     for call_id, name in due.values():
         raise ConfigurationError(
-            f"prompt[{place}] calls the tool {name!r} ({call_id!r}), and nothing behind it answers the call: "
-            f"put Message.tool({call_id!r}, ...) right behind it, or leave the call out"
+            f"prompt[{place}] calls the tool {name!r} ({call_id!r}), and nothing after it answers the call: "
+            f"put Message.tool({call_id!r}, ...) right after it, or leave the call out"
         )
 
 
@@ -248,25 +248,25 @@ def _check_loop(loop: Any) -> None:
     if isinstance(loop, str | bytes | Mapping) or not isinstance(loop, Sequence):
         raise _wrong("loop", loop, _LOOP)
     items = cast("Sequence[Any]", loop)
-    for place, each in enumerate(items):
+    for place, operator in enumerate(items):
         argument = f"loop[{place}]"
-        if isinstance(each, list | tuple):
-            raise _wrong(argument, each, "it is a list of operators: put a * before it, as in [*op.standard()]")
-        if not callable(each):
-            raise _wrong(argument, each, "it is no operator; give one, such as op.call_model()")
-        if _makes_an_operator(each):
-            raise _wrong(argument, each, f"it makes an operator: call it, as in {each.__name__}()")
-        if not _takes_one(each):
-            raise _wrong(argument, each, "an operator takes one argument, its source: call what makes it")
-        view = _view(each)
+        if isinstance(operator, list | tuple):
+            raise _wrong(argument, operator, "it is a list of operators: put a * before it, as in [*op.standard()]")
+        if not callable(operator):
+            raise _wrong(argument, operator, "it is not an operator; give one, such as op.call_model()")
+        if _makes_an_operator(operator):
+            raise _wrong(argument, operator, f"it makes an operator: call it, as in {operator.__name__}()")
+        if not _takes_one(operator):
+            raise _wrong(argument, operator, "an operator takes one argument, its source: call what makes it")
+        view = _view(operator)
         if view is not None:
-            raise _wrong(argument, each, f"it is a view, for those who read: write run.pipe({view}(...))")
+            raise _wrong(argument, operator, f"it is a view, for those who read: write run.pipe({view}(...))")
     check_iteration(items)
 
 
-def _makes_an_operator(each: Callable[..., Any]) -> bool:
-    name = getattr(each, "__name__", None)
-    return name in operators.__all__ and each is getattr(operators, name)
+def _makes_an_operator(operator: Callable[..., Any]) -> bool:
+    name = getattr(operator, "__name__", None)
+    return name in operators.__all__ and operator is getattr(operators, name)
 
 
 def _view(operator: Any) -> str | None:
@@ -292,7 +292,7 @@ def _takes_one(operator: Callable[..., Any]) -> bool:
 
 
 def check_log(log: Any) -> None:
-    """Refuse what is no event log, also one that was written for an older form of the protocol.
+    """Refuse what is not an event log, also one that was written for an older form of the protocol.
 
     Raises:
         ConfigurationError: As for `check_agent`.
@@ -331,12 +331,14 @@ def _check_takes(log: Any, name: str, protocol: type) -> None:
         # Built in: it does not tell what it takes.
         return
     wanted = inspect.signature(getattr(protocol, name))
-    _, *given = (each.replace(annotation=each.empty) for each in wanted.parameters.values())
-    named = {each.name: each for each in given if each.kind is each.KEYWORD_ONLY}
+    _, *given = (parameter.replace(annotation=parameter.empty) for parameter in wanted.parameters.values())
+    named = {parameter.name: parameter for parameter in given if parameter.kind is parameter.KEYWORD_ONLY}
     try:
-        signature.bind(*(each for each in given if each.name not in named), **named)
+        signature.bind(*(parameter for parameter in given if parameter.name not in named), **named)
     except TypeError as error:
-        lacking = ", ".join(str(each) for each in named.values() if each.name not in signature.parameters)
+        lacking = ", ".join(
+            str(parameter) for parameter in named.values() if parameter.name not in signature.parameters
+        )
         advice = f"add {lacking}" if lacking else f"write {name}({', '.join(map(str, given))})"
         raise _wrong("log", log, f"nobody can call its {name}() as that of an event log ({error}): {advice}") from None
 

@@ -95,7 +95,7 @@ class Questions:
     async def _answer(self, on_input: OnInput, question: PendingInput) -> Any:
         if inspect.iscoroutinefunction(on_input):
             return await on_input(question)
-        # Not before it is needed: importing rxloop is quicker without.
+        # Imported here: importing rxloop is quicker without.
         from rxloop.stream.threads import in_thread
 
         # At a terminal two questions at once could not be told apart, and the order of the answers would be by chance.

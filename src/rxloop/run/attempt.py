@@ -45,6 +45,8 @@ class Attempt:
         # Bound here: what operators call for each event goes to the recorder without a detour.
         self.publish = self.recorder.publish
         self.state = self.recorder.state
+        self.durable = self.recorder.durable
+        self.durable_now = self.recorder.durable_now
         self.clock: Clock = self.recorder.clock
         self.scope = Scope(self.life.fail)
         self.metadata = spec.metadata
@@ -145,14 +147,6 @@ class Attempt:
         # Here as well, where it is still told to who emits it in a thread of its own.
         self.recorder.check(event)
         self.life.in_loop(out or self.publish, event)
-
-    def durable_now(self) -> int | None:
-        """The last `seq` in the log, if everything that is published is there or can be written without waiting."""
-        return self.recorder.durable_now()
-
-    async def durable(self) -> int | None:
-        """Wait until everything that is published is in the log."""
-        return await self.recorder.durable()
 
     def watch(self) -> None:
         """From now on, end the attempt when nothing is left that could do so."""

@@ -177,7 +177,7 @@ class Run(Generic[O]):
         return self.pipe(text(), self._or_failure)
 
     def _or_failure(self, source: Observable[str]) -> Observable[str]:
-        """The same values, and behind them the error of a run that failed: a view would end as if all were well."""
+        """The same values, and after them the error of a run that failed: a view would end as if all were well."""
         attempt = self._attempt
 
         def subscribe(
@@ -211,11 +211,11 @@ class Run(Generic[O]):
         """
         if heartbeat is not None and not heartbeat > 0:
             raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
-        # Not before it is needed: importing rxloop is quicker without.
+        # Imported here: importing rxloop is quicker without.
         from rxloop.operators.views.public import public
         from rxloop.stream.sse import frames
 
-        # The id comes from a client: one that is no cursor is as good as one that is unknown.
+        # The id comes from a client: one that is not a cursor is as good as one that is unknown.
         source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
         return frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
 
@@ -243,7 +243,7 @@ class Run(Generic[O]):
         log = attempt.log
         if log is None:
             return self._source
-        # Not before it is needed: importing rxloop is quicker without.
+        # Imported here: importing rxloop is quicker without.
         from rxloop.stream.past import with_past
 
         async def read(before: int) -> Sequence[Event]:

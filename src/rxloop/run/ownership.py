@@ -108,7 +108,7 @@ class RunHold:
         # A tool that closes its own run cannot wait for an end that waits for the tool.
         if self.driver is None or self._attempt.scope.surrounds():
             return
-        # Not before it is needed: importing rxloop is quicker without.
+        # Imported here: importing rxloop is quicker without.
         from anyio import CancelScope
 
         cancelled: asyncio.CancelledError | None = None

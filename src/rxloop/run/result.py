@@ -23,7 +23,7 @@ class Result(Generic[O]):
 
     Attributes:
         state: `completed`, `failed`, `canceled`, `input-required` or `auth-required`; `working` if the attempt ended
-            and its log could not be told, so that the run has not.
+            and its log could not take the end, so that the run has not.
         reason: What ended an attempt that has no answer, such as `max_iterations`.
         content: The text of the answer, partial where there is none.
         messages: The history, well-formed: `agent.run([*result.messages, "And Bergen?"])` goes on by hand.
