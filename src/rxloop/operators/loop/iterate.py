@@ -25,7 +25,7 @@ from rxloop.protocol.events import LLMFailedEvent, MessageAddedEvent
 from rxloop.state.batch import Batch
 from rxloop.state.limits import check_limits
 from rxloop.state.run_state import RunState
-from rxloop.stream.bridges import emit, from_awaitable
+from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.stream.connect import connect
 from rxloop.stream.guard import as_error, leave_to_loop
 
@@ -216,7 +216,12 @@ class _Iterations:
         if isinstance(request, ModelRequest):
             return emit(request, end)
         pending = request
-        return _then(from_awaitable(lambda: pending, ctx, name="rxloop-request"), end)
+
+        async def send(push: Push[Signal]) -> None:
+            push(await pending)
+            push(end)
+
+        return from_task(send, ctx, name="rxloop-request")
 
     def _end_only(self, state: RunState) -> Observable[Signal]:
         """After a resume, send the end alone: the operators at the end have not seen the answer that is in the log."""
@@ -242,16 +247,3 @@ def _too_long(state: RunState) -> LLMFailedEvent | None:
     if failure is None or state.open_step is None or failure.error.code != ContextLengthExceeded.code:
         return None
     return failure
-
-
-def _then(source: Observable[ModelRequest], end: IterationEnd) -> Observable[Signal]:
-    """Send the request when it is ready, and the end of the iteration after it."""
-
-    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        def on_completed() -> None:
-            observer.on_next(end)
-            observer.on_completed()
-
-        return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
-
-    return Observable(subscribe)
