@@ -72,10 +72,10 @@ class FakeHost:
     def hides(self, name: str) -> bool:
         return False
 
-    def recorded(self, step: str) -> Event | None:
+    def earlier_message(self, step: str) -> Event | None:
         return None
 
-    def recorded_result(self, slot: tuple[str, int]) -> Event | None:
+    def earlier_result(self, slot: tuple[str, int]) -> Event | None:
         return None
 
     def abandon(self, ctx: RunContext[Any]) -> None:

@@ -102,11 +102,11 @@ class Host(Protocol):
         """Whether the tool of that name is not for clients."""
         ...
 
-    def recorded(self, step: str) -> Event | None:
+    def earlier_message(self, step: str) -> Event | None:
         """The message that an earlier attempt received for that step, if there is one."""
         ...
 
-    def recorded_result(self, slot: tuple[str, int]) -> Event | None:
+    def earlier_result(self, slot: tuple[str, int]) -> Event | None:
         """The answer that an earlier attempt had for that slot, if there is one."""
         ...
 

@@ -275,11 +275,11 @@ class Attempt:
 
     # -- what earlier attempts have come to
 
-    def recorded(self, step: str) -> Event | None:
+    def earlier_message(self, step: str) -> Event | None:
         """The message that an earlier attempt received for that step."""
         return self.recorder.earlier.messages.get(step)
 
-    def recorded_result(self, slot: Slot) -> Event | None:
+    def earlier_result(self, slot: Slot) -> Event | None:
         """The answer that an earlier attempt had for that slot."""
         return self.recorder.earlier.results.get(slot)
 

@@ -44,7 +44,7 @@ class ColdModel(FakeHost):
         self.requests.append(request)
         return self.answers.pop(0)
 
-    def recorded(self, step: str) -> ContentCompleteEvent | None:
+    def earlier_message(self, step: str) -> ContentCompleteEvent | None:
         return self.log_of.get(step)
 
 

@@ -72,7 +72,8 @@ class RequestCutter:
     def skips(self, request: ModelRequest) -> bool:
         """Tell whether a request is sent as it is: its answer is in the log, or compression has failed too often."""
         return (
-            request.ctx.host.recorded(request.step) is not None or request.ctx.state.thinking_failures >= MOST_FAILURES
+            request.ctx.host.earlier_message(request.step) is not None
+            or request.ctx.state.thinking_failures >= MOST_FAILURES
         )
 
     def last_cut(self, request: ModelRequest) -> LastCut | None:

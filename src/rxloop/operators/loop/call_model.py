@@ -69,9 +69,9 @@ def call_model() -> Operator[object]:
         return repair.checked(request)
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        recorded = request.ctx.host.recorded(request.step)
-        if isinstance(recorded, ContentCompleteEvent):
-            return emit(recorded, *_tool_requests(recorded, request))
+        earlier = request.ctx.host.earlier_message(request.step)
+        if isinstance(earlier, ContentCompleteEvent):
+            return emit(earlier, *_tool_requests(earlier, request))
         return _call(*checked(request))
 
     operator = answering(ModelRequest, answer)

@@ -56,9 +56,9 @@ def run_tools(concurrency: int = 5) -> Operator[object]:
 
 def _answer(request: ToolRequest) -> Observable[Signal]:
     host = request.ctx.host
-    recorded = host.recorded_result(request.slot)
-    if recorded is not None:
-        return emit(recorded)
+    earlier = host.earlier_result(request.slot)
+    if earlier is not None:
+        return emit(earlier)
     if not host.take(request.slot):
         # An operator has doubled the request, but the tool must act once.
         return emit()
