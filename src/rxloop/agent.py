@@ -19,6 +19,7 @@ from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.operators.loop.standard import standard
 from rxloop.operators.loop.typed_output import typed_output
+from rxloop.pipeline.closing import in_turn
 from rxloop.pipeline.requests import Operator, Strategy
 from rxloop.pipeline.run_context import D, RunContext
 from rxloop.pipeline.seams import EventLog, MakesModels, Provider
@@ -44,7 +45,6 @@ from rxloop.run.ownership import RunHold, alive
 from rxloop.run.result import Result
 from rxloop.run.spec import Instructions, RunSpec
 from rxloop.state.run_state import fold_all
-from rxloop.stream.closing import in_turn
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
 from rxloop.tools.output import OutputMode, output_of
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from reactivex import Observable, abc
 
 from rxloop.errors import BadRequest, ContentFiltered, ContextLengthExceeded, ProviderError
+from rxloop.pipeline.closing import in_turn
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.seams import MakesModels, Provider
 from rxloop.protocol.events import Event, UsageEvent
 from rxloop.providers.models import resolve_model
-from rxloop.stream.closing import in_turn
 
 
 class Combined:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from reactivex import Observable, abc
 
+from rxloop.pipeline.closing import in_turn
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import Event, UsageEvent
 from rxloop.providers._combined import close_made, counted
 from rxloop.providers.models import resolve_model
-from rxloop.stream.closing import in_turn
 
 
 def routed(choose: Callable[[ModelRequest], Provider | str], *, name: str = "routed") -> Routed:

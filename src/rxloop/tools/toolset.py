@@ -133,7 +133,7 @@ class Toolset:
     async def aclose(self) -> None:
         """Close the families of tools; may be called more than once."""
         # Imported here, because importing the tools is quicker without.
-        from rxloop.stream.closing import in_turn
+        from rxloop.pipeline.closing import in_turn
 
         await in_turn([provider.aclose for provider in self.providers])
 
