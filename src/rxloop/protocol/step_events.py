@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from rxloop.protocol.envelope import Event, absent
 from rxloop.protocol.messages import ErrorInfo, ToolCall, Usage, Wire
+from rxloop.protocol.unchecked import unchecked
 from rxloop.protocol.visibility import hidden_places, id_unless_hidden, shown_calls
 
 Verbosity = Literal["brief", "normal", "detailed"]
@@ -302,12 +303,15 @@ class UsageEvent(Event):
     @property
     def usage(self) -> Usage:
         """The same numbers, to be added up."""
-        return Usage(
+        return _usage(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             cached_tokens=self.cached_tokens,
             reasoning_tokens=self.reasoning_tokens,
         )
+
+
+_usage = unchecked(Usage)
 
 
 def _written(call: ToolCall) -> str:
