@@ -131,7 +131,7 @@ def test_a_message_is_read_once_and_forgotten_when_it_is_gone() -> None:
     assert read == ["Hello."]
     del message
     gc.collect()
-    assert len(counter._messages) == 0
+    assert counter._messages._kept == {}
 
 
 def test_an_exact_counter_of_texts_counts_messages_and_tools() -> None:
