@@ -9,7 +9,7 @@ import signal
 import sys
 
 from rxloop import Agent, EventLogError, RunError, SqliteEventLog
-from rxloop.pipeline import patience
+from rxloop.pipeline import log_retry
 from rxloop.protocol.events import CustomEvent, Event, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.testing import ScriptedModel, call
@@ -49,7 +49,7 @@ async def agent(path: str) -> None:
         return "x" * (LIMIT // 4)
 
     # The disk stays full.
-    patience.PATIENCE = 0
+    log_retry.PATIENCE = 0
     log = SqliteEventLog(path)
     run = Agent(ScriptedModel(*[call("much")] * 20, "Done."), tools=[much], log=log).run("Go.")
     finals: list[str] = []

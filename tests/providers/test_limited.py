@@ -12,7 +12,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.providers import limited
 from rxloop.providers.scripted import ScriptedModel, frames
 from rxloop.testing import virtual_time
-from rxloop.testing.loop import NothingLeft
+from rxloop.testing.virtual_loop import NothingLeft
 from servers import REQUEST, Server, chat, collect, say
 
 

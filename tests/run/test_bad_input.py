@@ -26,7 +26,7 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.pipeline import patience
+from rxloop.pipeline import log_retry
 from rxloop.pipeline.requests import IterationEnd, Operator, RunRequest, Signal, ToolRequest
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call, turn
@@ -423,7 +423,7 @@ async def test_two_equal_logs_are_two_logs() -> None:
 
 @pytest.mark.parametrize("broken", ["runs", "read"])
 async def test_a_log_that_cannot_be_read_is_an_error_of_the_log(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0)
+    monkeypatch.setattr(log_retry, "PATIENCE", 0)
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("one", "two"), log=log)
     first = await agent.run("Hi", context_id="c")

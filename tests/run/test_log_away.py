@@ -22,7 +22,7 @@ from rxloop import (
     RunError,
     tool,
 )
-from rxloop.pipeline import patience
+from rxloop.pipeline import log_retry
 from rxloop.state.batch import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, virtual_time
 
@@ -40,7 +40,7 @@ class Away(MemoryEventLog):
         await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
 
 
-@pytest.mark.parametrize("seconds", [1.0, patience.PATIENCE - 3])
+@pytest.mark.parametrize("seconds", [1.0, log_retry.PATIENCE - 3])
 def test_a_log_that_is_away_for_a_moment_disturbs_no_run(seconds: float) -> None:
     log = Away()
     paid: list[int] = []
@@ -94,7 +94,7 @@ GOES_ON: dict[str, Callable[[Agent[None, str], Result[str]], Run[str]]] = {
 
 
 @pytest.mark.parametrize("way", GOES_ON)
-@pytest.mark.parametrize("seconds", [1.0, patience.PATIENCE - 3])
+@pytest.mark.parametrize("seconds", [1.0, log_retry.PATIENCE - 3])
 def test_a_log_that_cannot_be_read_for_a_moment_refuses_nobody(
     way: str, seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_log_that_cannot_be_read_for_long_refuses_in_the_end_and_nothing_was_d
         log.away, begun = True, time.now
         with pytest.raises(EventLogError, match="the server restarts"):
             time.run(GOES_ON[way](bank.agent("Done."), waiting))
-        assert patience.PATIENCE - 3 < time.now - begun < patience.PATIENCE + 3
+        assert log_retry.PATIENCE - 3 < time.now - begun < log_retry.PATIENCE + 3
         log.away = False
         assert len(time.run(log.runs())) == 1
         assert bank.paid == []
@@ -137,7 +137,7 @@ def test_who_cancels_need_not_wait_for_a_log_that_cannot_be_read() -> None:
         time.at(time.now + 1, run.cancel)
         with pytest.raises(RunCancelled):
             time.run(run)
-        assert time.now - begun < 2 * patience.PATIENCE
+        assert time.now - begun < 2 * log_retry.PATIENCE
 
 
 def test_a_run_whose_log_is_gone_can_go_on_when_the_log_is_back() -> None:
@@ -156,7 +156,7 @@ def test_a_run_whose_log_is_gone_can_go_on_when_the_log_is_back() -> None:
         with pytest.raises(RunError, match="the server restarts") as caught:
             time.run(run)
         assert caught.value.code == "log"
-        assert time.now >= patience.PATIENCE - 3
+        assert time.now >= log_retry.PATIENCE - 3
         held = time.run(log.read(run.task_id))
         assert finals(held) == []
         log.away = False
@@ -167,7 +167,7 @@ def test_a_run_whose_log_is_gone_can_go_on_when_the_log_is_back() -> None:
 
 
 async def test_the_log_that_cannot_be_reached_refuses_who_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0)
+    monkeypatch.setattr(log_retry, "PATIENCE", 0)
     log = Away()
     bank = Bank(log)
     waiting = await bank.waiting()

@@ -19,7 +19,7 @@ from rxloop.errors import (
     RunError,
 )
 from rxloop.eventlog import MemoryEventLog
-from rxloop.pipeline import patience
+from rxloop.pipeline import log_retry
 from rxloop.pipeline.requests import Signal
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -312,7 +312,7 @@ class FailingLog(MemoryEventLog):
 
 @pytest.mark.parametrize("after", range(13))
 async def test_a_log_that_is_gone_ends_the_attempt_and_not_the_run(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0)
+    monkeypatch.setattr(log_retry, "PATIENCE", 0)
     run = Agent(two_steps(), tools=[add], log=FailingLog(after)).run("Add.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError, match="no space left") as caught:

@@ -8,7 +8,7 @@ import pytest
 
 from run_checks import nothing_left, settled
 from rxloop.errors import ConflictError, EventLogError
-from rxloop.pipeline.patience import ANSWERS_IN, PATIENCE
+from rxloop.pipeline.log_retry import ANSWERS_IN, PATIENCE
 from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event
 from rxloop.stream.scope import Gate
 from rxloop.stream.writer import FLUSH_EVERY, MOST, LogWriter

@@ -8,11 +8,11 @@ import importlib
 import sys
 
 from rxloop.cli import options
-from rxloop.cli.agents import AgentOptions, Ready
+from rxloop.cli.agent_options import AgentOptions, Ready
 from rxloop.cli.conversing import conversing
+from rxloop.cli.live_runs import LiveRuns
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import many
-from rxloop.cli.session import Session
 from rxloop.cli.store import short_ids
 from rxloop.cli.terminal import logged, read_line, report, reporting, say, write
 from rxloop.errors import RxloopError
@@ -42,14 +42,14 @@ def chat(
         # The questions are read outside of the event loop: nothing goes on while a person thinks.
         stack = contextlib.AsyncExitStack()
         try:
-            ready, session, context_id = runner.run(stack.enter_async_context(begun))
-            runner.run(_greet(ready, session, context_id))
+            ready, live, context_id = runner.run(stack.enter_async_context(begun))
+            runner.run(_greet(ready, live, context_id))
             while (question := _next_question()) is not None:
                 try:
-                    runner.run(_turn(ready, session, question, context_id, strategy))
+                    runner.run(_turn(ready, live, question, context_id, strategy))
                 except RxloopError as error:
                     report(error)
-            runner.run(_farewell(session, context_id))
+            runner.run(_farewell(live, context_id))
         except KeyboardInterrupt:
             # Behind what the terminal shows for the key.
             say("")
@@ -58,28 +58,28 @@ def chat(
             runner.run(stack.aclose())
 
 
-async def _turn(ready: Ready, session: Session, question: str, context_id: str, strategy: str | None) -> None:
+async def _turn(ready: Ready, live: LiveRuns, question: str, context_id: str, strategy: str | None) -> None:
     asked = ready.agent.run(question, context_id=context_id, model=ready.model, strategy=strategy)
-    await session.carry_out(ready, asked, strategy)
+    await live.carry_out(ready, asked, strategy)
 
 
-async def _greet(ready: Ready, session: Session, context_id: str) -> None:
+async def _greet(ready: Ready, live: LiveRuns, context_id: str) -> None:
     """Say who is there."""
     model = (ready.model or ready.agent.model).name
     say(f"{model}; Ctrl-D or /quit ends the conversation, Ctrl-C cancels an answer")
-    if session.log is None:
+    if live.log is None:
         return
-    for record in (await session.log.runs(context_id=context_id))[-1:]:
-        result = await replay(session.log, record.task_id).result()
+    for record in (await live.log.runs(context_id=context_id))[-1:]:
+        result = await replay(live.log, record.task_id).result()
         say(f"it has {many(len(result.messages), 'message')}; the last one was: {one_line(result.content, 120)}")
 
 
-async def _farewell(session: Session, context_id: str) -> None:
+async def _farewell(live: LiveRuns, context_id: str) -> None:
     """Say how to go on."""
-    records = await session.log.runs() if session.log is not None else ()
+    records = await live.log.runs() if live.log is not None else ()
     contexts = list(dict.fromkeys(record.context_id for record in records))
     if context_id in contexts:
-        say(f"go on with: rxloop chat --context {short_ids(contexts)[context_id]}{session.place}{session.flags}")
+        say(f"go on with: rxloop chat --context {short_ids(contexts)[context_id]}{live.place}{live.flags}")
 
 
 def _next_question() -> str | None:

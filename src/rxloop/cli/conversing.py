@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from rxloop.cli.agents import AgentOptions, Ready
+from rxloop.cli.agent_options import AgentOptions, Ready
+from rxloop.cli.live_runs import LiveRuns
 from rxloop.cli.options import ThoughtLevel
-from rxloop.cli.session import Session
 from rxloop.cli.store import find_context, first_event, opened
 from rxloop.errors import ConfigurationError
 from rxloop.eventlog import MemoryEventLog
@@ -25,7 +25,7 @@ async def conversing(
     no_log: bool,
     *,
     chatting: bool = False,
-) -> AsyncGenerator[tuple[Ready, Session, str]]:
+) -> AsyncGenerator[tuple[Ready, LiveRuns, str]]:
     """Give an agent with its log, how its runs are shown, and the id of the conversation."""
     if no_log and context is not None:
         raise ConfigurationError("--context needs the database, and --no-log leaves it out")
@@ -42,8 +42,8 @@ async def conversing(
             # A run that asks something goes on in a second attempt, which reads the first.
             log = MemoryEventLog() if no_log else await stack.enter_async_context(opened(db, write=True))
         ready = await stack.enter_async_context(made.logging_to(log))
-        session = Session(thoughts, json, None if no_log else log, db, given.flags(), chatting=chatting)
-        yield ready, session, context_id or _new_context()
+        live = LiveRuns(thoughts, json, None if no_log else log, db, given.flags(), chatting=chatting)
+        yield ready, live, context_id or _new_context()
 
 
 async def _last_model(log: EventLog, context_id: str) -> str | None:

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.agents import AgentOptions
+from rxloop.cli.agent_options import AgentOptions
+from rxloop.cli.live_runs import LiveRuns, exit_code
 from rxloop.cli.options import ThoughtLevel, as_text, pairs
-from rxloop.cli.session import Session, exit_code
 from rxloop.cli.store import find_run, first_event, opened
 from rxloop.cli.terminal import running
 
@@ -48,11 +48,11 @@ def fork(
             record = await find_run(log, run)
             first = await first_event(log, record.task_id)
             made = given.make(recorded=first.model if first is not None else None)
-            session = Session(thoughts, json, log, db, given.flags())
+            live = LiveRuns(thoughts, json, log, db, given.flags())
             async with made.logging_to(log) as ready:
                 forked = ready.agent.fork(
                     record.task_id, at, prompt=prompt and as_text(prompt), results=changed or None, model=ready.model
                 )
-                return exit_code(await session.carry_out(ready, forked))
+                return exit_code(await live.carry_out(ready, forked))
 
     running(main())

@@ -9,12 +9,12 @@ import reactivex.operators as rx
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.agents import AgentOptions
+from rxloop.cli.agent_options import AgentOptions
 from rxloop.cli.answers import ask
+from rxloop.cli.live_runs import CODES, LiveRuns, exit_code
+from rxloop.cli.live_runs import show as write_live
 from rxloop.cli.options import ThoughtLevel, pairs
 from rxloop.cli.runs import ago
-from rxloop.cli.session import CODES, Session, exit_code
-from rxloop.cli.session import show as write_live
 from rxloop.cli.store import find_run, first_event, opened, short_id
 from rxloop.cli.terminal import FAILED, WAITS, asks, running, say
 from rxloop.pipeline.seams import EventLog
@@ -55,9 +55,9 @@ def resume(
             if record.finished and not may_pass:
                 return await _show_end(log, record, thoughts, json)
             pending = so_far.pending
-            session = Session(thoughts, json, log, db, given.flags())
+            live = LiveRuns(thoughts, json, log, db, given.flags())
             if pending and not answers:
-                asked = await _answers_of_person(session, log, record, pending)
+                asked = await _answers_of_person(live, log, record, pending)
                 if asked is None:
                     return WAITS
                 answers = asked
@@ -69,18 +69,18 @@ def resume(
                 taken_up = ready.agent.resume(
                     record.task_id, inputs=answers or None, model=ready.model, strategy=chosen
                 )
-                return exit_code(await session.carry_out(ready, taken_up, chosen))
+                return exit_code(await live.carry_out(ready, taken_up, chosen))
 
     running(main())
 
 
 async def _answers_of_person(
-    session: Session, log: EventLog, record: RunRecord, pending: Sequence[PendingInput]
+    live: LiveRuns, log: EventLog, record: RunRecord, pending: Sequence[PendingInput]
 ) -> dict[str, Any] | None:
     """Ask the person at the terminal; without one, say what is to be done."""
-    if asks() and not session.json:
+    if asks() and not live.json:
         return ask(pending)
-    session.list_pending(await short_id(log, record.task_id) or record.task_id, pending)
+    live.list_pending(await short_id(log, record.task_id) or record.task_id, pending)
     return None
 
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.agents import AgentOptions
+from rxloop.cli.agent_options import AgentOptions
 from rxloop.cli.conversing import conversing
+from rxloop.cli.live_runs import exit_code
 from rxloop.cli.options import ThoughtLevel, as_text
-from rxloop.cli.session import exit_code
 from rxloop.cli.terminal import read_all, running
 from rxloop.errors import ConfigurationError
 

@@ -9,8 +9,8 @@ import typer
 from rich.text import Text
 
 from rxloop.cli import options
+from rxloop.cli.live_runs import show as write_live
 from rxloop.cli.options import ThoughtLevel
-from rxloop.cli.session import show as write_live
 from rxloop.cli.store import find_run, first_event, opened
 from rxloop.cli.terminal import running, write, write_json
 from rxloop.cli.views import numbered

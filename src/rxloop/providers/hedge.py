@@ -14,7 +14,7 @@ from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import Event, UsageEvent
 from rxloop.providers._answers import begins_answer, failed
 from rxloop.providers._combined import Combined, another_may_help, ask, counted
-from rxloop.stream.guard import leave_to_loop
+from rxloop.stream.foreign_errors import leave_to_loop
 from rxloop.stream.scheduler import timers
 
 log = logging.getLogger("rxloop")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rxloop.operators.views._facts import comparable, line, parted
+from rxloop.operators.views._comparing import comparable, line, parted
 from rxloop.operators.views.cost import Spending, price_table
 from rxloop.pipeline.seams import EventLog
 from rxloop.protocol.events import (

@@ -14,7 +14,7 @@ from rxloop.run.attempt import Attempt
 from rxloop.run.life import CLOSING
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
-from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scheduler import RunScheduler
 
 

@@ -17,7 +17,7 @@ from rxloop.run.life import Canceled, End
 from rxloop.run.spec import RunSpec
 from rxloop.state.limits import LimitHit
 from rxloop.state.run_state import RunState
-from rxloop.stream.guard import raiser
+from rxloop.stream.foreign_errors import raiser
 
 
 def final_event(state: RunState, end: End) -> StatusUpdateEvent:

@@ -244,7 +244,7 @@ class Run(Generic[O]):
         if log is None:
             return self._source
         # Imported here: importing rxloop is quicker without.
-        from rxloop.stream.past import with_past
+        from rxloop.stream.late_readers import with_past
 
         async def read(before: int) -> Sequence[Event]:
             await attempt.durable()

@@ -14,7 +14,7 @@ from rxloop.errors import RxloopError
 from rxloop.operators.loop._faults import from_thread
 from rxloop.pipeline.requests import Operator
 from rxloop.stream.bridges import TaskCancelled
-from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scheduler import RunScheduler
 
 log = logging.getLogger("rxloop")

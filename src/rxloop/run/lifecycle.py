@@ -13,7 +13,7 @@ from rxloop.run.beginning import announce, begin
 from rxloop.run.ends import end_before_it_began, final_event, unrecorded_end
 from rxloop.run.life import Phase
 from rxloop.state.limits import LimitHit
-from rxloop.stream.guard import leave_to_loop, raiser
+from rxloop.stream.foreign_errors import leave_to_loop, raiser
 from rxloop.stream.scope import GRACE
 
 log = logging.getLogger("rxloop")

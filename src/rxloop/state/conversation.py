@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from rxloop.errors import EventLogError, RxloopError
-from rxloop.pipeline.patience import patiently
+from rxloop.pipeline.log_retry import patiently
 from rxloop.pipeline.seams import EventLog, ReadsConversations
 from rxloop.pipeline.values import Histories, Mark, RunRecord
 from rxloop.state.run_state import RunState, fold_all

@@ -14,7 +14,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
 from rxloop.errors import InvalidEvent, Paused, RxloopError
-from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import report
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from reactivex import Observable, abc
 
-from rxloop.stream.guard import leave_to_loop
+from rxloop.stream.foreign_errors import leave_to_loop
 
 T = TypeVar("T")
 log = logging.getLogger("rxloop")

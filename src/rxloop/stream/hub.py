@@ -25,7 +25,7 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.stream.deltas import MergedDeltas, PackedDeltas, delta_text, packed
-from rxloop.stream.guard import leave_to_loop
+from rxloop.stream.foreign_errors import leave_to_loop
 
 log = logging.getLogger("rxloop")
 Key = tuple[str, str | None]

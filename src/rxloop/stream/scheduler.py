@@ -13,7 +13,7 @@ from reactivex.disposable import Disposable
 from reactivex.scheduler import CurrentThreadScheduler, HistoricalScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
-from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scope import Scope, outside
 
 S = TypeVar("S")

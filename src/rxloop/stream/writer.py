@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError
-from rxloop.pipeline.patience import ANSWERS_IN, is_cancelled, may_pass, patiently
+from rxloop.pipeline.log_retry import ANSWERS_IN, is_cancelled, may_pass, patiently
 from rxloop.pipeline.seams import AppendsNow, EventLog
 from rxloop.protocol.events import Event
-from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scope import Gate
 
 LOG_TASK = "rxloop-log-"

@@ -20,7 +20,7 @@ from anyio import CapacityLimiter
 
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.stream.clock import CLOCK
-from rxloop.testing.loop import SECOND, VirtualLoop
+from rxloop.testing.virtual_loop import SECOND, VirtualLoop
 
 T = TypeVar("T")
 EPOCH = 1_767_225_600_000

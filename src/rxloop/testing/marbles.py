@@ -21,7 +21,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import CheckpointEvent, Event, StatusUpdateEvent, UsageEvent
 from rxloop.testing.clock import current_time
-from rxloop.testing.loop import SECOND, NothingLeft
+from rxloop.testing.virtual_loop import SECOND, NothingLeft
 
 FRAME = 0.025
 """The length of one `-` in seconds."""

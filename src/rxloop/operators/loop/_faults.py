@@ -8,7 +8,7 @@ from rxloop.errors import PipelineError
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import Operator
 from rxloop.state.run_state import RunState
-from rxloop.stream.guard import sender_of
+from rxloop.stream.foreign_errors import sender_of
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,7 @@ from reactivex import Observable
 
 from rxloop.errors import PipelineError, RxloopError
 from rxloop.pipeline.requests import Operator, OperatorDeps, Signal
-from rxloop.stream.guard import as_error
+from rxloop.stream.foreign_errors import as_error
 from rxloop.stream.stream import PARTS
 
 

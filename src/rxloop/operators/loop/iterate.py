@@ -27,7 +27,7 @@ from rxloop.state.limits import check_limits
 from rxloop.state.run_state import RunState
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.stream.connect import connect
-from rxloop.stream.guard import as_error, leave_to_loop
+from rxloop.stream.foreign_errors import as_error, leave_to_loop
 
 MOST_PRESSURE = 3
 _ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolRequest: "op.run_tools()"}

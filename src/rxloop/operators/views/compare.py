@@ -8,7 +8,7 @@ from typing import cast
 from reactivex import Observable, abc
 
 from rxloop.errors import RecordingMismatch
-from rxloop.operators.views._facts import comparable, fact, line, parted
+from rxloop.operators.views._comparing import comparable, fact, line, parted
 from rxloop.operators.views._types import EventView
 from rxloop.operators.views.record import Recording, read_recording
 from rxloop.protocol.events import Event

@@ -15,7 +15,7 @@ from rxloop.thinking.flow.definition import (
     Trait,
 )
 from rxloop.thinking.flow.plan import Arguments, Plan, PlanStep, parse_plan
-from rxloop.thinking.flow.stages import LOOP_CAP, StageManager, StageSnapshot
+from rxloop.thinking.flow.stage_manager import LOOP_CAP, StageManager, StageSnapshot
 from rxloop.thinking.flow.table import STAGE_TABLES, table_of
 from rxloop.thinking.flow.vote import Vote, decided, majority, normalise
 

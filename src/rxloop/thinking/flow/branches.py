@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rxloop.errors import BranchRefused
-from rxloop.thinking.flow.stages import StageManager
+from rxloop.thinking.flow.stage_manager import StageManager
 
 BranchStatus = Literal["active", "pruned", "merged"]
 

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, ConfigDict
 
 from rxloop.errors import ConfigurationError
 from rxloop.thinking.flow import routes
-from rxloop.thoughts.brief import brief
 from rxloop.thoughts.drawing import mermaid_text
+from rxloop.thoughts.short_repr import short_repr
 
 Trait = Literal[
     "external_tools",
@@ -284,12 +284,14 @@ class StrategyDefinition:
     def _check_names(self) -> None:
         for name in (self.name, *self.aliases):
             if not _NAME.fullmatch(name):
-                self._wrong(f"has the name {brief(name)}; a name has at most 100 letters, digits, '_', '-' and '.'")
+                self._wrong(
+                    f"has the name {short_repr(name)}; a name has at most 100 letters, digits, '_', '-' and '.'"
+                )
         seen = set[str]()
         for stage in self.stages:
             if not _NAME.fullmatch(stage.name):
                 self._wrong(
-                    f"has a stage {brief(stage.name)}; a name has at most 100 letters, digits, '_', '-' and '.'"
+                    f"has a stage {short_repr(stage.name)}; a name has at most 100 letters, digits, '_', '-' and '.'"
                 )
             if stage.name in seen:
                 self._wrong(f"has two stages {stage.name!r}")
@@ -306,7 +308,7 @@ class StrategyDefinition:
             seen = set[str]()
             for target in stage.next:
                 if target not in self._by_name:
-                    self._wrong(f"has no stage {brief(target)}, which is to follow {stage.name!r}")
+                    self._wrong(f"has no stage {short_repr(target)}, which is to follow {stage.name!r}")
                 if target in seen:
                     self._wrong(f"names {target!r} twice after {stage.name!r}")
                 if target == stage.name:
@@ -340,7 +342,7 @@ class StrategyDefinition:
             self._wrong(f"branches at {self.branching.stage!r}, which is not one of its stages")
 
     def _wrong(self, what: str) -> NoReturn:
-        raise ConfigurationError(f"strategy {brief(self.name)} {what}")
+        raise ConfigurationError(f"strategy {short_repr(self.name)} {what}")
 
 
 def _listed(names: Iterable[str]) -> str:

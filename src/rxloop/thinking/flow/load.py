@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from rxloop.errors import ConfigurationError
 from rxloop.thinking.flow._nesting import MOST_CHARACTERS, TooMuch, check_json, check_yaml
-from rxloop.thoughts.brief import brief
+from rxloop.thoughts.short_repr import short_repr
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def _fault(error: ErrorDetails, data: Any) -> str:
             return f"there is no field {where}"
         case _:
             said = error["msg"][:1].lower() + error["msg"][1:]
-            return f"{where or 'it'}: {said} (got {brief(error['input'])})"
+            return f"{where or 'it'}: {said} (got {short_repr(error['input'])})"
 
 
 def _path(location: tuple[int | str, ...], data: Any) -> str:
@@ -136,7 +136,7 @@ def _path(location: tuple[int | str, ...], data: Any) -> str:
     for part in location:
         data = _inside(data, part)
         name = _inside(data, "name") if isinstance(part, int) else None
-        parts.append(str(part) if name is None else name if isinstance(name, str) else brief(name))
+        parts.append(str(part) if name is None else name if isinstance(name, str) else short_repr(name))
     return ".".join(parts)
 
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from rxloop.errors import ConfigurationError, InvalidThought, StageRefused
 from rxloop.thinking.flow.branches import Branches
 from rxloop.thinking.flow.definition import StrategyDefinition
-from rxloop.thinking.flow.stages import LOOP_CAP, StageManager
+from rxloop.thinking.flow.stage_manager import LOOP_CAP, StageManager
 from rxloop.thinking.sessions import Placed, Session, ThoughtInput
 from rxloop.thinking.sessions.thought import Label, Name, OptionalCount
 

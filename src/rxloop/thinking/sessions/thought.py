@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from rxloop.errors import InvalidThought
 from rxloop.protocol.messages import Wire
 from rxloop.protocol.storable import readable
-from rxloop.thoughts.brief import brief
+from rxloop.thoughts.short_repr import short_repr
 
 # A number as JavaScript's Number() reads it: clients of the reference server may send any of these.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -142,7 +142,7 @@ def _reason(error: Any) -> str:
     if error["type"] == "missing":
         return "required, but missing"
     reason = "must be text" if error["type"] == "string_type" else error["msg"]
-    return f"{reason} (got {brief(error['input'])})"
+    return f"{reason} (got {short_repr(error['input'])})"
 
 
 class ThoughtWarning(Wire):

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.text import Text
 
-from rxloop.cli.agents import Ready
+from rxloop.cli.agent_options import Ready
 from rxloop.cli.answers import ask, example
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import question
@@ -36,7 +36,7 @@ CODES = {"completed": 0, "canceled": CANCELLED, "input-required": WAITS, "auth-r
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class LiveRuns:
     """How runs are shown, and how a person goes on with one later."""
 
     thoughts: ThoughtLevel

@@ -7,7 +7,7 @@ from reprlib import Repr
 _WIDTH = 60
 
 
-class _Brief(Repr):
+class _ShortRepr(Repr):
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel = 3
@@ -15,10 +15,10 @@ class _Brief(Repr):
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = 10
 
 
-_BRIEF = _Brief()
+_SHORT = _ShortRepr()
 
 
-def brief(value: object) -> str:
+def short_repr(value: object) -> str:
     """Shorten the `repr` of a value; a value that contains itself many times costs no more than a small one."""
-    text = _BRIEF.repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
