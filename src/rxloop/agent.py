@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Self, cast, overload
-from weakref import WeakSet
 
 from typing_extensions import TypeVar, Unpack
 
@@ -19,10 +19,9 @@ from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.operators.loop.standard import standard
 from rxloop.operators.loop.typed_output import typed_output
-from rxloop.pipeline.closing import in_turn
 from rxloop.pipeline.requests import Operator, Strategy
 from rxloop.pipeline.run_context import D, RunContext
-from rxloop.pipeline.seams import EventLog, MakesModels, Provider
+from rxloop.pipeline.seams import EventLog, Provider
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.messages import Message, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
@@ -38,15 +37,15 @@ from rxloop.run.arguments import (
     check_options,
     check_tools,
 )
-from rxloop.run.attempt import Attempt
+from rxloop.run.description import Description, Opened, new_id, toolset_of
 from rxloop.run.handle import Run
 from rxloop.run.options import AgentOptions, ForkOptions, Options, RunOptions
-from rxloop.run.ownership import RunHold, alive
+from rxloop.run.ownership import alive
 from rxloop.run.result import Result
-from rxloop.run.spec import Instructions, RunSpec
+from rxloop.run.spec import RunSpec
 from rxloop.state.run_state import fold_all
-from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
-from rxloop.tools.output import OutputMode, output_of
+from rxloop.tools import AnyTool, Thoughts
+from rxloop.tools.output import Output, OutputMode, output_of
 
 O = TypeVar("O", default=str)  # noqa: E741
 T = TypeVar("T", default=str)
@@ -57,31 +56,6 @@ Prompt = str | Message | Sequence[Message | str]
 # By context and not on the agent: an override in one task does not reach the others.
 _Overrides = Mapping["Agent[Any, Any]", dict[str, Any]]
 _OVERRIDES: ContextVar[_Overrides] = ContextVar("rxloop_overrides", default=MappingProxyType({}))
-
-
-class _Live:
-    """What an agent has open: its runs and its model clients. The description itself never changes."""
-
-    def __init__(self) -> None:
-        self.runs: WeakSet[RunHold] = WeakSet()
-        self.providers: dict[str, Provider] = {}
-        """Those that were made of model strings."""
-        self.given: WeakSet[Provider] = WeakSet()
-        """Those that may have made some of model strings themselves."""
-        self.closed = False
-
-    def provider(self, model: Provider | str) -> Provider:
-        """The provider that a model string stands for: one for each string, closed with the agent."""
-        if not isinstance(model, str):
-            if isinstance(model, MakesModels):
-                self.given.add(model)
-            return model
-        if model not in self.providers:
-            # Imported here: the providers are a good part of what importing rxloop would cost.
-            from rxloop.providers.models import resolve_model
-
-            self.providers[model] = resolve_model(model)
-        return self.providers[model]
 
 
 class Agent(Generic[D, O]):
@@ -169,49 +143,51 @@ class Agent(Generic[D, O]):
             log=log,
             settings=settings,
         )
-        self._live = _Live()
-        self._provider = self._live.provider(model)
-        self._name = name
-        self._deps_type = deps_type
-        self._instructions: Instructions = instructions
-        self._thoughts = thoughts if isinstance(thoughts, Thoughts) else Thoughts()
-        self._own_tools = tuple(tools)
-        self._thinks = thoughts is not False
-        self._output = output_of(output_type, output_mode)
-        self._tools = self._toolset(self._own_tools)
-        operators: list[Operator] = list(loop) if loop is not None else standard()
-        if output_type is not str:
-            operators.append(typed_output(self._output.parse, output_retries, by_tool=self._output.tool is not None))
-        self._pipeline = compose(*operators)
-        self._strategy = _strategy(strategy) if strategy is not None else iterate
+        opened = Opened()
+        output = output_of(output_type, output_mode)
+        thinking = None if thoughts is False else thoughts if isinstance(thoughts, Thoughts) else Thoughts()
+        pipeline = _pipeline(standard() if loop is None else loop, output_type, output, output_retries)
+        chosen = _strategy(strategy) if strategy is not None else iterate
         if strategy is not None:
-            check_operator(self._strategy, self._strategy(self._pipeline))
-        self._limits = limits or Limits()
-        self._log = log
-        self._settings = settings or ModelSettings()
+            check_operator(chosen, chosen(pipeline))
+        self._made_of = Description(
+            name=name,
+            model=opened.provider(model),
+            deps_type=deps_type,
+            instructions=instructions,
+            thoughts=thinking,
+            output=output,
+            tools=toolset_of(tools, output, thinking),
+            pipeline=pipeline,
+            strategy=chosen,
+            limits=limits or Limits(),
+            settings=settings or ModelSettings(),
+            log=log,
+            opened=opened,
+        )
 
     def __repr__(self) -> str:
-        return f"<Agent {self.name} {self._provider.name} tools={self._tools!r}>"
+        return f"<Agent {self.name} {self.model.name} tools={self._made_of.tools!r}>"
 
     @property
     def name(self) -> str:
         """What it is called on the stream."""
-        return self._name
+        return self._made_of.name
 
     @property
     def limits(self) -> Limits:
         """Where its runs end even without an answer, unless a run names other limits."""
-        return self._limits
+        return self._made_of.limits
 
     @property
     def settings(self) -> ModelSettings:
         """The settings of its model calls, unless a run names other ones."""
-        return self._settings
+        return self._made_of.settings
 
     @property
     def log(self) -> EventLog | None:
         """What keeps the events of its runs."""
-        return self._log
+        return self._made_of.log
 
     def with_log(self, log: EventLog | None) -> Self:
         """The same agent with another log; what one of the two has open, both have, and either closes it.
@@ -222,13 +198,13 @@ class Agent(Generic[D, O]):
         if log is not None:
             check_log(log)
         other = copy(self)
-        other._log = log
+        other._made_of = replace(self._made_of, log=log)
         return other
 
     @property
     def model(self) -> Provider:
         """The model of its runs, unless a run names another one."""
-        return self._provider
+        return self._made_of.model
 
     @overload
     def run(self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]) -> Run[O]: ...
@@ -259,10 +235,10 @@ class Agent(Generic[D, O]):
         if not messages:
             raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
         messages = check_history(messages)
-        check_deps("run", self._deps_type, deps)
+        check_deps("run", self._made_of.deps_type, deps)
         spec = self._spec(
-            _new_id(),
-            context_id if context_id is not None else _new_id(),
+            new_id(),
+            context_id if context_id is not None else new_id(),
             deps,
             options,
             messages=messages,
@@ -290,7 +266,7 @@ class Agent(Generic[D, O]):
             try:
                 return await self.run(prompt, deps=deps, **options)
             finally:
-                await self._close_own()
+                await self._made_of.aclose()
 
         return asyncio.run(main())
 
@@ -332,7 +308,7 @@ class Agent(Generic[D, O]):
         _check("resume", options)
         if self.log is None:
             raise ConfigurationError(f"to resume {task_id} the agent needs the log that holds it: Agent(..., log=...)")
-        check_deps("resume", self._deps_type, deps)
+        check_deps("resume", self._made_of.deps_type, deps)
         context_id = options.get("context_id") or ""
         return self._start(self._spec(task_id, context_id, deps, options, resume=True, inputs=inputs))
 
@@ -396,11 +372,11 @@ class Agent(Generic[D, O]):
         check_fork(at, results, tools)
         if self.log is None:
             raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
-        check_deps("fork", self._deps_type, deps)
+        check_deps("fork", self._made_of.deps_type, deps)
         messages = check_history(as_messages(prompt) if prompt is not None else ())
         fork = make_fork(task_id, at, messages, results or {})
-        spec = self._spec(_new_id(), _new_id(), deps, cast("Options", options), fork=fork)
-        return self._start(spec if tools is None else spec._replace(tools=self._toolset(tools)))
+        spec = self._spec(new_id(), new_id(), deps, cast("Options", options), fork=fork)
+        return self._start(spec if tools is None else spec._replace(tools=self._made_of.toolset(tools)))
 
     @contextmanager
     def override(
@@ -414,10 +390,10 @@ class Agent(Generic[D, O]):
         changes: dict[str, Any] = dict(_OVERRIDES.get().get(self, {}))
         if model is not None:
             check_model(model)
-            changes["model"] = self._live.provider(model)
+            changes["model"] = self._made_of.opened.provider(model)
         if tools is not None:
             check_tools(tools)
-            changes["tools"] = self._toolset(tools)
+            changes["tools"] = self._made_of.toolset(tools)
         token = _OVERRIDES.set({**_OVERRIDES.get(), self: changes})
         try:
             yield
@@ -469,9 +445,9 @@ class Agent(Generic[D, O]):
 
     async def aclose(self) -> None:
         """Cancel the runs that go on, and close what the agent opened. May be called twice; later runs are refused."""
-        self._live.closed = True
-        await asyncio.gather(*(hold.aclose("the agent was closed") for hold in list(self._live.runs)))
-        await self._close_own()
+        self._made_of.opened.closed = True
+        await asyncio.gather(*(hold.aclose("the agent was closed") for hold in list(self._made_of.opened.runs)))
+        await self._made_of.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -481,56 +457,19 @@ class Agent(Generic[D, O]):
     ) -> None:
         await self.aclose()
 
-    async def _close_own(self) -> None:
-        made = [provider.aclose for provider in self._live.providers.values()]
-        given = [provider.aclose_made for provider in self._live.given if isinstance(provider, MakesModels)]
-        await in_turn([self._tools.aclose, *made, *given])
-
-    def _toolset(self, tools: Sequence[AnyTool]) -> Toolset:
-        own = [tool for tool in (self._output.tool, think_aloud(self._thoughts) if self._thinks else None) if tool]
-        return Toolset([*tools, *own])
-
     def _start(self, spec: RunSpec) -> Run[O]:
-        if self._live.closed:
-            raise RxloopError(f"the agent {self.name!r} is closed: make another one")
-        attempt = Attempt(spec)
         caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (who called `run`, `resume` or `fork`)
-        attempt.made_at = caller.f_code.co_filename, caller.f_lineno
-        run: Run[O] = Run(attempt)
-        self._live.runs.add(run.hold)
-        return run
+        return self._made_of.run(spec, (caller.f_code.co_filename, caller.f_lineno))
 
     def _spec(self, task_id: str, context_id: str, deps: Any, options: Options, **fields: Any) -> RunSpec:
-        overrides = _OVERRIDES.get().get(self, {})
-        model = options.get("model")
-        settings, limits = options.get("settings"), options.get("limits")
         given = options.get("strategy")
-        strategy = _strategy(given) if given is not None else self._strategy
-        loop = strategy(self._pipeline)
-        if given is not None:
-            check_operator(strategy, loop)
-        chosen = overrides.get("model") or (self._live.provider(model) if model is not None else self._provider)
-        return RunSpec(
-            task_id=task_id,
-            context_id=context_id,
-            agent_name=self.name,
-            model=chosen,
-            loop=loop,
-            strategy=getattr(strategy, "__name__", None) if strategy is not iterate else None,
-            tools=overrides.get("tools", self._tools),
-            instructions=self._instructions,
-            limits=limits.over(self.limits) if limits is not None else self.limits,
-            settings=settings.over(self.settings) if settings is not None else self.settings,
-            thought_limit=self._thoughts.limit,
-            deps=deps,
-            log=self.log,
-            metadata=dict(options.get("metadata") or {}),
-            provider=self._live.provider,
-            on_input=options.get("on_input"),
-            when_busy=options.get("when_busy") or "refuse",
-            parse=self._output.parse,
-            output_prompt=self._output.prompt(chosen),
-            response_schema=self._output.schema,
+        return self._made_of.spec(
+            task_id,
+            context_id,
+            deps,
+            options,
+            strategy=_strategy(given) if given is not None else None,
+            overrides=_OVERRIDES.get().get(self, {}),
             **fields,
         )
 
@@ -549,8 +488,8 @@ def _strategy(given: Strategy | str) -> Strategy:
     return by_name(given)
 
 
-def _new_id() -> str:
-    # Imported here: uuid6 brings importlib.metadata, a good part of the time that importing rxloop takes.
-    import uuid6
-
-    return str(uuid6.uuid7())
+def _pipeline(loop: Sequence[Operator], output_type: type[Any], output: Output, retries: int) -> Operator:
+    """What carries out one iteration, answers of a type included."""
+    if output_type is str:
+        return compose(*loop)
+    return compose(*loop, typed_output(output.parse, retries, by_tool=output.tool is not None))

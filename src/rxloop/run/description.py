@@ -1,0 +1,163 @@
+"""What an agent is made of, and what it has open: what its runs are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+from rxloop.errors import RxloopError
+from rxloop.operators.loop.iterate import iterate
+from rxloop.pipeline.closing import in_turn
+from rxloop.pipeline.requests import Operator, Strategy
+from rxloop.pipeline.seams import EventLog, MakesModels, Provider
+from rxloop.protocol.settings import Limits, ModelSettings
+from rxloop.run.arguments import check_operator
+from rxloop.run.attempt import Attempt
+from rxloop.run.handle import Run
+from rxloop.run.options import Options
+from rxloop.run.ownership import RunHold
+from rxloop.run.spec import Instructions, RunSpec
+from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
+from rxloop.tools.output import Output
+
+
+class Opened:
+    """What an agent has open: its runs and its model clients. The description itself never changes."""
+
+    def __init__(self) -> None:
+        self.runs: WeakSet[RunHold] = WeakSet()
+        self.providers: dict[str, Provider] = {}
+        """Those that were made of model strings."""
+        self.given: WeakSet[Provider] = WeakSet()
+        """Those that may have made some of model strings themselves."""
+        self.closed = False
+
+    def provider(self, model: Provider | str) -> Provider:
+        """The provider that a model string stands for: one for each string, closed with the agent."""
+        if not isinstance(model, str):
+            if isinstance(model, MakesModels):
+                self.given.add(model)
+            return model
+        if model not in self.providers:
+            # Imported here: the providers are a good part of what importing rxloop would cost.
+            from rxloop.providers.models import resolve_model
+
+            self.providers[model] = resolve_model(model)
+        return self.providers[model]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Description:
+    """What an agent is made of."""
+
+    name: str
+    model: Provider
+    deps_type: type[Any] | None
+    instructions: Instructions
+    thoughts: Thoughts | None
+    """How the model may think aloud, if it may."""
+    output: Output
+    tools: Toolset
+    pipeline: Operator
+    """Carries out one iteration."""
+    strategy: Strategy
+    limits: Limits
+    settings: ModelSettings
+    log: EventLog | None
+    opened: Opened
+
+    def spec(
+        self,
+        task_id: str,
+        context_id: str,
+        deps: Any,
+        options: Options,
+        *,
+        strategy: Strategy | None,
+        overrides: Mapping[str, Any],
+        **fields: Any,
+    ) -> RunSpec:
+        """What a run is made of.
+
+        Args:
+            task_id: The run.
+            context_id: The conversation.
+            deps: What tools find on `ctx.deps`.
+            options: What was said of this run.
+            strategy: The one among the options; None for the agent's own.
+            overrides: A model and tools that go before those of the agent, and of the run.
+            **fields: Further fields of the `RunSpec`.
+        """
+        model, settings, limits = options.get("model"), options.get("settings"), options.get("limits")
+        made_by = strategy or self.strategy
+        loop = made_by(self.pipeline)
+        if strategy is not None:
+            check_operator(strategy, loop)
+        chosen = overrides.get("model") or (self.opened.provider(model) if model is not None else self.model)
+        return RunSpec(
+            task_id=task_id,
+            context_id=context_id,
+            agent_name=self.name,
+            model=chosen,
+            loop=loop,
+            strategy=getattr(made_by, "__name__", None) if made_by is not iterate else None,
+            tools=overrides.get("tools", self.tools),
+            instructions=self.instructions,
+            limits=limits.over(self.limits) if limits is not None else self.limits,
+            settings=settings.over(self.settings) if settings is not None else self.settings,
+            thought_limit=(self.thoughts or Thoughts()).limit,
+            deps=deps,
+            log=self.log,
+            metadata=dict(options.get("metadata") or {}),
+            provider=self.opened.provider,
+            on_input=options.get("on_input"),
+            when_busy=options.get("when_busy") or "refuse",
+            parse=self.output.parse,
+            output_prompt=self.output.prompt(chosen),
+            response_schema=self.output.schema,
+            **fields,
+        )
+
+    def run(self, spec: RunSpec, made_at: tuple[str, int]) -> Run[Any]:
+        """A run that nobody has started yet.
+
+        Args:
+            spec: What it is made of.
+            made_at: The file and line that asked for it.
+
+        Raises:
+            RxloopError: The agent is closed.
+        """
+        if self.opened.closed:
+            raise RxloopError(f"the agent {self.name!r} is closed: make another one")
+        attempt = Attempt(spec)
+        attempt.made_at = made_at
+        run: Run[Any] = Run(attempt)
+        self.opened.runs.add(run.hold)
+        return run
+
+    def toolset(self, tools: Sequence[AnyTool]) -> Toolset:
+        """These tools, with those by which the model answers and thinks."""
+        return toolset_of(tools, self.output, self.thoughts)
+
+    async def aclose(self) -> None:
+        """Close what the agent opened itself."""
+        made = [provider.aclose for provider in self.opened.providers.values()]
+        given = [provider.aclose_made for provider in self.opened.given if isinstance(provider, MakesModels)]
+        await in_turn([self.tools.aclose, *made, *given])
+
+
+def toolset_of(tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | None) -> Toolset:
+    """These tools, with those by which the model answers and thinks."""
+    own = [tool for tool in (output.tool, think_aloud(thoughts) if thoughts is not None else None) if tool]
+    return Toolset([*tools, *own])
+
+
+def new_id() -> str:
+    """An id for a run or a conversation, a UUIDv7."""
+    # Imported here: uuid6 brings importlib.metadata, a good part of the time that importing rxloop takes.
+    import uuid6
+
+    return str(uuid6.uuid7())
