@@ -1,0 +1,1 @@
+"""Many runs by id: turns, messages, cancelling, batches; what outlives a request."""
