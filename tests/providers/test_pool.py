@@ -13,6 +13,7 @@ from rxloop.providers import Timeouts, _pool, openai_chat
 from rxloop.providers._exchange import Client
 from rxloop.providers._httpx import STREAMS, HttpxClient
 from rxloop.providers._pool import TRANSPORT_ENV, ClientPool
+from rxloop.testing import virtual_time
 from servers import REQUEST, Server, chat, collect, say, text
 
 
@@ -37,32 +38,35 @@ async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_a
     await pool.aclose()
 
 
-async def test_a_client_beyond_the_first_is_closed_when_nobody_has_used_it_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pool = ClientPool(Timeouts(), transport="httpx")
-    async with AsyncExitStack() as most, AsyncExitStack() as one, AsyncExitStack() as last:
-        for _ in range(STREAMS):
-            await most.enter_async_context(pool.lease())
-        await one.enter_async_context(pool.lease())
-        for _ in range(STREAMS):
-            await last.enter_async_context(pool.lease())
-        first, second, third = pool.clients
-        await last.aclose()
-        await pool.close_idle()
-        # Not yet: the next moment may need it.
-        assert pool.clients == [first, second, third]
-        monkeypatch.setattr(_pool, "IDLE_SECONDS", 0)
-        await most.aclose()
-        await pool.close_idle()
-        # The one that is in use stays, and so does the first.
-        assert pool.clients == [first, second]
-        assert [client.is_closed for client in (first, second, third)] == [False, False, True]
-    await pool.close_idle()
-    assert pool.clients == [first]
-    assert second.is_closed
-    await pool.aclose()
-    assert first.is_closed
+def test_a_client_beyond_the_first_is_closed_when_nobody_has_used_it_for_a_while() -> None:
+    async def use() -> None:
+        pool = ClientPool(Timeouts(), transport="httpx")
+        async with AsyncExitStack() as most, AsyncExitStack() as one, AsyncExitStack() as last:
+            for _ in range(STREAMS):
+                await most.enter_async_context(pool.lease())
+            await one.enter_async_context(pool.lease())
+            for _ in range(STREAMS):
+                await last.enter_async_context(pool.lease())
+            first, second, third = pool.clients
+            await last.aclose()
+            pool.tidy()
+            await asyncio.sleep(_pool.IDLE_SECONDS - 1)
+            # Not yet: the next moment may need it.
+            assert pool.clients == [first, second, third]
+            await most.aclose()
+            await asyncio.sleep(2)
+            # The one that is in use stays, and so does the first.
+            assert pool.clients == [first, second]
+            assert [client.is_closed for client in (first, second, third)] == [False, False, True]
+        pool.tidy()
+        await asyncio.sleep(_pool.IDLE_SECONDS + 1)
+        assert pool.clients == [first]
+        assert second.is_closed
+        await pool.aclose()
+        assert first.is_closed
+
+    with virtual_time() as time:
+        time.run(use())
 
 
 async def test_many_calls_at_once_share_few_clients_and_no_connection_is_left(server: Server, transport: str) -> None:
@@ -167,25 +171,64 @@ async def test_a_provider_that_is_dropped_takes_its_pool_along(server: Server, t
         gc.enable()
 
 
-async def test_after_a_peak_few_clients_rest_and_no_more_than_are_at_work() -> None:
-    pool = ClientPool(Timeouts(), transport="httpx")
-    async with AsyncExitStack() as peak, AsyncExitStack() as work:
-        for _ in range(10 * STREAMS):
-            await work.enter_async_context(pool.lease())
-        for _ in range(30 * STREAMS):
-            await peak.enter_async_context(pool.lease())
-        every = pool.clients
-        assert len(every) == 40
-        await peak.aclose()
-        await pool.close_idle()
-        assert len(pool.clients) == 20
-    await pool.close_idle()
-    assert len(pool.clients) == 1 + _pool.IDLE_CLIENTS
-    assert sum(not client.is_closed for client in every) == 1 + _pool.IDLE_CLIENTS
-    await pool.aclose()
+def test_after_a_peak_few_clients_rest_and_no_more_than_are_at_work() -> None:
+    async def use() -> None:
+        pool = ClientPool(Timeouts(), transport="httpx")
+        async with AsyncExitStack() as peak, AsyncExitStack() as work:
+            for _ in range(10 * STREAMS):
+                await work.enter_async_context(pool.lease())
+            for _ in range(30 * STREAMS):
+                await peak.enter_async_context(pool.lease())
+            every = pool.clients
+            assert len(every) == 40
+            await peak.aclose()
+            pool.tidy()
+            await asyncio.sleep(2 * _pool.PEAK_SECONDS)
+            assert len(pool.clients) == 20
+        pool.tidy()
+        await asyncio.sleep(2 * _pool.PEAK_SECONDS)
+        assert len(pool.clients) == 1 + _pool.IDLE_CLIENTS
+        assert sum(not client.is_closed for client in every) == 1 + _pool.IDLE_CLIENTS
+        await pool.aclose()
+
+    with virtual_time() as time:
+        time.run(use())
 
 
-async def test_the_sockets_of_a_peak_are_closed_with_it(server: Server) -> None:
+def test_what_is_being_closed_is_closed_when_the_pool_is() -> None:
+    async def use() -> None:
+        pool = ClientPool(Timeouts(), transport="httpx")
+        async with AsyncExitStack() as peak:
+            for _ in range(20 * STREAMS):
+                await peak.enter_async_context(pool.lease())
+            every = pool.clients
+        pool.tidy()
+        while len(pool.clients) == len(every):  # noqa: ASYNC110 (in virtual time)
+            await asyncio.sleep(_pool.PEAK_SECONDS)
+        await pool.aclose()
+        assert all(client.is_closed for client in every)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with virtual_time() as time:
+        time.run(use())
+
+
+async def test_a_peak_goes_on_with_the_connections_that_it_has(server: Server) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server, transport="httpx")
+
+    async def one_after_the_other() -> None:
+        for _ in range(3):
+            await collect(provider.call(REQUEST))
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(60)))
+    # Each connection is made once, though between two calls all clients may rest.
+    assert server.connections <= 60
+    await provider.aclose()
+
+
+async def test_the_sockets_of_a_peak_are_closed_with_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pool, "PEAK_SECONDS", 0.05)
     server.answer(say("Hello"))
     provider = chat(server, transport="httpx")
     await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(100)))

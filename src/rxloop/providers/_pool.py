@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from contextvars import Context
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal, cast, get_args
 from urllib.request import getproxies
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 import anyio
 
@@ -28,7 +30,9 @@ Transport = Literal["httpx", "aiohttp"]
 """What carries the requests."""
 TRANSPORT_ENV = "RXLOOP_TRANSPORT"
 IDLE_CLIENTS = 4
-"""How many clients may rest, or as many as are at work: after a peak the others go at once, and their sockets."""
+"""How many clients may rest, or as many as are at work: after a peak the others go soon, and their sockets."""
+PEAK_SECONDS = 1.0
+"""How long the others rest all the same: within a peak, between two calls of a run, every client rests for a moment."""
 IDLE_SECONDS = 30.0
 """How long a connection is kept that nobody uses, and a client beyond the first."""
 
@@ -58,6 +62,16 @@ class _Slot:
         self.idle_since = asyncio.get_running_loop().time()
 
 
+class _Clients:
+    """The clients of one event loop."""
+
+    def __init__(self) -> None:
+        self.slots: list[_Slot] = []
+        self.timer: asyncio.TimerHandle | None = None
+        """Looks for clients that have rested for too long."""
+        self.closing: set[asyncio.Task[None]] = set()
+
+
 class ClientPool:
     """Lends clients, made when they are first needed.
 
@@ -82,7 +96,7 @@ class ClientPool:
         self._own = own
         self._bounds = bounds
         self._transport: Transport | None = None if transport is None else checked_transport(transport)
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Slot]] = WeakKeyDictionary()
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clients] = WeakKeyDictionary()
 
     @property
     def shielded(self) -> bool:
@@ -92,53 +106,75 @@ class ClientPool:
     def lease(self) -> AbstractAsyncContextManager[Client]:
         """Lend a client of the running loop for one stream."""
         loop = asyncio.get_running_loop()
-        slots = self._slots.get(loop)
-        if slots is None:
+        here = self._by_loop.get(loop)
+        if here is None:
             self._forget_closed_loops()
-            slots = self._slots[loop] = []
-        for slot in slots:
+            here = self._by_loop[loop] = _Clients()
+        for slot in here.slots:
             # The first with room: after a peak the last ones come to rest.
             if slot.client.streams is None or slot.streams < slot.client.streams:
                 return slot
         slot = _Slot(self._new_client())
-        slots.append(slot)
+        here.slots.append(slot)
         return slot
 
     @property
     def clients(self) -> list[Client]:
         """The clients of the running loop."""
-        return [slot.client for slot in self._slots.get(asyncio.get_running_loop(), ())]
+        here = self._by_loop.get(asyncio.get_running_loop())
+        return [] if here is None else [slot.client for slot in here.slots]
 
     async def aclose(self) -> None:
         """Close the clients of the running loop; one that was given by the user stays open."""
-        for slot in self._slots.pop(asyncio.get_running_loop(), ()):
-            if self._own is None:
-                await slot.client.aclose()
-
-    async def close_idle(self) -> None:
-        """Close the clients beyond the first that nobody has used for a while, or that are too many to rest."""
-        loop = asyncio.get_running_loop()
-        slots = self._slots.get(loop, [])
-        if len(slots) < 2:
-            return
-        latest = loop.time() - IDLE_SECONDS
-        resting = [slot for slot in slots[1:] if not slot.streams]
-        enough = max(IDLE_CLIENTS, len(slots) - len(resting))
-        await self._close(slots, [*resting[enough:], *(slot for slot in resting[:enough] if slot.idle_since <= latest)])
+        here = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if here is not None:
+            if here.timer is not None:
+                here.timer.cancel()
+            await self._close(here.slots)
+            if here.closing:
+                await asyncio.wait(here.closing)
 
     async def aclose_unused(self) -> None:
         """Close the clients of the running loop that nobody uses at the moment."""
-        slots = self._slots.get(asyncio.get_running_loop(), [])
-        await self._close(slots, [slot for slot in slots if not slot.streams])
+        here = self._by_loop.get(asyncio.get_running_loop())
+        if here is not None:
+            unused = [slot for slot in here.slots if not slot.streams]
+            here.slots = [slot for slot in here.slots if slot.streams]
+            await self._close(unused)
 
-    async def _close(self, slots: list[_Slot], surplus: list[_Slot]) -> None:
-        for slot in surplus:
-            slots.remove(slot)
-        if self._own is not None or not surplus:
+    def tidy(self) -> None:
+        """Have the clients of the running loop closed that rest for too long from now on, or are too many to rest."""
+        loop = asyncio.get_running_loop()
+        here = self._by_loop.get(loop)
+        if here is not None and here.timer is None and len(here.slots) > 1:
+            # The timer holds neither the pool nor anything of the run that has made the call.
+            look = WeakMethod(self._look)
+            here.timer = loop.call_later(PEAK_SECONDS, _call, look, here, context=Context())
+
+    def _look(self, here: _Clients) -> None:
+        here.timer = None
+        now = asyncio.get_running_loop().time()
+        resting = [slot for slot in here.slots[1:] if not slot.streams]
+        enough = max(IDLE_CLIENTS, len(here.slots) - len(resting))
+        over = [
+            slot
+            for place, slot in enumerate(resting)
+            if slot.idle_since <= now - (IDLE_SECONDS if place < enough else PEAK_SECONDS)
+        ]
+        here.slots = [slot for slot in here.slots if slot not in over]
+        if over:
+            task = asyncio.get_running_loop().create_task(self._close(over), name="rxloop-close-clients")
+            here.closing.add(task)
+            task.add_done_callback(here.closing.discard)
+        if len(over) < len(resting):
+            self.tidy()
+
+    async def _close(self, slots: list[_Slot]) -> None:
+        if self._own is not None or not slots:
             return
         # A client that has begun to close must not stay half open.
         with anyio.CancelScope(shield=True):
-            for slot in surplus:
+            for slot in slots:
                 await slot.client.aclose()
 
     def _new_client(self) -> Client:
@@ -158,8 +194,13 @@ class ClientPool:
 
     def _forget_closed_loops(self) -> None:
         # A client holds its loop through its open connections, so that the weak key alone would keep both for ever.
-        for loop in [loop for loop in self._slots if loop.is_closed()]:
-            del self._slots[loop]
+        for loop in [loop for loop in self._by_loop if loop.is_closed()]:
+            del self._by_loop[loop]
+
+
+def _call(look: WeakMethod[Callable[[_Clients], None]], here: _Clients) -> None:
+    if (method := look()) is not None:
+        method(here)
 
 
 def checked_transport(name: str) -> Transport:

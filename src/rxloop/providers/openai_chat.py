@@ -138,7 +138,7 @@ class OpenAIChat:
                     response = await send(client, where, where.headers, self._encoder.encode(request))
                     reader = ChatReader(push, request.step, where, request.tools, self._rules, self._bounds)
                     await receive(response, where, reader, self._stream, gate_of(request), watch, self._bounds)
-                await self._pool.close_idle()
+                self._pool.tidy()
         except OutOfBounds as error:
             failure = _errors.out_of_bounds(error, where)
         except RxloopError as error:
