@@ -162,6 +162,7 @@ if TYPE_CHECKING:
     from rxloop.stream.bridges import Push as Push
     from rxloop.stream.bridges import emit as emit
     from rxloop.stream.bridges import from_task as from_task
+    from rxloop.stream.merge import merge as merge
     from rxloop.stream.scheduler import timers as timers
     from rxloop.stream.stream import Stream as Stream
     from rxloop.thinking.flow import STRATEGIES as STRATEGIES

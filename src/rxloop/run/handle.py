@@ -21,7 +21,7 @@ from rxloop.run.ownership import RunHold
 from rxloop.run.result import Result
 from rxloop.state.limits import LimitHit
 from rxloop.stream.buffer import Overflow
-from rxloop.stream.stream import A, B, C, D, E, F, G, Stream, V
+from rxloop.stream.stream import A, B, C, D, E, F, G, Stream, V, check_reader
 
 O = TypeVar("O", default=str)  # noqa: E741
 
@@ -160,10 +160,7 @@ class Run(Generic[O]):
             buffer: The number of items.
             after: The cursor of the last event that the reader has; only what follows it is delivered.
         """
-        if overflow not in ("coalesce", "block", "drop_oldest", "error"):
-            raise ConfigurationError(f"overflow must be coalesce, block, drop_oldest or error, not {overflow!r}")
-        if buffer < 1:
-            raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
+        check_reader(overflow, buffer)
         source = self._retained() if after is None else after_cursor(after)(self._whole())
         return Stream(source, self.hold, overflow=overflow, buffer=buffer).pipe(*views)
 

@@ -14,7 +14,7 @@ from reactivex.scheduler import CurrentThreadScheduler, HistoricalScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
-from rxloop.stream.scope import Scope, outside
+from rxloop.stream.scope import Gates, Scope, outside
 
 S = TypeVar("S")
 
@@ -27,7 +27,12 @@ class RunScheduler(AsyncIOScheduler):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, scope: Scope | None = None, *, for_readers: bool = False
+        self,
+        loop: asyncio.AbstractEventLoop,
+        scope: Scope | None = None,
+        *,
+        for_readers: bool = False,
+        gates: Gates | None = None,
     ) -> None:
         """Make a scheduler.
 
@@ -36,9 +41,11 @@ class RunScheduler(AsyncIOScheduler):
             scope: That of the run whose pipeline it is for: what a timer raises ends the run, and a run that waits for
                 a timer is not stuck.
             for_readers: It is for those who read a run, whose timers are none of the run's business.
+            gates: Those of somebody who reads several runs; a run that is made in the subscription adds its own.
         """
         super().__init__(loop)
         self.scope = scope
+        self.gates = gates
         self._for_readers = for_readers
         self.thread = threading.get_ident()
         """That of the event loop."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
@@ -48,6 +48,40 @@ class Gate:
             if self._opened is None:
                 self._opened = asyncio.Event()
             await self._opened.wait()
+
+
+class Gates(Gate):
+    """The gates of several runs as one, for a reader of all of them."""
+
+    def __init__(self, gates: Iterable[Gate] = ()) -> None:
+        super().__init__()
+        self._gates = list(gates)
+
+    def close(self) -> None:
+        """Hold all of them back, and those that come."""
+        if not self.closed:
+            for gate in self._gates:
+                gate.close()
+        super().close()
+
+    def open(self) -> None:
+        """Undo one `close`."""
+        super().open()
+        if not self.closed:
+            for gate in self._gates:
+                gate.open()
+
+    def add(self, gate: Gate) -> None:
+        """Hold the run of this gate back with the others."""
+        self._gates.append(gate)
+        if self.closed:
+            gate.close()
+
+    def remove(self, gate: Gate) -> None:
+        """Let go of the run of this gate."""
+        self._gates.remove(gate)
+        if self.closed:
+            gate.open()
 
 
 _AROUND: ContextVar[tuple[object, ...]] = ContextVar("rxloop_around", default=())

@@ -59,6 +59,18 @@ class Hold(Protocol):
         ...
 
 
+def check_reader(overflow: Overflow, buffer: int) -> None:
+    """Check how a slow reader is to be treated.
+
+    Raises:
+        ConfigurationError: There is no such policy, or the buffer holds nothing.
+    """
+    if overflow not in ("coalesce", "block", "drop_oldest", "error"):
+        raise ConfigurationError(f"overflow must be coalesce, block, drop_oldest or error, not {overflow!r}")
+    if buffer < 1:
+        raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
+
+
 class Stream(Observable[T], Generic[T]):
     """An Observable with the scheduler of its run, that can be iterated with `async for` and awaited for its last item.
 

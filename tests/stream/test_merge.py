@@ -1,0 +1,181 @@
+"""Several runs as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+import reactivex as rx
+from reactivex import operators as ops
+from reactivex.subject import Subject
+
+from run_checks import Recorder, nothing_left, settled, until
+from rxloop import Agent, MemoryEventLog, merge, op
+from rxloop.errors import ConfigurationError, ContextBusy, RxloopError, ServerError
+from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, StatusUpdateEvent
+from rxloop.testing import ScriptedModel, assert_marbles, frames, turn, virtual_time
+
+
+def agent(line: str, **options: Any) -> Agent[None, str]:
+    """An agent whose model says the letters of a line of frames."""
+    return Agent(ScriptedModel(turn(frames(line))), **options)
+
+
+def deltas(events: list[Event]) -> str:
+    return "".join(event.delta for event in events if isinstance(event, ContentDeltaEvent))
+
+
+def test_the_events_of_all_runs_come_as_they_happen_and_the_last_ends_it() -> None:
+    with virtual_time():
+        assert_marbles(merge(agent("-a--b|").run("1"), agent("--x|").run("2")), "(twltwl)---(cF)--(cF|)")
+
+
+def test_each_run_is_told_apart_by_its_id_and_views_take_them_together() -> None:
+    with virtual_time() as time:
+        first, second = agent("-a-b|").run("1"), agent("--x-y|").run("2")
+        both = merge(first, second)
+
+        async def read() -> tuple[list[Any], Any]:
+            return [event async for event in both], await both.pipe(op.stats(1.0))
+
+        events, figures = time.run(read())
+    assert {event.task_id for event in events} == {first.task_id, second.task_id}
+    assert deltas([event for event in events if event.task_id == second.task_id]) == "xy"
+    assert figures.model_calls == 2
+
+
+def test_a_run_that_fails_says_so_by_its_own_end_and_does_not_cut_the_others() -> None:
+    failing = Agent(ScriptedModel(ServerError("503")))
+    with virtual_time() as time:
+        runs = failing.run("1"), agent("----b|").run("2")
+
+        async def read() -> list[Any]:
+            events = [event async for event in merge(*runs)]
+            with pytest.raises(RxloopError):
+                await runs[0]
+            return events
+
+        events = time.run(read())
+    assert [e.state for e in events if isinstance(e, StatusUpdateEvent) and e.final] == ["failed", "completed"]
+
+
+async def test_what_a_refused_run_raises_comes_when_all_have_ended() -> None:
+    log = MemoryEventLog()
+    talking = Agent(ScriptedModel(turn(frames("-a-|", 0.001))), log=log)
+    first, refused = talking.run("1", context_id="c"), talking.run("2", context_id="c")
+    seen: list[Any] = []
+    with pytest.raises(ContextBusy):
+        await merge(first, refused).pipe(ops.do_action(seen.append))
+    assert seen[-1].final
+
+
+def test_several_errors_come_as_a_group() -> None:
+    with virtual_time() as time, pytest.raises(ExceptionGroup) as raised:
+        time.run(merge(rx.throw(ValueError("a")), rx.just(1), rx.throw(KeyError("b"))))
+    assert [type(error) for error in raised.value.exceptions] == [ValueError, KeyError]
+
+
+async def test_a_slow_reader_that_blocks_holds_every_run_back() -> None:
+    runs = [agent(f"-{letter}" * 200 + "|").run("?") for letter in "ab"]
+    for run in runs:
+        run.hold.start()
+    reader = aiter(merge(*runs, overflow="block", buffer=4))
+    await anext(reader)
+    await until(lambda: all(run.hold.gate.closed for run in runs))
+    async for _ in reader:
+        if not any(run.hold.gate.closed for run in runs):
+            break
+    else:
+        pytest.fail("the gates never opened")
+    await reader.aclose()
+    assert not any(run.hold.gate.closed for run in runs)
+    for run in runs:
+        await run.aclose()
+
+
+async def test_dropping_the_stream_cancels_the_runs_that_nobody_else_holds() -> None:
+    dropped, held = agent(f"-a{'-' * 400}|"), agent("-b|")
+    kept = held.run("2")
+    reader = aiter(merge(dropped.run("1"), kept))
+    await anext(reader)
+    await reader.aclose()
+    del reader
+    gc.collect()
+    assert (await kept).output == "b"
+    await nothing_left(turns=50)
+
+
+async def test_nothing_starts_before_the_first_use_and_all_do_then() -> None:
+    runs = [agent("-a|").run(str(number)) for number in range(3)]
+    stream = merge(*runs)
+    assert not any(run.started for run in runs)
+    recorder = Recorder(stream)
+    assert all(run.started for run in runs)
+    await asyncio.gather(*(run.result() for run in runs))
+    await settled()
+    assert recorder.completed
+
+
+def test_an_event_that_a_subscriber_causes_comes_after_the_one_it_was_caused_by() -> None:
+    first: Subject[int] = Subject()
+    second: Subject[int] = Subject()
+    seen: list[int] = []
+
+    async def read() -> None:
+        def on_next(item: int) -> None:
+            if item == 1:
+                second.on_next(2)
+            seen.append(item)
+
+        merge(first, second).subscribe(on_next)
+        first.on_next(1)
+
+    with virtual_time() as time:
+        time.run(read())
+    assert seen == [1, 2]
+
+
+def test_time_operators_of_an_observable_go_by_the_event_loop() -> None:
+    async def read() -> list[Any]:
+        return [item async for item in merge(rx.timer(60).pipe(ops.map(lambda _: "late")), rx.just("now"))]
+
+    with virtual_time() as time:
+        assert time.run(read()) == ["now", "late"]
+        assert time.now == 60
+
+
+async def test_nothing_to_merge_ends_at_once() -> None:
+    assert [item async for item in merge()] == []
+
+
+async def test_texts_are_merged_and_their_failures_raise() -> None:
+    failing = Agent(ScriptedModel(ServerError("503")))
+    pieces: list[str] = []
+    texts = merge(failing.run("1").text(), agent("-a-b|").run("2").text())
+    with pytest.raises(RxloopError, match="503"):
+        await texts.pipe(ops.do_action(pieces.append))
+    assert "".join(pieces) == "ab"
+
+
+@pytest.mark.parametrize("wrong", ["a text", None, [1]])
+async def test_what_is_no_source_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="takes runs, streams and Observables"):
+        merge(wrong)
+
+
+async def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="overflow must be"):
+        merge(overflow="sometimes")  # type: ignore[arg-type]
+
+
+def test_a_merged_stream_can_be_merged() -> None:
+    with virtual_time() as time:
+
+        async def read() -> list[str]:
+            runs = [agent(line).run("?") for line in ("-a|", "--b|", "---c|")]
+            nested = merge(merge(*runs[:2]), runs[2])
+            return [e.content async for e in nested.pipe(op.of_type(ContentCompleteEvent))]
+
+        assert time.run(read()) == ["a", "b", "c"]
