@@ -14,8 +14,10 @@ from rxloop.stream.bridges import Push, from_task
 
 log = logging.getLogger("rxloop")
 
+Read = Callable[[int], Awaitable[Sequence[Event]]]
 
-def with_past(source: Observable[Event], read: Callable[[int], Awaitable[Sequence[Event]]]) -> Observable[Event]:
+
+def with_past(source: Observable[Event], read: Read) -> Observable[Event]:
     """Make a stream of events from the first one on, though its source begins later.
 
     ::
@@ -45,14 +47,7 @@ def with_past(source: Observable[Event], read: Callable[[int], Awaitable[Sequenc
             waiting = None
 
         async def fetch(push: Push[Event], first: Event) -> None:
-            try:
-                events = list(await read(first.seq))
-            except Exception:
-                log.warning("the log could not be read for a late subscriber of %s", first.task_id, exc_info=True)
-                events = []
-            if not events or events[-1].seq != first.seq - 1:
-                events = [*gaps]
-            for event in events:
+            for event in await _missing(read, first) or gaps:
                 push(event)
             release()
 
@@ -90,3 +85,13 @@ def with_past(source: Observable[Event], read: Callable[[int], Awaitable[Sequenc
         return CompositeDisposable(subscription, task)
 
     return Observable(subscribe)
+
+
+async def _missing(read: Read, first: Event) -> Sequence[Event]:
+    """Read all that comes before an event; nothing if not all of it is there."""
+    try:
+        events = await read(first.seq)
+    except Exception:
+        log.warning("the log could not be read for a late subscriber of %s", first.task_id, exc_info=True)
+        return ()
+    return events if events and events[-1].seq == first.seq - 1 else ()

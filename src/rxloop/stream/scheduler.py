@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from reactivex import abc, typing
-from reactivex.disposable import Disposable
+from reactivex.disposable import Disposable, SerialDisposable
 from reactivex.scheduler import CurrentThreadScheduler, HistoricalScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
@@ -124,8 +124,25 @@ def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
     return scheduler
 
 
-def stopwatch(clock: abc.SchedulerBase) -> Callable[[], float]:
-    """Make a clock of a scheduler, in seconds; only differences mean something."""
-    if isinstance(clock, RunScheduler):
-        return clock.seconds
-    return lambda: clock.to_seconds(clock.now)
+class Timer(SerialDisposable):
+    """The one timer of an operator, by the clock of its subscription."""
+
+    def __init__(self, scheduler: abc.SchedulerBase | None) -> None:
+        super().__init__()
+        clock = self._clock = timers(scheduler)
+        self.now: Callable[[], float] = (
+            clock.seconds if isinstance(clock, RunScheduler) else lambda: clock.to_seconds(clock.now)
+        )
+        """Tells the time in seconds; only differences mean something."""
+
+    def start(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run the action once, after that many seconds, in the place of what was to run."""
+
+        def due(_scheduler: abc.SchedulerBase, _state: object = None) -> None:
+            action()
+
+        self.disposable = self._clock.schedule_relative(max(seconds, 0.0), due)
+
+    def stop(self) -> None:
+        """Run nothing; it can be started again."""
+        self.disposable = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SerialDisposable
+from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views._types import View
-from rxloop.stream.scheduler import stopwatch, timers
+from rxloop.stream.scheduler import Timer
 
 T = TypeVar("T")
 
@@ -39,26 +39,24 @@ def idle_timeout(seconds: float) -> View[T, T]:
 
     def operator(source: Observable[T]) -> Observable[T]:
         def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-            clock = timers(scheduler)
-            seconds_now = stopwatch(clock)
-            last = seconds_now()
-            timer = SerialDisposable()
+            timer = Timer(scheduler)
+            last = timer.now()
 
             # A timer for each event would cost more than the event. This one looks when the last came, and waits on.
-            def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
-                rest = last + seconds - seconds_now()
+            def check() -> None:
+                rest = last + seconds - timer.now()
                 # Timers may be a little early.
                 if rest > 1e-6:
-                    timer.disposable = clock.schedule_relative(rest, check)
+                    timer.start(rest, check)
                 else:
                     observer.on_error(TimeoutError(f"no event came for {seconds:g} s"))
 
             def on_next(value: T) -> None:
                 nonlocal last
-                last = seconds_now()
+                last = timer.now()
                 observer.on_next(value)
 
-            timer.disposable = clock.schedule_relative(seconds, check)
+            timer.start(seconds, check)
             subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
             return CompositeDisposable(subscription, timer)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SerialDisposable
+from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views._open import OpenWork, begins_attempt
 from rxloop.operators.views._types import View
 from rxloop.protocol.events import Event, GapEvent, ends_attempt
 from rxloop.protocol.messages import ToolCall
-from rxloop.stream.scheduler import stopwatch, timers
+from rxloop.stream.scheduler import Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,11 @@ def stalled(seconds: float) -> View[Event, Stall]:
         def subscribe(
             observer: abc.ObserverBase[Stall], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            clock = timers(scheduler)
+            timer = Timer(scheduler)
             open_ = OpenWork()
-            seconds_now = stopwatch(clock)
-            began = seconds_now()
-            emitted = 0
-            before = 0
+            began = timer.now()
+            emitted = before = 0
             ended = False
-            timer = SerialDisposable()
 
             def emit_up_to(count: int) -> None:
                 nonlocal emitted
@@ -100,35 +97,31 @@ def stalled(seconds: float) -> View[Event, Stall]:
                     observer.on_next(Stall(emitted * seconds, models, calls, tuple(open_.questions)))
 
             # A timer for each event would cost more than the event. This one looks when the last came, and waits on.
-            def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
+            def check() -> None:
                 # Timers may be a little early, and three tenths are less than three times a tenth.
-                emit_up_to(int((seconds_now() - began) / seconds + 1e-6))
-                arm(began + (emitted + 1) * seconds - seconds_now())
-
-            def arm(rest: float) -> None:
+                emit_up_to(int((timer.now() - began) / seconds + 1e-6))
                 if not ended:
-                    timer.disposable = clock.schedule_relative(max(rest, 0.0), check)
+                    timer.start(began + (emitted + 1) * seconds - timer.now(), check)
 
             def on_next(event: Event) -> None:
                 nonlocal began, emitted, before, ended
                 if type(event) is GapEvent:
                     return  # made for a reader, at no time of the run
-                resumed = event.durable and begins_attempt(event)
-                if resumed:
+                if event.durable and begins_attempt(event):
                     before = 0
                 if before and not ended:
                     emit_up_to(int((event.timestamp - before) / 1000 / seconds + 1e-6))
                 # Never back: the clock of the machine that goes on with the run may be slow.
-                began, emitted, before = seconds_now(), 0, max(before, event.timestamp)
+                began, emitted, before = timer.now(), 0, max(before, event.timestamp)
                 if event.durable:
                     open_.take(event)
                     over, ended = ended, ends_attempt(event)
                     if ended:
-                        timer.disposable = None
+                        timer.stop()
                     elif over:
-                        arm(seconds)
+                        timer.start(seconds, check)
 
-            arm(seconds)
+            timer.start(seconds, check)
             subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
             return CompositeDisposable(subscription, timer)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SerialDisposable
+from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views._open import OpenWork, Step, begins_attempt, step_of
@@ -27,7 +27,7 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.protocol.messages import Usage
-from rxloop.stream.scheduler import stopwatch, timers
+from rxloop.stream.scheduler import Timer
 
 if TYPE_CHECKING:
     from rxloop.providers.prices import Price
@@ -106,20 +106,10 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
         def subscribe(
             observer: abc.ObserverBase[Stats], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            clock = timers(scheduler)
-            seconds_now = stopwatch(clock)
-            figures = _Figures(window, table)
-            came = seconds_now()
+            timer = Timer(scheduler)
+            figures = _Figures(window, table, timer.now)
             due = 0.0
             going = False
-            timer = SerialDisposable()
-
-            def time_now() -> float:
-                return figures.newest + seconds_now() - came
-
-            def time_of(event: Event) -> float:
-                # Never back: the clock of the machine that goes on with the run may be slow.
-                return max(event.timestamp / 1000, figures.newest) if event.timestamp else time_now()
 
             def emit_due(now: float) -> None:
                 nonlocal due
@@ -127,33 +117,29 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
                 due += ((now - due) // window + 1) * window
                 observer.on_next(figures.at(at))
 
-            def tick(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
-                now = time_now()
+            def tick() -> None:
+                now = figures.now()
                 # Timers may be a little early.
                 if now >= due - 1e-6:
                     emit_due(max(now, due))
-                arm(max(due - now, 0.0))
-
-            def arm(seconds: float) -> None:
-                timer.disposable = clock.schedule_relative(seconds, tick)
+                timer.start(due - now, tick)
 
             def on_next(event: Event) -> None:
-                nonlocal came, due, going
+                nonlocal due, going
                 if type(event) is GapEvent:
                     return  # made for a reader, at no time of the run
-                now = time_of(event)
+                now = figures.time_of(event)
                 if not going or (event.durable and begins_attempt(event)):
                     going = True
                     figures.go_on(now)
                     due = now + window
-                    arm(window)
+                    timer.start(window, tick)
                 elif now >= due:
                     emit_due(now)
-                came = seconds_now()
                 figures.take(event, now)
                 if event.durable and ends_attempt(event):
                     going = False
-                    timer.disposable = None
+                    timer.stop()
                     observer.on_next(figures.at(now))
 
             subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
@@ -167,9 +153,12 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
 class _Figures:
     """What is counted, by the time of the events in seconds."""
 
-    def __init__(self, window: float, prices: Mapping[str, Price]) -> None:
-        self.newest = 0.0
+    def __init__(self, window: float, prices: Mapping[str, Price], clock: Callable[[], float]) -> None:
+        self._newest = 0.0
         """The time of the newest event."""
+        self._clock = clock
+        self._came = clock()
+        """When that came, by the clock."""
         self._window = window
         self._begin: float | None = None
         self._deltas = deque[float]()
@@ -187,14 +176,23 @@ class _Figures:
         self._spending = Spending(prices)
         self._dollars: float | None = None
 
+    def now(self) -> float:
+        """The time of the run, which goes on after the newest event."""
+        return self._newest + self._clock() - self._came
+
+    def time_of(self, event: Event) -> float:
+        """The time of an event that comes now."""
+        # Never back: the clock of the machine that goes on with the run may be slow.
+        return max(event.timestamp / 1000, self._newest) if event.timestamp else self.now()
+
     def go_on(self, now: float) -> None:
         """A run or attempt begins at that time: leave out what has passed since the last one."""
         if self._begin is None:
             self._begin = now
         else:
-            self._begin += now - self.newest
-            self._since += now - self.newest
-        self.newest = now
+            self._begin += now - self._newest
+            self._since += now - self._newest
+        self._newest, self._came = now, self._clock()
         self._asked.clear()
         self._deltas.clear()
         self._answers.clear()
@@ -234,7 +232,7 @@ class _Figures:
                 self._first_token = round(now - asked, 6)
         elif event.durable:
             self._take_durable(event, now)
-        self.newest = now
+        self._newest, self._came = now, self._clock()
 
     def _take_durable(self, event: Event, now: float) -> None:
         match event:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SerialDisposable
+from reactivex.disposable import CompositeDisposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views._types import View
 from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent, ends_attempt
-from rxloop.stream.scheduler import stopwatch, timers
+from rxloop.stream.scheduler import Timer
 
 
 def token_rate(window: float = 1.0) -> View[Event, float]:
@@ -44,11 +43,9 @@ def token_rate(window: float = 1.0) -> View[Event, float]:
         def subscribe(
             observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            clock = timers(scheduler)
-            seconds_now = stopwatch(clock)
+            timer = Timer(scheduler)
             times = deque[float]()
-            emitted = begin = seconds_now()
-            timer = SerialDisposable()
+            emitted = begin = timer.now()
 
             def forget(now: float) -> None:
                 while times and times[0] <= now - window + 1e-6:
@@ -59,18 +56,18 @@ def token_rate(window: float = 1.0) -> View[Event, float]:
                 emitted = now
                 observer.on_next(rate)
 
-            def check(_scheduler: abc.SchedulerBase, _state: Any = None) -> None:
-                now = seconds_now()
+            def check() -> None:
+                now = timer.now()
                 # Timers may be a little early.
                 if now - emitted >= window - 1e-6:
                     forget(now)
                     emit(now, len(times) / window)
-                timer.disposable = clock.schedule_relative(max(emitted + window - now, 0.0), check)
+                timer.start(emitted + window - now, check)
 
             def on_next(event: Event) -> None:
                 nonlocal begin
                 if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
-                    now = seconds_now()
+                    now = timer.now()
                     forget(now)
                     if not times:
                         begin = now
@@ -83,7 +80,7 @@ def token_rate(window: float = 1.0) -> View[Event, float]:
                 elif ends_attempt(event):
                     observer.on_completed()
 
-            timer.disposable = clock.schedule_relative(window, check)
+            timer.start(window, check)
             subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
             return CompositeDisposable(subscription, timer)
 
