@@ -21,7 +21,7 @@ from rxloop.run.ownership import RunHold
 from rxloop.run.result import Result
 from rxloop.state.limits import LimitHit
 from rxloop.stream.buffer import Overflow
-from rxloop.stream.stream import A, B, C, D, E, F, G, Stream, V, check_reader
+from rxloop.stream.stream import A, B, C, D, E, Pipes, Stream, V, check_reader
 
 O = TypeVar("O", default=str)  # noqa: E741
 
@@ -44,7 +44,7 @@ def _raised_again(error: BaseException) -> BaseException:
     return fresh
 
 
-class Run(Generic[O]):
+class Run(Pipes[AnyEvent], Generic[O]):
     """A run of an agent: a stream of events, an awaitable result, and a handle to cancel it.
 
     The first use starts it, exactly once. Awaiting it is like awaiting a task: cancelling the awaiter cancels the run.
@@ -78,41 +78,8 @@ class Run(Generic[O]):
         """Every event of the run, from the first one, for each subscriber and each iterator."""
         return Stream(self._retained(), self.hold)
 
-    @overload
-    def pipe(self, /) -> Stream[AnyEvent]: ...
-    @overload
-    def pipe(self, a: V[AnyEvent, A], /) -> Stream[A]: ...
-    @overload
-    def pipe(self, a: V[AnyEvent, A], b: V[A, B], /) -> Stream[B]: ...
-    @overload
-    def pipe(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], /) -> Stream[C]: ...
-    @overload
-    def pipe(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], /) -> Stream[D]: ...
-    @overload
-    def pipe(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /) -> Stream[E]: ...
-    @overload
-    def pipe(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], /) -> Stream[F]: ...
-    @overload
-    def pipe(
-        self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
-    ) -> Stream[G]: ...
-    @overload
-    def pipe(
-        self,
-        a: V[AnyEvent, A],
-        b: V[A, B],
-        c: V[B, C],
-        d: V[C, D],
-        e: V[D, E],
-        f: V[E, F],
-        g: V[F, G],
-        h: V[G, Any],
-        /,
-        *more: Callable[[Any], Any],
-    ) -> Any: ...
-    def pipe(self, *views: Callable[[Any], Any]) -> Any:
-        """A stream through views, or any reactivex operators: `run.pipe(op.thoughts())`."""
-        return self.events.pipe(*views)
+    def _through(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
+        return self.events.pipe(*operators)
 
     @overload
     def stream(self, /, **options: Unpack[StreamOptions]) -> Stream[AnyEvent]: ...

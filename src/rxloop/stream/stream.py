@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 from reactivex import Observable, abc
@@ -71,7 +71,57 @@ def check_reader(overflow: Overflow, buffer: int) -> None:
         raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
 
 
-class Stream(Observable[T], Generic[T]):
+class Pipes(Generic[T]):
+    """What is piped through views, a run as well as a stream of its events."""
+
+    @overload
+    def pipe(self, /) -> Stream[T]: ...
+    @overload
+    def pipe(self, a: V[T, A], /) -> Stream[A]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], /) -> Stream[B]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], /) -> Stream[C]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], /) -> Stream[D]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /) -> Stream[E]: ...
+    @overload
+    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], /) -> Stream[F]: ...
+    @overload
+    def pipe(
+        self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
+    ) -> Stream[G]: ...
+    @overload
+    def pipe(
+        self,
+        a: V[T, A],
+        b: V[A, B],
+        c: V[B, C],
+        d: V[C, D],
+        e: V[D, E],
+        f: V[E, F],
+        g: V[F, G],
+        h: V[G, Any],
+        /,
+        *more: Callable[[Any], Any],
+    ) -> Any: ...
+    def pipe(self, *operators: Callable[[Any], Any]) -> Any:
+        """A stream through views, or any reactivex operators: `run.pipe(op.thoughts())`.
+
+        What comes out is a Stream again if it is an Observable.
+
+        Raises:
+            ConfigurationError: One of them works in the loop.
+        """
+        return self._through(operators)
+
+    def _through(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
+        raise NotImplementedError
+
+
+# The base declares that the last operator's own result comes out; here an Observable comes out as a Stream.
+class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMethodOverride]
     """An Observable with the scheduler of its run, that can be iterated with `async for` and awaited for its last item.
 
     Subscribing or iterating starts the run. Each subscriber and each iterator gets everything from the beginning,
@@ -141,45 +191,7 @@ class Stream(Observable[T], Generic[T]):
             raise
         return CompositeDisposable(subscription, Disposable(release))
 
-    @overload
-    def pipe(self, /) -> Stream[T]: ...
-    @overload
-    def pipe(self, a: V[T, A], /) -> Stream[A]: ...
-    @overload
-    def pipe(self, a: V[T, A], b: V[A, B], /) -> Stream[B]: ...
-    @overload
-    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], /) -> Stream[C]: ...
-    @overload
-    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], /) -> Stream[D]: ...
-    @overload
-    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /) -> Stream[E]: ...
-    @overload
-    def pipe(self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], /) -> Stream[F]: ...
-    @overload
-    def pipe(
-        self, a: V[T, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], f: V[E, F], g: V[F, G], /
-    ) -> Stream[G]: ...
-    @overload
-    def pipe(
-        self,
-        a: V[T, A],
-        b: V[A, B],
-        c: V[B, C],
-        d: V[C, D],
-        e: V[D, E],
-        f: V[E, F],
-        g: V[F, G],
-        h: V[G, Any],
-        /,
-        *more: Callable[[Any], Any],
-    ) -> Any: ...
-    # The base declares that the last operator's own result comes out; here an Observable comes out as a Stream.
-    def pipe(self, *operators: Callable[[Any], Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Apply operators; what comes out is a Stream again if it is an Observable.
-
-        Raises:
-            ConfigurationError: One of them works in the loop.
-        """
+    def _through(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
         # On the source and not on the stream: an iterator over the result must not hold the run by a subscription.
         result: Any = _Begun(self._source, self._hold)
         for operator in operators:
