@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from rxloop.errors import ContextBusy as ContextBusy
     from rxloop.errors import ContextLengthExceeded as ContextLengthExceeded
     from rxloop.errors import EventLogError as EventLogError
+    from rxloop.errors import Fenced as Fenced
     from rxloop.errors import GrammarError as GrammarError
     from rxloop.errors import InvalidEvent as InvalidEvent
     from rxloop.errors import InvalidInput as InvalidInput
     from rxloop.errors import InvalidOutput as InvalidOutput
     from rxloop.errors import InvalidThought as InvalidThought
     from rxloop.errors import LimitReached as LimitReached
+    from rxloop.errors import LogUnreachable as LogUnreachable
     from rxloop.errors import NoAnswers as NoAnswers
     from rxloop.errors import NotFinished as NotFinished
     from rxloop.errors import Overloaded as Overloaded
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from rxloop.errors import RecordingMismatch as RecordingMismatch
     from rxloop.errors import RunCancelled as RunCancelled
     from rxloop.errors import RunError as RunError
+    from rxloop.errors import RunExists as RunExists
     from rxloop.errors import RxloopError as RxloopError
     from rxloop.errors import ServerError as ServerError
     from rxloop.errors import SessionConflict as SessionConflict
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from rxloop.eventlog import MemoryEventLog as MemoryEventLog
     from rxloop.eventlog.sessions import SqliteSessionStore as SqliteSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog as SqliteEventLog
+    from rxloop.pipeline.logs import EventLog as EventLog
     from rxloop.pipeline.requests import IterationEnd as IterationEnd
     from rxloop.pipeline.requests import ModelRequest as ModelRequest
     from rxloop.pipeline.requests import Operator as Operator
@@ -81,7 +85,6 @@ if TYPE_CHECKING:
     from rxloop.pipeline.seams import Budget as Budget
     from rxloop.pipeline.seams import Clock as Clock
     from rxloop.pipeline.seams import Compressor as Compressor
-    from rxloop.pipeline.seams import EventLog as EventLog
     from rxloop.pipeline.seams import Provider as Provider
     from rxloop.pipeline.seams import SessionStore as SessionStore
     from rxloop.pipeline.seams import TokenCounter as TokenCounter

@@ -19,9 +19,10 @@ from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
 from rxloop.operators.loop.standard import standard
 from rxloop.operators.loop.typed_output import typed_output
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Operator, Strategy
 from rxloop.pipeline.run_context import D, RunContext
-from rxloop.pipeline.seams import EventLog, Provider
+from rxloop.pipeline.seams import Provider
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.messages import Message, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings

@@ -10,6 +10,9 @@ RxloopError
  ├── SlowReader              a reader with overflow="error" fell behind
  ├── EventLogError           the event log failed
  │    ├── ConflictError      another writer appended to the same run
+ │    │    ├── Fenced        the turn of the conversation belongs to somebody else now
+ │    │    └── RunExists     a new run has the id of one that the log holds
+ │    ├── LogUnreachable     the log was asked again and again, and did not answer
  │    └── UnknownRun         the log has no such run
  ├── SessionError            a thinking session refused a thought, or could not be used; `code` says why
  │    ├── InvalidThought     a thought does not fit; nothing was stored
@@ -113,6 +116,18 @@ class ConflictError(EventLogError):
     """Another writer appended to the same run first."""
 
     retryable = False
+
+
+class Fenced(ConflictError):
+    """The turn of the conversation belongs to somebody else now, who goes on with the run; nothing was written."""
+
+
+class RunExists(ConflictError):
+    """A new run was to begin under the id of one that the log holds already; nothing was written."""
+
+
+class LogUnreachable(EventLogError):
+    """The log was asked again for as long as that makes sense, and did not answer; whether it wrote is not known."""
 
 
 class UnknownRun(EventLogError, LookupError):

@@ -26,7 +26,7 @@ async def main(path: str, count: int) -> None:
             seq=1, attempt=1, task_id=name, timestamp=1, messages=[Message.user("Pay")], model="m", agent_name="a"
         )
         try:
-            await log.append(name, [event], expected_seq=0, owner=secrets.token_hex(8))
+            await log.append(name, [event], expected_seq=0, writer=secrets.token_hex(8))
             won.append(name)
         except ConflictError:
             pass

@@ -2,7 +2,7 @@ import asyncio
 import sys
 
 from rxloop.eventlog import MemoryEventLog
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 

@@ -106,15 +106,15 @@ async def test_a_batch_whose_writer_did_not_hear_of_it_is_not_written_twice(path
     await log.append("run", [task()], expected_seq=0)
     # More than is written without the thread.
     batch = notes(2, 100)
-    lost = asyncio.ensure_future(log.append("run", batch, expected_seq=1, owner="me"))
+    lost = asyncio.ensure_future(log.append("run", batch, expected_seq=1, writer="me"))
     await asyncio.sleep(0)
     lost.cancel()
     with pytest.raises(asyncio.CancelledError):
         await lost
 
-    await log.append("run", batch, expected_seq=1, owner="me")
+    await log.append("run", batch, expected_seq=1, writer="me")
     with pytest.raises(ConflictError, match="run run: the writer expected seq 1"):
-        await log.append("run", [CustomEvent(seq=2, attempt=1, name="another")], expected_seq=1, owner="me")
+        await log.append("run", [CustomEvent(seq=2, attempt=1, name="another")], expected_seq=1, writer="me")
 
     assert [event.seq for event in await log.read("run")] == list(range(1, 101))
     await log.aclose()

@@ -65,6 +65,7 @@ def models() -> dict[str, type[BaseModel]]:
 
 
 PRIVATE = {
+    "task": {"owner", "options"},
     "llm-call": {"problems"},
     "content-complete": {"provider_state"},
     "thought-stream": {"hidden_calls"},
@@ -462,3 +463,12 @@ def test_the_rules_of_one_kind_do_not_need_the_others() -> None:
     shown = complete.for_clients()
     assert isinstance(shown, ToolCompleteEvent)
     assert (shown.call, shown.result, shown.metadata) == (SHOWN, 1, {})
+
+
+def test_whose_run_it_is_and_what_it_was_begun_with_stay_on_the_server() -> None:
+    begun = TaskEvent(messages=[], model="m", agent_name="a", owner=MARK, options={"settings": {MARK: MARK}})
+    plain = TaskEvent(messages=[], model="m", agent_name="a")
+
+    assert MARK not in begun.to_json(public=True).decode() + repr(begun)
+    assert Event.from_json(begun.to_json()) == begun
+    assert plain.to_json().count(b"owner") + plain.to_json().count(b"options") == 0

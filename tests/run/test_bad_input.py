@@ -93,7 +93,7 @@ class NoLog:
 
 
 class OldLog(MemoryEventLog):
-    """As it was before logs kept the owner of a batch."""
+    """As it was before logs kept the writer of a batch."""
 
     async def append(self, task_id: str, events: Any, *, expected_seq: int) -> None: ...  # type: ignore[override]
 
@@ -156,11 +156,11 @@ class Anything:
         ("log", Path("runs.db"), r"log=SqliteEventLog\('runs.db'\)"),
         ("log", 5, "event log"),
         ("log", NoLog(), "read"),
-        ("log", OldLog(), r"append\(\).*'owner'.*: add owner=''$"),
+        ("log", OldLog(), r"append\(\).*'writer'.*: add writer=''$"),
         ("log", NoFollow(), "it has no follow, aclose;"),
         ("log", OldRead(), r"read\(\).*: add after_seq=0, deltas=False$"),
         ("log", OtherRuns(), r"runs\(\).*: add unfinished=False$"),
-        ("log", OldAppendNow(), r"append_now\(\).*: add owner=''$"),
+        ("log", OldAppendNow(), r"append_now\(\).*: add writer=''$"),
         ("log", MemoryEventLog, "class"),
         ("settings", {"temperature": 0}, r"ModelSettings\(temperature=0\)"),
     ],
@@ -182,7 +182,7 @@ def test_an_override_is_checked_like_an_agent(overridden: Any) -> None:
 
 def test_another_log_is_checked_like_that_of_an_agent() -> None:
     agent: Any = Agent(ScriptedModel(), log=MemoryEventLog())
-    with pytest.raises(ConfigurationError, match="add owner=''"):
+    with pytest.raises(ConfigurationError, match="add writer=''"):
         agent.with_log(OldLog())
     assert agent.with_log(None).log is None
     agent.with_log(Anything())

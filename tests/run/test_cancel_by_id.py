@@ -149,7 +149,7 @@ async def test_a_cancel_is_refused_where_another_process_writes_the_run() -> Non
     waiting = await bank.waiting()
 
     class Quicker(MemoryEventLog):
-        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
             raise ConflictError("somebody else")
 
     log = Quicker()

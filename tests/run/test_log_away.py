@@ -34,10 +34,10 @@ class Away(MemoryEventLog):
         super().__init__()
         self.away = False
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         if self.away:
             raise OSError("the server restarts")
-        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 @pytest.mark.parametrize("seconds", [1.0, log_retry.PATIENCE - 3])

@@ -317,10 +317,10 @@ async def test_while_the_log_is_slow() -> None:
             self.gate = asyncio.Event()
             self.waiting = 0
 
-        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
             self.waiting += 1
             await self.gate.wait()
-            await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+            await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
     log = Slow()
     run = Agent(ScriptedModel(call("quick"), "never"), tools=[quick], log=log).run("Go.")

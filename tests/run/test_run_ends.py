@@ -304,10 +304,10 @@ class FailingLog(MemoryEventLog):
         super().__init__()
         self.after = after
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         if events[-1].seq > self.after:
             raise OSError("no space left on device")
-        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 @pytest.mark.parametrize("after", range(13))
@@ -336,11 +336,11 @@ class SlowLog(MemoryEventLog):
         self.gate = asyncio.Event()
         self.waiting = 0
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         self.waiting += 1
         await self.gate.wait()
         self.waiting -= 1
-        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 async def test_the_final_event_is_published_once_it_is_durable_and_nothing_overtakes_it() -> None:

@@ -222,24 +222,24 @@ async def stop(life: Life, how: str, delay: float, run: Run[str]) -> None:
 class Memory(MemoryEventLog):
     away = False
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         if self.away:
             raise OSError("the log is away")
-        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 class Sqlite(SqliteEventLog):
     away = False
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         if self.away:
             raise OSError("the log is away")
-        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
         if self.away:
             raise OSError("the log is away")
-        return super().append_now(task_id, events, expected_seq=expected_seq, owner=owner)
+        return super().append_now(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 async def whole_life(world: World, first: tuple[str, float], plan: Sequence[tuple[str, tuple[str, float]]]) -> None:

@@ -243,7 +243,7 @@ async def test_who_is_overtaken_ends_with_a_code_of_its_own_and_says_that_the_ru
             context_id=ctx.context_id, task_id=ctx.task_id, seq=len(events) + 1, attempt=2, timestamp=1,
             state="working", resumed=True, after_seq=len(events),
         )  # fmt: skip
-        await log.append(ctx.task_id, [taken], expected_seq=len(events), owner="elsewhere")
+        await log.append(ctx.task_id, [taken], expected_seq=len(events), writer="elsewhere")
         going.set()
         return "done"
 

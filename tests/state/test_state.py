@@ -520,3 +520,21 @@ def test_a_batch_of_calls_may_give_the_answer(
     asked = fold(state, complete("", other, step="2"))
     assert not asked.done
     assert not fold(asked, ToolCompleteEvent(call=other, step="2", success=True, content="")).done
+
+
+def test_the_fold_keeps_the_highest_number_of_the_letters_that_the_run_took() -> None:
+    said = [
+        MessageAddedEvent(seq=2, content="Half of it", metadata={"mail_id": 7}),
+        InputReceivedEvent(seq=3, input_id="a", value=1, branch="b", metadata={"mail_id": 9}),
+        MessageAddedEvent(seq=4, content="No, all of it", metadata={"mail_id": 8}),
+        CustomEvent(seq=5, name="note", metadata={"mail_id": "none", "tenant": "t"}),
+    ]
+
+    assert [fold_all([task(seq=1), *said[:count]]).mail for count in range(5)] == [0, 7, 9, 9, 9]
+    assert fold_all([task(seq=1), *said[:2]]).branched().beside(fold_all([task(seq=1), *said])).mail == 9
+
+
+def test_a_run_takes_its_own_letters_and_knows_nothing_of_those_of_the_run_before_it() -> None:
+    first = fold_all([task(seq=1), MessageAddedEvent(seq=2, content="Hi", metadata={"mail_id": 7})])
+
+    assert fold_all([task(seq=1)], first).mail == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, MemoryEventLog, SqliteEventLog, TaskEvent, ThoughtGraph, ThoughtStreamEvent
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.state.run_state import RunState, fold_all

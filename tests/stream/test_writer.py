@@ -28,7 +28,7 @@ class Log:
         self.gate.set()
         self.writing = 0
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         assert task_id == "t"
         self.writing += 1
         assert self.writing == 1, "one writer"
@@ -214,7 +214,7 @@ class QuickLog(Log):
         super().__init__()
         self.quick = True
 
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
         if self.error is not None:
             raise self.error
         if self.quick:
@@ -297,11 +297,11 @@ class AwayLog(Log):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
-        self.owners: list[str] = []
+        self.writers: list[str] = []
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
-        self.owners.append(owner)
-        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+        self.writers.append(writer)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 class Away(Writing):
@@ -325,8 +325,8 @@ def test_a_log_that_fails_for_a_moment_is_asked_again(error: Exception, caplog: 
             assert it.log.batches == [[1, 2]]
             assert it.failures == []
             # Each try has the token of the writer, so that one whose answer was lost is known again.
-            assert set(it.log.owners) == {it.writer.owner}
-            assert 10 < len(it.log.owners) < 40
+            assert set(it.log.writers) == {it.writer.token}
+            assert 10 < len(it.log.writers) < 40
 
         time.run(main())
         assert PATIENCE - 5 <= time.now < PATIENCE
@@ -370,7 +370,7 @@ async def test_a_conflict_is_final_at_once() -> None:
     it.add()
     with pytest.raises(ConflictError, match="somebody else"):
         await it.writer.flush()
-    assert len(it.log.owners) == 1
+    assert len(it.log.writers) == 1
 
 
 def test_the_sockets_are_held_back_while_too_much_waits_for_the_log() -> None:
@@ -418,7 +418,7 @@ def test_a_later_attempt_writes_its_first_events_at_once() -> None:
 
 
 async def test_each_writer_has_a_token_of_its_own() -> None:
-    assert len({Writing().writer.owner for _ in range(20)}) == 20
+    assert len({Writing().writer.token for _ in range(20)}) == 20
 
 
 class HungLog(Log):
@@ -428,11 +428,11 @@ class HungLog(Log):
         super().__init__()
         self.tries = tries
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         self.tries -= 1
         if self.tries >= 0:
             await asyncio.Event().wait()
-        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 class Hung(Writing):

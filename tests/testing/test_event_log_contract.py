@@ -28,17 +28,17 @@ class Silent(MemoryEventLog):
     """It tells no writer of a conflict."""
 
     @override
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         with suppress(ConflictError):
-            await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+            await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 class Trusting(MemoryEventLog):
-    """It takes the bytes of anybody for those of the owner."""
+    """It takes the bytes of anybody for those of the writer."""
 
     @override
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
-        await super().append(task_id, events, expected_seq=expected_seq, owner="anybody")
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+        await super().append(task_id, events, expected_seq=expected_seq, writer="anybody")
 
 
 class Impatient(MemoryEventLog):

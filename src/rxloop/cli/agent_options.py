@@ -14,7 +14,8 @@ from typing import Any, Self, cast
 from rxloop.agent import Agent
 from rxloop.cli.terminal import failure
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.seams import EventLog, Provider
+from rxloop.pipeline.logs import EventLog
+from rxloop.pipeline.seams import Provider
 from rxloop.providers import PRESETS, OpenAIChat, openai_chat, resolve_model
 from rxloop.tools import AnyTool, Thoughts
 

@@ -12,7 +12,7 @@ from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.store import find_context, first_event, opened
 from rxloop.errors import ConfigurationError
 from rxloop.eventlog import MemoryEventLog
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 
 
 @contextlib.asynccontextmanager

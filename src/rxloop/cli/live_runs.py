@@ -23,7 +23,7 @@ from rxloop.cli.store import short_id
 from rxloop.cli.terminal import CANCELLED, FAILED, WAITS, asks, say, status_line, write, write_json
 from rxloop.cli.views import live
 from rxloop.errors import AttemptError
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event, PendingInput
 from rxloop.providers._secrets import shown_address
 from rxloop.run.handle import Run

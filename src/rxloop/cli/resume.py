@@ -17,7 +17,7 @@ from rxloop.cli.options import ThoughtLevel, pairs
 from rxloop.cli.runs import ago
 from rxloop.cli.store import find_run, first_event, opened, short_id
 from rxloop.cli.terminal import FAILED, WAITS, asks, running, say
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import Event, PendingInput
 from rxloop.recorded.replay import replay

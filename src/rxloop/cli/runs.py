@@ -15,7 +15,7 @@ from rxloop.cli import options
 from rxloop.cli.store import find_context, first_event, opened, short_ids
 from rxloop.cli.table import table
 from rxloop.cli.terminal import running, say, write
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.thoughts.drawing import one_line
 

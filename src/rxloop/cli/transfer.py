@@ -16,7 +16,7 @@ from rxloop.cli.store import find_run, opened, short_id
 from rxloop.cli.terminal import running, say, write_json
 from rxloop.errors import ConfigurationError, ConflictError, RxloopError, UnknownRun
 from rxloop.eventlog import SqliteEventLog
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.envelope import PROTOCOL_VERSION
 from rxloop.protocol.events import Event, TaskEvent
 from rxloop.protocol.settle import settle

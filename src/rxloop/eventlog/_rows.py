@@ -31,13 +31,13 @@ def transaction(connection: sqlite3.Connection, *, wait: float | None = None) ->
 
 
 def append(
-    connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, owner: str
+    connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, writer: str
 ) -> ConflictError | None:
     """Append a batch; a conflict is given back, so that the other batches of the transaction stand."""
     query = "SELECT number, seq, state, owner FROM runs WHERE task_id = ?"
-    number, held, state, last_owner = connection.execute(query, (task_id,)).fetchone() or (None, 0, "submitted", "")
+    number, held, state, last_writer = connection.execute(query, (task_id,)).fetchone() or (None, 0, "submitted", "")
     if held != expected_seq:
-        new = repeated(events, held) if owner and owner == last_owner else None
+        new = repeated(events, held) if writer and writer == last_writer else None
         if number is None or new is None or not _is_there(connection, number, _rows(events[:new])):
             return conflict(task_id, expected_seq, held)
         events = events[new:]
@@ -59,7 +59,7 @@ def append(
         last = durable[-1]
         connection.execute(
             "UPDATE runs SET state = ?, at_rest = ?, attempt = ?, seq = ?, updated = ?, owner = ? WHERE number = ?",
-            (state_after(state, durable), ends_attempt(last), last.attempt, last.seq, last.timestamp, owner, number),
+            (state_after(state, durable), ends_attempt(last), last.attempt, last.seq, last.timestamp, writer, number),
         )
     return None
 

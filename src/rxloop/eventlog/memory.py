@@ -41,7 +41,7 @@ class MemoryEventLog:
         # What a run of a conversation costs does not depend on how many others there are.
         self._by_context: dict[str, dict[str, _Run]] = {}
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         """Append a batch to a run, or nothing of it, as `EventLog.append` says.
 
         Raises:
@@ -54,7 +54,7 @@ class MemoryEventLog:
         if not events:
             return
         if held != expected_seq:
-            new = repeated(events, held) if run is not None and owner and owner == run.owner else None
+            new = repeated(events, held) if run is not None and writer and writer == run.writer else None
             if run is None or new is None or not run.holds(events[:new]):
                 raise conflict(task_id, expected_seq, held)
             events = [event for event in events[new:] if event.durable or not run.holds([event])]
@@ -62,7 +62,7 @@ class MemoryEventLog:
             context_id = events[0].context_id
             run = self._runs[task_id] = _Run(task_id, context_id)
             self._by_context.setdefault(context_id, {})[task_id] = run
-        run.extend(events, owner)
+        run.extend(events, writer)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
         """The events of a run after `after_seq`, in order, as `EventLog.read` gives them.
@@ -169,14 +169,14 @@ class _Run:
     events: list[Event] = field(default_factory=list[Event])
     deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"
-    owner: str = ""
+    writer: str = ""
     # One for each follower that waits, made in its event loop and gone when the wait is over.
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
 
-    def extend(self, events: Sequence[Event], owner: str) -> None:
+    def extend(self, events: Sequence[Event], writer: str) -> None:
         durable = [event for event in events if event.durable]
         if durable:
-            self.owner = owner
+            self.writer = writer
         self.events.extend(durable)
         self.deltas.extend(event for event in events if not event.durable)
         self.state = state_after(self.state, durable)

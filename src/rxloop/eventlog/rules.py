@@ -52,7 +52,7 @@ def repeated(events: Sequence[Event], held: int) -> int | None:
     """How many events at the head of a batch a log may have already, if the last `seq` that it holds is `held`.
 
     A writer that did not hear whether a batch was written appends it again, followed by what has come since. Compare
-    these events with those in the log, byte for byte, and append the rest; if they differ, or another owner wrote
+    these events with those in the log, byte for byte, and append the rest; if they differ, or another writer wrote
     them, it is a `conflict`.
 
     Returns:

@@ -92,22 +92,22 @@ class SqliteEventLog:
     def __repr__(self) -> str:
         return f"<SqliteEventLog {self.path}>"
 
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         """Append a batch to a run, or nothing of it, as `EventLog.append` says; then it is in the file.
 
         Raises:
             ConflictError: The log holds another last `seq`: somebody else writes this run.
             EventLogError: An event has the wrong number, or the file cannot be written; the message says why.
         """
-        if not self.append_now(task_id, events, expected_seq=expected_seq, owner=owner):
-            batch = _Batch(task_id, tuple(events), expected_seq, owner, Answer())
+        if not self.append_now(task_id, events, expected_seq=expected_seq, writer=writer):
+            batch = _Batch(task_id, tuple(events), expected_seq, writer, Answer())
             self._batches.append(batch)
             # The first of several finds the others' batches as well, and theirs find nothing more to do.
             self._writer.submit(self._write, self._fail)
             await batch.written.future
             self._followers.wrote(task_id)
 
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
+    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
         """Append a few events without the thread, whose turn costs more than the write; False if that may take long.
 
         It takes a tenth of a millisecond, since it goes no further than the memory of the operating system. What waits
@@ -127,7 +127,7 @@ class SqliteEventLog:
                 return False
             try:
                 with transaction(connection, wait=0):
-                    outcome = append(connection, task_id, events, expected_seq, owner)
+                    outcome = append(connection, task_id, events, expected_seq, writer)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                     return False
@@ -263,7 +263,7 @@ class SqliteEventLog:
         try:
             with errors_of(self.path), transaction(connection):
                 outcomes = [
-                    append(connection, batch.task_id, batch.events, batch.expected_seq, batch.owner)
+                    append(connection, batch.task_id, batch.events, batch.expected_seq, batch.writer)
                     for batch in batches
                 ]
             if self._written.written(sum(len(batch.events) for batch in batches)):
@@ -331,6 +331,6 @@ class _Batch:
     task_id: str
     events: tuple[Event, ...]
     expected_seq: int
-    owner: str
+    writer: str
     written: Answer[None]
     pid: int = field(default_factory=os.getpid)

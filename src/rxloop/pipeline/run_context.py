@@ -16,8 +16,9 @@ from rxloop.protocol.settle import settle
 
 if TYPE_CHECKING:
     from rxloop.pipeline.asked import Asked
+    from rxloop.pipeline.logs import EventLog
     from rxloop.pipeline.requests import ModelRequest, ToolRequest
-    from rxloop.pipeline.seams import Clock, EventLog, Provider, Tool
+    from rxloop.pipeline.seams import Clock, Provider, Tool
     from rxloop.state.run_state import RunState
     from rxloop.stream.scope import Scope
 

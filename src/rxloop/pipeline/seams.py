@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
 
 if TYPE_CHECKING:
-    from rxloop.pipeline.values import Histories, Mark, Rendered, RunRecord, SessionChange, SessionRecord, Until
+    from rxloop.pipeline.values import Rendered, SessionChange, SessionRecord
 
 D_contra = TypeVar("D_contra", contravariant=True, default=Any)
 
@@ -98,101 +98,6 @@ class ToolProvider(Protocol[D_contra]):
 
     async def aclose(self) -> None:
         """Close what the family opened itself; may be called more than once."""
-        ...
-
-
-class EventLog(Protocol):
-    """Keeps the durable events of runs."""
-
-    @property
-    def keeps_deltas(self) -> bool:
-        """Whether transient events are to be appended too; such a log gives them back on demand."""
-        ...
-
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> None:
-        """Append a batch to a run; when it returns, the batch is durable.
-
-        The log keeps with each run the owner of its last batch. A writer that did not hear whether a batch was written
-        appends it again: what of it is there already, byte for byte and from the same owner, is not written twice. To
-        everybody else, a writer with no owner above all, it is a conflict, though the bytes be equal.
-
-        Args:
-            task_id: The run.
-            events: Events in order: durable ones, and transient ones if the log keeps them.
-            expected_seq: The last `seq` that the log holds of the run; 0 for a new one.
-            owner: Who appends: a random token that no other writer has.
-
-        Raises:
-            ConflictError: The log holds another last `seq`: somebody else writes this run.
-            EventLogError: The batch could not be written.
-        """
-        ...
-
-    async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
-        """Read the durable events of a run after `after_seq`, in order, and with `deltas` the transient ones.
-
-        Raises:
-            UnknownRun: The log holds no such run.
-        """
-        ...
-
-    def follow(
-        self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
-    ) -> AsyncIterator[Event]:
-        """Give the durable events after `after_seq`, then those that come, until the final one of an attempt.
-
-        Args:
-            task_id: The run.
-            after_seq: The last `seq` that is not wanted.
-            deltas: Give the transient events too, where the log keeps them; those of `after_seq` come again.
-            until: `"end"` goes on over pauses and attempts until the run is completed or failed.
-
-        Raises:
-            UnknownRun: The log holds no such run; raised by the first step of the iteration.
-        """
-        ...
-
-    async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
-        """List the runs of a conversation, or of all, in the order in which the log got them, never by a clock."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close files and connections; may be called more than once."""
-        ...
-
-
-@runtime_checkable
-class AppendsNow(Protocol):
-    """What an event log may have beside `append`, to spare a run a turn of the event loop."""
-
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, owner: str = "") -> bool:
-        """Append a batch if that takes no waiting, as `append` does and with its errors; False if it was not done."""
-        ...
-
-
-@runtime_checkable
-class ReadsConversations(Protocol):
-    """What an event log may have beside `read`: a conversation in one round trip, and only what is new of it."""
-
-    async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
-        """Read the durable events of the runs of a conversation that come before a run, in one go.
-
-        Args:
-            context_id: The conversation.
-            before: The run; where the log does not hold it, all runs of the conversation come before it.
-            after: Where an earlier answer ended. Only what comes after it is given, if what comes before it is as it
-                was: no run was deleted there and none went on.
-        """
-        ...
-
-
-@runtime_checkable
-class HasIdentity(Protocol):
-    """What an event log may have beside its methods, if several objects may keep the same runs."""
-
-    @property
-    def identity(self) -> Hashable:
-        """Two log objects of one process with equal identities are one log: its conversations have one turn each."""
         ...
 
 

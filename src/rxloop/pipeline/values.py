@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from rxloop.protocol.events import Event, State
-from rxloop.protocol.messages import Message, Usage
+from rxloop.protocol.messages import ErrorInfo, Message, Usage
 
 _NOTE = "[Where you are, for you alone; the conversation above is what counts.]"
 
@@ -26,6 +26,16 @@ class RunRecord:
     """Milliseconds since 1970."""
     updated: int
     """Milliseconds since 1970."""
+    model: str = ""
+    """What the run was begun with."""
+    owner: str | None = field(default=None, repr=False)
+    """Whose run it is, such as a user or a tenant; stays on the server."""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
+    """Of its `task` event; stays on the server, except for what stands under the key `public`."""
+    usage: Usage | None = None
+    """Of the whole run, as its last final event says; None before the first one."""
+    error: ErrorInfo | None = field(default=None, repr=False)
+    """What ended its last attempt, where that was an error."""
 
     @property
     def finished(self) -> bool:

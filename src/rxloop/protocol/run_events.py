@@ -26,7 +26,7 @@ class TaskEvent(Event):
         "messages": public_messages,
         "public_form": lambda event: True,
     }
-    incidental_fields = ("agent_name", "fork_of", "fork_seq", "public_form")
+    incidental_fields = ("agent_name", "fork_of", "fork_seq", "owner", "options", "public_form")
     initiator: str = "user"
     messages: list[Message]
     """What the run was started with."""
@@ -38,6 +38,10 @@ class TaskEvent(Event):
     """The run that this one is a fork of."""
     fork_seq: int | None = None
     """The last event that was taken over from it."""
+    owner: str | None = Field(default=None, exclude_if=absent)
+    """Whose run it is, such as a user or a tenant; stays on the server."""
+    options: dict[str, Any] | None = Field(default=None, exclude_if=absent)
+    """What the run was begun with (model, settings, limits), for whoever resumes it; stays on the server."""
     public_form: bool = Field(default=False, exclude_if=absent)
     """In what clients get: what is not for them is left out, so that these events are not a copy of the run."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rxloop.operators.views._comparing import comparable, line, parted
 from rxloop.operators.views.cost import Spending, price_table
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import (
     Event,
     LLMCallEvent,

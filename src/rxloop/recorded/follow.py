@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views.after import Cursor, read_cursor
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event, GapEvent, ends_attempt
 from rxloop.recorded.stream import RecordedStream
 from rxloop.state.conversation import read_log

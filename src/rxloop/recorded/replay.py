@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event
 from rxloop.recorded.stream import RecordedStream
 from rxloop.run.result import Result

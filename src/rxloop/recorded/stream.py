@@ -11,7 +11,7 @@ from reactivex import Observable, abc
 from rxloop.errors import RxloopError
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.public import public
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import AnyEvent, Event, ends_attempt
 from rxloop.state.conversation import read_log
 from rxloop.stream.scheduler import RunScheduler

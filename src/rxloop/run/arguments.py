@@ -17,8 +17,9 @@ from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.operators.loop._places import check_iteration, check_run
 from rxloop.operators.loop.compose import describe
 from rxloop.operators.views._types import VIEW
+from rxloop.pipeline.logs import AppendsNow, EventLog, ReadsConversations
 from rxloop.pipeline.requests import Operator
-from rxloop.pipeline.seams import AppendsNow, EventLog, Provider, ReadsConversations
+from rxloop.pipeline.seams import Provider
 from rxloop.protocol.messages import Message, Wire
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.protocol.storable import storable

@@ -11,9 +11,10 @@ from reactivex.disposable import SerialDisposable
 from rxloop.errors import PipelineError
 from rxloop.operators.loop._faults import no_signal, stuck
 from rxloop.operators.loop.compose import describe
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import ModelRequest, Request, RunRequest, Signal, ToolDefinition, ToolRequest, marked
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import Clock, EventLog, Provider, Tool
+from rxloop.pipeline.seams import Clock, Provider, Tool
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits

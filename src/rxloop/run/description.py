@@ -10,8 +10,9 @@ from weakref import WeakSet
 from rxloop.errors import RxloopError
 from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.closing import in_turn
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Operator, Strategy
-from rxloop.pipeline.seams import EventLog, MakesModels, Provider
+from rxloop.pipeline.seams import MakesModels, Provider
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.arguments import check_operator
 from rxloop.run.attempt import Attempt

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rxloop.errors import ContextBusy, InvalidInput
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent
 from rxloop.protocol.settle import settle
 from rxloop.run import turns

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Strategy
-from rxloop.pipeline.seams import EventLog, Provider
+from rxloop.pipeline.seams import Provider
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
 from rxloop.tools import AnyTool, Thoughts

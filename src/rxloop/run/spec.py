@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import EventLog, Provider
+from rxloop.pipeline.seams import Provider
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Hashable
 from contextlib import suppress
 
-from rxloop.pipeline.seams import HasIdentity
+from rxloop.pipeline.logs import HasIdentity
 
 Place = asyncio.Future[None]
 """Of one who waits."""

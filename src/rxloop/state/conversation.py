@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from rxloop.errors import EventLogError, RxloopError
 from rxloop.pipeline.log_retry import patiently
-from rxloop.pipeline.seams import EventLog, ReadsConversations
+from rxloop.pipeline.logs import EventLog, ReadsConversations
 from rxloop.pipeline.values import Histories, Mark, RunRecord
 from rxloop.state.run_state import RunState, fold_all
 

@@ -37,6 +37,8 @@ from rxloop.state.history import History, Ledger
 
 _message = unchecked(Message)
 
+MAIL_ID = "mail_id"
+"""The key of metadata under which an event names the letter that it comes of."""
 _EARLIER = 1_000
 """Ids of earlier runs that are known in any case; twice as many are kept at most."""
 
@@ -104,6 +106,8 @@ class RunState:
     """What the compressions of the run came to, branches included."""
     thinking_failures: int = 0
     """How often the thinking phase failed."""
+    mail: int = 0
+    """The number of the last letter that the run has taken."""
     measured: Measured | None = None
     """The last request of which the provider told what it took."""
 
@@ -148,6 +152,7 @@ class RunState:
             answers=main.answers,
             compression=main.compression,
             thinking_failures=main.thinking_failures,
+            mail=main.mail,
         )
 
     def changed(self, **changes: Any) -> RunState:
@@ -170,6 +175,8 @@ def fold(state: RunState, event: Event) -> RunState:
     if not event.durable:
         return state
     handler = None if event.parent_task_id is not None else _HANDLERS.get(type(event))
+    if event.metadata and MAIL_ID in event.metadata:
+        state = state.changed(mail=_newest_mail(state, event))
     if handler is None:
         return state.changed(seq=event.seq or state.seq)
     return state.changed(**{"seq": event.seq or state.seq, **handler(state, event)})
@@ -191,7 +198,14 @@ def fold_beside(state: RunState, event: Event) -> RunState:
         changes["calls"] = calls
     elif isinstance(event, ToolCompleteEvent) and state.pending:
         changes["pending"] = _unasked(state, event.step, event.index)
+    if event.metadata and MAIL_ID in event.metadata:
+        changes["mail"] = _newest_mail(state, event)
     return state.changed(seq=event.seq or state.seq, **changes)
+
+
+def _newest_mail(state: RunState, event: Event) -> int:
+    number = event.metadata[MAIL_ID]
+    return max(state.mail, number) if isinstance(number, int) else state.mail
 
 
 def fold_all(

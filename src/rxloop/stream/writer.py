@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError
 from rxloop.pipeline.log_retry import ANSWERS_IN, is_cancelled, may_pass, patiently
-from rxloop.pipeline.seams import AppendsNow, EventLog
+from rxloop.pipeline.logs import AppendsNow, EventLog
 from rxloop.protocol.events import Event
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scope import Gate
@@ -23,7 +23,7 @@ MOST = 1_000
 class LogWriter:
     """Buffers events, and appends them on demand or every 50 ms, the first ones at once. The one writer of its attempt.
 
-    A log that fails may be back in a moment: the batch is appended again, under the same owner, until it succeeds or
+    A log that fails may be back in a moment: the batch is appended again, under the same name, until it succeeds or
     `PATIENCE` is over. A conflict is final at once, since somebody else writes the run.
     """
 
@@ -39,7 +39,7 @@ class LogWriter:
         self.durable_seq = durable_seq
         """The last event that is in the log."""
         self.error: EventLogError | None = None
-        self.owner = secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
         """Proves to the log who appends: no other attempt, in whatever process, has the same."""
         self._log = log
         self._keeps_deltas = log.keeps_deltas
@@ -94,7 +94,7 @@ class LogWriter:
                 return None
             batch = self._buffer
             try:
-                if not self._append_now(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner):
+                if not self._append_now(self._task_id, batch, expected_seq=self.durable_seq, writer=self.token):
                     return None
             except BaseException as error:
                 # What may pass is tried again where it can be waited for.
@@ -151,7 +151,7 @@ class LogWriter:
     async def _append(self, batch: list[Event]) -> None:
         """Append a batch, however often that takes within `PATIENCE`."""
         await patiently(
-            lambda: self._log.append(self._task_id, batch, expected_seq=self.durable_seq, owner=self.owner),
+            lambda: self._log.append(self._task_id, batch, expected_seq=self.durable_seq, writer=self.token),
             f"the log does not take the events of the run {self._task_id}",
             answers_in=ANSWERS_IN,
         )

@@ -35,9 +35,9 @@ async def test_every_so_many_iterations_and_the_last_one(every: int, expected: l
 class SlowLog(MemoryEventLog):
     """Takes a second to append."""
 
-    async def append(self, task_id: str, events: Any, *, expected_seq: int, owner: str = "") -> None:
+    async def append(self, task_id: str, events: Any, *, expected_seq: int, writer: str = "") -> None:
         await asyncio.sleep(1)
-        await super().append(task_id, events, expected_seq=expected_seq, owner=owner)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 async def test_what_a_checkpoint_names_is_in_the_log_when_it_is_seen() -> None:  # L87

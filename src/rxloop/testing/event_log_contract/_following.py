@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import Any, cast
 
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import ContentDeltaEvent
 from rxloop.testing.event_log_contract._tools import (
     ENDS,

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
-from rxloop.pipeline.seams import EventLog
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import CustomEvent, Event, State, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message

@@ -72,13 +72,13 @@ async def of_two_writers_at_once_one_wins(make_log: MakeLog) -> None:
         (note(3, task_id="mine"), note(3, task_id="theirs")),
         (note(3, timestamp=1), note(3, timestamp=1)),
     ):
-        for owners in (("mine", "theirs"), ("", "")):
+        for writers in (("mine", "theirs"), ("", "")):
             async with new_log(make_log) as log:
                 await log.append("run", begun(), expected_seq=0)
 
                 outcomes = await asyncio.gather(
-                    log.append("run", [mine], expected_seq=2, owner=owners[0]),
-                    log.append("run", [theirs], expected_seq=2, owner=owners[1]),
+                    log.append("run", [mine], expected_seq=2, writer=writers[0]),
+                    log.append("run", [theirs], expected_seq=2, writer=writers[1]),
                     return_exceptions=True,
                 )
 
@@ -87,63 +87,63 @@ async def of_two_writers_at_once_one_wins(make_log: MakeLog) -> None:
 
 
 async def of_two_writers_that_begin_a_run_with_the_same_bytes_one_is_refused(make_log: MakeLog) -> None:
-    """A new run belongs to the owner that began it."""
+    """A new run belongs to the writer that began it."""
     async with new_log(make_log) as log:
-        await log.append("run", begun_at(1), expected_seq=0, owner="mine")
+        await log.append("run", begun_at(1), expected_seq=0, writer="mine")
 
         with raises(ConflictError):
-            await log.append("run", begun_at(1), expected_seq=0, owner="theirs")
+            await log.append("run", begun_at(1), expected_seq=0, writer="theirs")
 
 
 async def a_batch_that_its_writer_appends_again_is_there_once(make_log: MakeLog) -> None:
     """A writer that did not hear whether a batch was written appends it again, with more after it."""
     async with new_log(make_log) as log:
-        await log.append("run", begun_at(1), expected_seq=0, owner="mine")
+        await log.append("run", begun_at(1), expected_seq=0, writer="mine")
         batch = [note(3, timestamp=1), note(4, timestamp=1)]
-        await log.append("run", batch, expected_seq=2, owner="mine")
+        await log.append("run", batch, expected_seq=2, writer="mine")
 
-        await log.append("run", batch, expected_seq=2, owner="mine")
-        await log.append("run", [*batch, note(5)], expected_seq=2, owner="mine")
+        await log.append("run", batch, expected_seq=2, writer="mine")
+        await log.append("run", [*batch, note(5)], expected_seq=2, writer="mine")
 
         equal([event.seq for event in await log.read("run")], [1, 2, 3, 4, 5])
 
 
-async def other_words_under_the_same_numbers_are_a_conflict_for_the_owner_too(make_log: MakeLog) -> None:
+async def other_words_under_the_same_numbers_are_a_conflict_for_their_writer_too(make_log: MakeLog) -> None:
     """Only the same bytes count as the same batch."""
     for batch in ([note(3, timestamp=2)], [note(3, timestamp=1), note(4)], []):
         async with new_log(make_log) as log:
-            await log.append("run", begun_at(1), expected_seq=0, owner="mine")
-            await log.append("run", [note(3, timestamp=1), note(4, timestamp=1)], expected_seq=2, owner="mine")
+            await log.append("run", begun_at(1), expected_seq=0, writer="mine")
+            await log.append("run", [note(3, timestamp=1), note(4, timestamp=1)], expected_seq=2, writer="mine")
 
             if batch:
                 with raises(ConflictError):
-                    await log.append("run", batch, expected_seq=2, owner="mine")
+                    await log.append("run", batch, expected_seq=2, writer="mine")
             with raises(ConflictError):
-                await log.append("run", [note(6)], expected_seq=5, owner="mine")
+                await log.append("run", [note(6)], expected_seq=5, writer="mine")
 
             equal([event.timestamp for event in await log.read("run", after_seq=2)], [1, 1])
 
 
-async def the_same_bytes_are_a_conflict_for_everybody_but_the_owner(make_log: MakeLog) -> None:
-    """A writer without an owner never repeats a batch."""
-    for owner, other in (("", ""), ("mine", "theirs")):
+async def the_same_bytes_are_a_conflict_for_everybody_but_their_writer(make_log: MakeLog) -> None:
+    """A writer without a name never repeats a batch."""
+    for writer, other in (("", ""), ("mine", "theirs")):
         async with new_log(make_log) as log:
             await log.append("run", begun_at(1), expected_seq=0)
-            await log.append("run", [note(3, timestamp=1)], expected_seq=2, owner=owner)
+            await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer=writer)
 
             with raises(ConflictError):
-                await log.append("run", [note(3, timestamp=1)], expected_seq=2, owner=other)
+                await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer=other)
 
 
-async def the_owner_of_a_run_is_that_of_its_last_batch(make_log: MakeLog) -> None:
-    """An earlier owner cannot repeat its batch any more."""
+async def the_writer_of_a_run_is_that_of_its_last_batch(make_log: MakeLog) -> None:
+    """An earlier writer cannot repeat its batch any more."""
     async with new_log(make_log) as log:
-        await log.append("run", begun_at(1), expected_seq=0, owner="first")
-        await log.append("run", [note(3, timestamp=1)], expected_seq=2, owner="second")
+        await log.append("run", begun_at(1), expected_seq=0, writer="first")
+        await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer="second")
 
         with raises(ConflictError):
-            await log.append("run", begun_at(1), expected_seq=0, owner="first")
-        await log.append("run", [note(3, timestamp=1)], expected_seq=2, owner="second")
+            await log.append("run", begun_at(1), expected_seq=0, writer="first")
+        await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer="second")
 
         equal(len(await log.read("run")), 3)
 
@@ -221,10 +221,10 @@ async def transient_events_that_are_appended_again_are_there_once(make_log: Make
         if not log.keeps_deltas:
             return
         batch = [*begun_at(1), ContentDeltaEvent(seq=2, sub=1, delta="a", timestamp=1)]
-        await log.append("run", batch, expected_seq=0, owner="mine")
+        await log.append("run", batch, expected_seq=0, writer="mine")
 
-        await log.append("run", batch, expected_seq=0, owner="mine")
-        await log.append("run", [*batch, note(3)], expected_seq=0, owner="mine")
+        await log.append("run", batch, expected_seq=0, writer="mine")
+        await log.append("run", [*batch, note(3)], expected_seq=0, writer="mine")
 
         found = [(event.seq, event.sub) for event in await log.read("run", deltas=True)]
         equal(found, [(1, 0), (2, 0), (2, 1), (3, 0)])
@@ -306,9 +306,9 @@ CHECKS: tuple[Check, ...] = (
     of_two_writers_at_once_one_wins,
     of_two_writers_that_begin_a_run_with_the_same_bytes_one_is_refused,
     a_batch_that_its_writer_appends_again_is_there_once,
-    other_words_under_the_same_numbers_are_a_conflict_for_the_owner_too,
-    the_same_bytes_are_a_conflict_for_everybody_but_the_owner,
-    the_owner_of_a_run_is_that_of_its_last_batch,
+    other_words_under_the_same_numbers_are_a_conflict_for_their_writer_too,
+    the_same_bytes_are_a_conflict_for_everybody_but_their_writer,
+    the_writer_of_a_run_is_that_of_its_last_batch,
     a_batch_with_a_bad_event_is_refused_as_a_whole,
     a_refused_first_batch_leaves_no_run,
     an_empty_batch_changes_nothing,
