@@ -156,7 +156,9 @@ if TYPE_CHECKING:
     from rxloop.recorded.replay import replay as replay
     from rxloop.recorded.stream import RecordedStream as RecordedStream
     from rxloop.run.handle import Run as Run
+    from rxloop.run.ids import id_of_key as id_of_key
     from rxloop.run.options import ForkOptions as ForkOptions
+    from rxloop.run.options import ResumeOptions as ResumeOptions
     from rxloop.run.options import RunOptions as RunOptions
     from rxloop.run.result import Result as Result
     from rxloop.state.compression import CompressionTotals as CompressionTotals

@@ -38,9 +38,10 @@ from rxloop.run.arguments import (
     check_options,
     check_tools,
 )
-from rxloop.run.description import Description, Opened, new_id, toolset_of
+from rxloop.run.description import Description, Opened, toolset_of
 from rxloop.run.handle import Run
-from rxloop.run.options import AgentOptions, ForkOptions, Options, RunOptions
+from rxloop.run.ids import new_id
+from rxloop.run.options import AgentOptions, ForkOptions, Options, ResumeOptions, RunOptions
 from rxloop.run.ownership import alive
 from rxloop.run.result import Result
 from rxloop.run.spec import RunSpec
@@ -221,10 +222,11 @@ class Agent(Generic[D, O]):
 
         Raises:
             ConfigurationError: `context_id` was given and the agent has no log, the prompt is empty, a tool call in it
-                has no answer, or an option is of a wrong kind.
+                has no answer, or an option is of a wrong kind. The run raises `RunExists` if there is one of its
+                `task_id`, and `ContextBusy` if its conversation has a run that has not ended.
             TypeError: There is no such option.
         """
-        _check("run", options)
+        _check("run", options, RunOptions)
         context_id = options.get("context_id")
         if context_id is not None and self.log is None:
             raise ConfigurationError(
@@ -237,13 +239,15 @@ class Agent(Generic[D, O]):
             raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
         messages = check_history(messages)
         check_deps("run", self._made_of.deps_type, deps)
+        task_id = options.get("task_id")
         spec = self._spec(
-            new_id(),
+            task_id if task_id is not None else new_id(),
             context_id if context_id is not None else new_id(),
             deps,
             options,
             messages=messages,
             keep_context=context_id is not None,
+            chosen_id=task_id is not None,
         )
         return self._start(spec)
 
@@ -255,7 +259,7 @@ class Agent(Generic[D, O]):
     def run_sync(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Result[O]: ...
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Result[O]:
         """Run to the end in an event loop of its own, for scripts. Takes what `run` takes."""
-        _check("run_sync", options)
+        _check("run_sync", options, RunOptions)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -278,11 +282,11 @@ class Agent(Generic[D, O]):
         *,
         inputs: Mapping[str, Any] | None = None,
         deps: None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[ResumeOptions],
     ) -> Run[O]: ...
     @overload
     def resume(
-        self, task_id: str, *, inputs: Mapping[str, Any] | None = None, deps: D, **options: Unpack[RunOptions]
+        self, task_id: str, *, inputs: Mapping[str, Any] | None = None, deps: D, **options: Unpack[ResumeOptions]
     ) -> Run[O]: ...
     def resume(
         self,
@@ -290,7 +294,7 @@ class Agent(Generic[D, O]):
         *,
         inputs: Mapping[str, Any] | None = None,
         deps: Any = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[ResumeOptions],
     ) -> Run[O]:
         """Go on with a run that has not ended for good, in the same stream, as its next attempt.
 
@@ -300,13 +304,13 @@ class Agent(Generic[D, O]):
             task_id: The run.
             inputs: The answers to its questions, by `input_id`.
             deps: As for `run`.
-            **options: As for `run`.
+            **options: See `ResumeOptions`.
 
         Raises:
             ConfigurationError: The agent has no log, an option is of a wrong kind, or `deps` are missing.
             TypeError: There is no such option.
         """
-        _check("resume", options)
+        _check("resume", cast("Options", options), ResumeOptions)
         if self.log is None:
             raise ConfigurationError(f"to resume {task_id} the agent needs the log that holds it: Agent(..., log=...)")
         check_deps("resume", self._made_of.deps_type, deps)
@@ -475,7 +479,7 @@ class Agent(Generic[D, O]):
         )
 
 
-def _check(method: str, options: Options, known: type[Options] = RunOptions) -> None:
+def _check(method: str, options: Options, known: type[Options]) -> None:
     check_names(method, options, known.__annotations__)
     check_options(**options)
 

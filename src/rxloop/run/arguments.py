@@ -23,6 +23,7 @@ from rxloop.pipeline.seams import Provider
 from rxloop.protocol.messages import Message, Wire
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.protocol.storable import storable
+from rxloop.run.ids import check_task_id
 from rxloop.tools import Thoughts, nearest
 
 _IN_THE_LOOP = frozenset(
@@ -77,6 +78,7 @@ def check_agent(
 
 def check_options(
     *,
+    task_id: Any = None,
     context_id: Any = None,
     when_busy: Any = None,
     model: Any = None,
@@ -91,6 +93,8 @@ def check_options(
     Raises:
         ConfigurationError: As for `check_agent`.
     """
+    if task_id is not None:
+        check_task_id(task_id)
     if context_id is not None and not isinstance(context_id, str):
         raise _wrong("context_id", context_id, "give a text")
     if when_busy not in (None, "refuse", "wait"):

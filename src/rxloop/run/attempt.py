@@ -69,6 +69,8 @@ class Attempt:
         """Why the attempt never began."""
         self.noticed = False
         """Whether somebody has learnt how it ended, so that a failure is not silent."""
+        self.exists = False
+        """Whether a run of this id, which is to be a new one, goes on in this process."""
         self.made_at: tuple[str, int] | None = None
         """The file and line in which the run was made."""
         self._questions = Questions(spec.on_input)

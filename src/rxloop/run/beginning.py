@@ -11,6 +11,7 @@ from rxloop.pipeline.requests import RunRequest
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
+from rxloop.run.ends import run_exists
 from rxloop.run.life import CLOSING
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
@@ -22,10 +23,11 @@ async def announce(attempt: Attempt) -> None:
     """Publish the first events of the attempt.
 
     Raises:
-        ConflictError: Somebody else was quicker to go on with the run; nothing was done here.
+        ConflictError: Somebody else was quicker to go on with the run, or to begin one of this id; nothing was done
+            here.
     """
     first = _first_events(attempt)
-    if attempt.recorder.begun:
+    if attempt.recorder.begun or attempt.spec.chosen_id:
         await _claim(attempt, first)
     else:
         for event in first:
@@ -48,7 +50,7 @@ def _first_events(attempt: Attempt) -> Iterator[Event]:
 
 
 async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
-    """Take a run up: whoever gets the first events of the next attempt into the log goes on with it, and nobody else.
+    """Take a run up: whoever gets the first events of the attempt into the log goes on with it, and nobody else.
 
     What the log does not have of the past, since it is taken over of another run, goes into it by the same write.
     """
@@ -64,6 +66,8 @@ async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
         except ConflictError as error:
             await writer.close()
             run = attempt.task_id
+            if attempt.spec.chosen_id:
+                raise run_exists(run, "was begun elsewhere at the same moment") from error
             raise ConflictError(
                 f"the run {run} was taken up elsewhere at the same moment, and goes on there; nothing was done here. "
                 f"follow(log, {run!r}) shows what it comes to; agent.resume() gives its end later"

@@ -154,11 +154,3 @@ def toolset_of(tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | No
     """These tools, with those by which the model answers and thinks."""
     own = [tool for tool in (output.tool, think_aloud(thoughts) if thoughts is not None else None) if tool]
     return Toolset([*tools, *own])
-
-
-def new_id() -> str:
-    """An id for a run or a conversation, a UUIDv7."""
-    # Imported here: uuid6 brings importlib.metadata, a good part of the time that importing rxloop takes.
-    import uuid6
-
-    return str(uuid6.uuid7())

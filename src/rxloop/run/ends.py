@@ -8,6 +8,7 @@ from rxloop.errors import (
     InvalidOutput,
     PipelineError,
     ProviderError,
+    RunExists,
     RxloopError,
     StrategyError,
 )
@@ -45,6 +46,14 @@ def end_before_it_began(spec: RunSpec, state: RunState, end: End) -> StatusUpdat
         return final_event(state, end)
     error = EventLogError(f"the attempt had to end ({spec.cancel or end}) before the log had told of its run")
     return unrecorded_end(spec.task_id, state, error)
+
+
+def run_exists(task_id: str, where: str) -> RunExists:
+    """The error of a new run that has the id of another one."""
+    return RunExists(
+        f"the run {task_id} exists, it {where}, and was not begun again: agent.resume(task_id) goes on with it or "
+        "gives its end, and follow(log, task_id) reads it"
+    )
 
 
 def _final(state: RunState, outcome: State, reason: str | None, error: ErrorInfo | None) -> StatusUpdateEvent:

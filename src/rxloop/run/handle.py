@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, cast, overload
 from reactivex import Observable, abc
 from typing_extensions import TypeVar, Unpack
 
-from rxloop.errors import AttemptError, ConfigurationError, LimitReached, RunCancelled, RunError, RxloopError
+from rxloop.errors import (
+    AttemptError,
+    ConfigurationError,
+    EventLogError,
+    LimitReached,
+    RunCancelled,
+    RunError,
+    RxloopError,
+)
 from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.text import text
@@ -248,6 +256,41 @@ class Run(Pipes[AnyEvent], Generic[O]):
         if refusal is not None:
             raise _raised_again(refusal)
         return outcome(self._attempt)
+
+    def start(self) -> Self:
+        """Start the run without waiting for anything, and give it back; keep it, since a run that nobody holds ends.
+
+        Raises:
+            RxloopError: There is no running event loop, or the run belongs to another one.
+        """
+        self.hold.start()
+        return self
+
+    async def begin(self) -> Self:
+        """Start the run, wait until it is accepted, and give it back: its first events are in the log then.
+
+        What refuses a run is raised before a request is sent. A run that goes on, or is over, is accepted.
+
+        Raises:
+            ContextBusy: The conversation has a run that has not ended.
+            RunExists: There is a run of this `task_id`.
+            UnknownRun: The log does not have the run that is to be resumed, or forked.
+            InvalidInput: An answer does not fit the run that is resumed.
+            EventLogError: The log cannot be read or written.
+            RxloopError: It was refused for another reason, such as a missing event loop.
+        """
+        attempt, driver = self._attempt, self.hold.start()
+        await attempt.life.until_open(driver)
+        refusal = driver.exception() if driver.done() else None
+        if refusal is not None:
+            attempt.noticed = True
+            raise _raised_again(refusal)
+        try:
+            await attempt.durable()
+        except EventLogError:
+            attempt.noticed = True
+            raise
+        return self
 
     def cancel(self, reason: str | None = None) -> None:
         """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""

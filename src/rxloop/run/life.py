@@ -82,6 +82,7 @@ class Life:
         self._operator = operator
         self._on_end: Callable[[], object] | None = None
         """Called when the end is decided, by whoever waits for it."""
+        self._on_open: asyncio.Future[None] | None = None
 
     @property
     def ending(self) -> bool:
@@ -97,6 +98,24 @@ class Life:
     def used(self) -> bool:
         """Whether anybody has started, or cancelled, the run."""
         return self.phase is not Phase.NEW or self.ending
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is not known yet if the run is accepted."""
+        return self.phase in (Phase.NEW, Phase.LOADING, Phase.ANNOUNCING)
+
+    def open(self) -> None:
+        """The run has begun: from now on, whatever comes is published."""
+        self.phase = Phase.OPEN
+        if self._on_open is not None:
+            self._on_open.set_result(None)
+
+    async def until_open(self, driver: asyncio.Task[None]) -> None:
+        """Wait until the run has begun, or its task is over, because it was refused or had nothing to do."""
+        if self.waits:
+            if self._on_open is None:
+                self._on_open = asyncio.get_running_loop().create_future()
+            await asyncio.wait([driver, self._on_open], return_when=asyncio.FIRST_COMPLETED)
 
     def bind(self, event_loop: asyncio.AbstractEventLoop) -> None:
         """Tie the attempt to the event loop that it runs in."""

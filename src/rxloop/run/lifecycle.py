@@ -10,7 +10,7 @@ from rxloop.protocol.events import Event
 from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import announce, begin
-from rxloop.run.ends import end_before_it_began, final_event, unrecorded_end
+from rxloop.run.ends import end_before_it_began, final_event, run_exists, unrecorded_end
 from rxloop.run.life import Phase
 from rxloop.state.limits import LimitHit
 from rxloop.stream.foreign_errors import leave_to_loop, raiser
@@ -38,7 +38,7 @@ async def carry_out(attempt: Attempt) -> None:
         if final is None:
             life.phase = Phase.ANNOUNCING
             await announce(attempt)
-            life.phase = Phase.OPEN
+            life.open()
             await begin(attempt)
             await life.until_end()
             await _stop(attempt)
@@ -71,7 +71,13 @@ def _time_limit(attempt: Attempt) -> asyncio.TimerHandle | None:
 
 
 async def _load(attempt: Attempt) -> Event | None:
-    """Load what the log has; give the final event of an attempt that does not begin."""
+    """Load what the log has; give the final event of an attempt that does not begin.
+
+    Raises:
+        RunExists: A new run has the id of another one.
+    """
+    if attempt.exists:
+        raise run_exists(attempt.task_id, "goes on in this process")
     if attempt.log is None:
         return None
     # Imported here: a run without a log has nothing to load, and importing rxloop is quicker without.

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rxloop.errors import ContextBusy, InvalidInput
+from rxloop.errors import ContextBusy, InvalidInput, UnknownRun
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent
 from rxloop.protocol.settle import settle
 from rxloop.run import turns
 from rxloop.run.attempt import Attempt
+from rxloop.run.ends import run_exists
 from rxloop.run.inputs import check_waiting, new_answers
 from rxloop.state.conversation import check_whole, conversation, read_log
 from rxloop.state.earlier_attempts import EarlierAttempts
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from rxloop.run.fork import Fork
 
 log = logging.getLogger("rxloop")
+
+_BEYOND = 2**31 - 1
+"""A `seq` that no run comes to."""
 
 
 async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
@@ -36,6 +40,8 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
     if spec.fork is not None:
         await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
+    if spec.chosen_id:
+        await attempt.life.prepare(_see_that_it_is_new(attempt, event_log))
     if not _has_turn(attempt, event_log):
         await attempt.life.prepare(_wait_for_turn(attempt, event_log))
     if attempt.turn is None:
@@ -46,6 +52,20 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
             attempt.recorder.states[None] = before
     _write_after(attempt, event_log, 0)
     return None
+
+
+async def _see_that_it_is_new(attempt: Attempt, event_log: EventLog) -> None:
+    """See that the log has no run of this id; should another process write one by now, `announce` finds out.
+
+    Raises:
+        RunExists: It has.
+    """
+    try:
+        # None of its events is wanted.
+        await read_log(event_log.read, attempt.task_id, after_seq=_BEYOND)
+    except UnknownRun:
+        return
+    raise run_exists(attempt.task_id, "is in the log")
 
 
 async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:

@@ -51,8 +51,16 @@ class _Conversation(TypedDict, total=False):
     """What to do while another run of the conversation is under way: `refuse`, or `wait` for it to end, in order."""
 
 
-class RunOptions(_Conversation, Options):
-    """What can be said of one run."""
+class ResumeOptions(_Conversation, Options):
+    """What can be said of one more attempt of a run."""
+
+
+class RunOptions(ResumeOptions, total=False):
+    """What can be said of a new run."""
+
+    task_id: str | None
+    """Its id, a UUID, as `id_of_key` makes it of a key of your own; a new one by default. There is never a second run
+    of the same id in a log: it is refused with `RunExists` before a request is sent."""
 
 
 class ForkOptions(Options, total=False):

@@ -80,7 +80,10 @@ class RunHold:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
                 raise RxloopError(NO_LOOP) from None
-            self.driver = start(self._attempt, loop)
+            attempt = self._attempt
+            # Looked for here, and not by the task, so that of two that are started together the first one is the run.
+            attempt.exists = attempt.spec.chosen_id and alive(attempt.task_id) is not None
+            self.driver = start(attempt, loop)
             # The outcome is told by the stream and to those who await; nobody has to fetch it from the task.
             self.driver.add_done_callback(_fetch)
             _STARTED.add(self)

@@ -55,3 +55,5 @@ class RunSpec(NamedTuple):
     cancel: str | None = None
     """The reason for which the attempt is there to cancel the run, and to do nothing else."""
     fork: Fork | None = None
+    chosen_id: bool = False
+    """Whether the id was given, so that there may be a run of that id already."""
