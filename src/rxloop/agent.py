@@ -448,10 +448,18 @@ class Agent(Generic[D, O]):
             if error.result.state == "working":
                 raise
 
-    async def aclose(self) -> None:
-        """Cancel the runs that go on, and close what the agent opened. May be called twice; later runs are refused."""
+    async def aclose(self, *, release: float | None = None) -> None:
+        """End the runs that go on, and close what the agent opened. May be called twice; later runs are refused.
+
+        Args:
+            release: Give the runs up that have a log, as `run.release` does, with so many seconds of grace: for a
+                deploy, so that another process goes on with them. None cancels them all.
+        """
         self._made_of.opened.closed = True
-        await asyncio.gather(*(hold.aclose("the agent was closed") for hold in list(self._made_of.opened.runs)))
+        runs = list(self._made_of.opened.runs)
+        kept = [hold.release(release) for hold in runs if hold.has_log and release is not None]
+        ended = [hold.aclose("the agent was closed") for hold in runs if not hold.has_log or release is None]
+        await asyncio.gather(*kept, *ended)
         await self._made_of.aclose()
 
     async def __aenter__(self) -> Self:

@@ -16,7 +16,7 @@ from rxloop.pipeline.requests import ModelRequest, Request, RunRequest, Signal, 
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Clock, Provider, Tool
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
 from rxloop.run.life import Canceled, Life
@@ -186,8 +186,6 @@ class Attempt:
 
     def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
         call = batch.calls[index]
-        tool = self._tools.get(call.name)
-        idempotent = tool is not None and tool.idempotent
         return ToolCompleteEvent(
             call=call,
             index=index,
@@ -196,8 +194,30 @@ class Attempt:
             branch=branch,
             success=False,
             error="canceled",
-            content=batch.unanswered(index, batch.asking(self.state().pending.values()), idempotent=idempotent),
+            content=batch.unanswered(
+                index, batch.asking(self.state().pending.values()), idempotent=self._idempotent(call)
+            ),
         )
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a call is being carried out that nobody can make again, since its tool is not idempotent.
+
+        One that waits for an answer does not count: it begins once more when the answer is there.
+        """
+        asking = self.state().pending.values()
+        for state in self.recorder.states.values():
+            batch = state.batch
+            if batch is None:
+                continue
+            begun = batch.begun & ~batch.asking(asking)
+            if any(begun >> index & 1 and not self._idempotent(batch.calls[index]) for index in batch.open):
+                return True
+        return False
+
+    def _idempotent(self, call: ToolCall) -> bool:
+        tool = self._tools.get(call.name)
+        return tool is not None and tool.idempotent
 
     # -- messages and answers
 
@@ -291,7 +311,9 @@ class Attempt:
         return slot in self.recorder.earlier.interrupted
 
     def take(self, slot: Slot) -> bool:
-        """Take a call to carry it out; False if this attempt has taken it before."""
+        """Take a call to carry it out; False if this attempt has taken it before, or is coming to its end."""
+        if self.life.ending:
+            return False
         if slot in self._taken:
             log.warning("call %s of step %s was asked for twice: it is carried out once", slot[1], slot[0])
             return False

@@ -14,33 +14,41 @@ from rxloop.errors import (
 )
 from rxloop.protocol.events import State, StatusUpdateEvent
 from rxloop.protocol.messages import ErrorInfo
-from rxloop.run.life import Canceled, End
+from rxloop.run.life import Canceled, End, Released
 from rxloop.run.spec import RunSpec
 from rxloop.state.limits import LimitHit
 from rxloop.state.run_state import RunState
 from rxloop.stream.foreign_errors import raiser
 
+_NEVER_BEGAN = Canceled("released before it began")
 
-def final_event(state: RunState, end: End) -> StatusUpdateEvent:
+
+def final_event(state: RunState, end: Exception | Canceled | None) -> StatusUpdateEvent:
     """The last event of an attempt that ended so."""
     return _final(state, *_outcome(state, end))
 
 
-def unrecorded_end(task_id: str, state: RunState, error: EventLogError) -> StatusUpdateEvent:
+def unrecorded_end(task_id: str, state: RunState, cause: EventLogError | Released) -> StatusUpdateEvent:
     """What the readers of an attempt are told whose end is not in the log: the attempt is over, and the run is not.
 
     Its state is what the log says of the run, `working`, so that nobody takes it for an end that others will find.
     """
-    if isinstance(error, ConflictError):
+    if isinstance(cause, Released):
+        text = f"the run {task_id} was released: agent.settle(task_id) or agent.resume(task_id) goes on with it"
+        return _final(state, "working", "error", ErrorInfo(code="released", message=text, retryable=True))
+    if isinstance(cause, ConflictError):
         how = f"another process goes on with the run {task_id}: follow(log, task_id) shows what it comes to"
     else:
         how = f"how the run {task_id} ended could not be recorded: agent.resume(task_id) goes on with it"
-    info = ErrorInfo(code=error_code(error), message=f"{error}; {how}", retryable=error.retryable)
+    info = ErrorInfo(code=error_code(cause), message=f"{cause}; {how}", retryable=cause.retryable)
     return _final(state, "working", "error", info)
 
 
 def end_before_it_began(spec: RunSpec, state: RunState, end: End) -> StatusUpdateEvent:
     """The end of an attempt of which the log has nothing, and that has taken nothing from it."""
+    if isinstance(end, Released):
+        # Of a new run there is nothing that anybody could take up.
+        return unrecorded_end(spec.task_id, state, end) if spec.resume else final_event(state, _NEVER_BEGAN)
     if spec.cancel is None and (not spec.resume or isinstance(end, Canceled)):
         # Who gives an attempt up is told that; a run that the log has is as it was, and there is no other.
         return final_event(state, end)
@@ -69,7 +77,7 @@ def _final(state: RunState, outcome: State, reason: str | None, error: ErrorInfo
     )
 
 
-def _outcome(state: RunState, end: End) -> tuple[State, str | None, ErrorInfo | None]:
+def _outcome(state: RunState, end: Exception | Canceled | None) -> tuple[State, str | None, ErrorInfo | None]:
     if isinstance(end, Canceled):
         return "canceled", "canceled", ErrorInfo(code="canceled", message=end.reason)
     if isinstance(end, LimitHit):

@@ -296,6 +296,28 @@ class Run(Pipes[AnyEvent], Generic[O]):
         """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""
         self.hold.cancel(reason)
 
+    async def release(self, grace: float = 0) -> None:
+        """Give the run up without ending it, and wait until nothing of it is left here.
+
+        The log then says that it is working, and `agent.settle` or `agent.resume` goes on with it at once, in whatever
+        process. Nothing is cancelled in the log: calls and messages that are open stay open. The readers of this
+        attempt get an end that the log does not have, in state `working`, with the code `released`.
+
+        Args:
+            grace: The seconds to wait for tools that are not idempotent, whose calls nobody can make again; no call
+                begins meanwhile. What is not over by then is cut off, and reads "interrupted" in the next attempt.
+
+        Raises:
+            ConfigurationError: The run has no log, out of which anybody could go on with it.
+        """
+        if self._attempt.log is None:
+            raise ConfigurationError(
+                f"the run {self.task_id} has no log, so that nobody could go on with it: cancel it, or await it"
+            )
+        if not grace >= 0:
+            raise ConfigurationError(f"grace must be 0 seconds or more, not {grace!r}")
+        await self.hold.release(grace)
+
     async def aclose(self) -> None:
         """Cancel what is unfinished, and wait until nothing is left of it. Never raises what the run raised."""
         self._attempt.noticed = True

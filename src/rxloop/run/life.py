@@ -47,11 +47,18 @@ class Canceled(NamedTuple):
     reason: str
 
 
+class Released(NamedTuple):
+    """A run was given up, for whoever takes it up next."""
+
+    grace: float = 0
+    """The seconds that the calls of tools that are not idempotent may still take."""
+
+
 CLOSING = Canceled("the event loop is closing")
 """Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
 
-End = Exception | Canceled | None
-"""What brings an attempt to its end: an error or a limit, a cancel, or that there is nothing more to do."""
+End = Exception | Canceled | Released | None
+"""What brings an attempt to its end: an error or a limit, a cancel, a release, or that there is nothing more to do."""
 
 
 class _Undecided(Enum):

@@ -6,12 +6,12 @@ import asyncio
 import logging
 
 from rxloop.errors import EventLogError, InvalidOutput
-from rxloop.protocol.events import Event
+from rxloop.protocol.events import Event, InputRequiredEvent, ToolCompleteEvent
 from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import announce, begin
 from rxloop.run.ends import end_before_it_began, final_event, run_exists, unrecorded_end
-from rxloop.run.life import Phase
+from rxloop.run.life import Phase, Released
 from rxloop.state.limits import LimitHit
 from rxloop.stream.foreign_errors import leave_to_loop, raiser
 from rxloop.stream.scope import GRACE
@@ -41,6 +41,9 @@ async def carry_out(attempt: Attempt) -> None:
             life.open()
             await begin(attempt)
             await life.until_end()
+            if isinstance(life.end, Released):
+                await _see_off(attempt, life.end.grace)
+                life.phase = Phase.CLOSED
             await _stop(attempt)
             final = await _close(attempt)
         settle(final)
@@ -104,10 +107,44 @@ async def _stop(attempt: Attempt) -> None:
         log.error("after %s s the run %s leaves behind: %s", GRACE, attempt.task_id, ", ".join(stuck))
 
 
+async def _see_off(attempt: Attempt, grace: float) -> None:
+    """Wait until no tool is at work whose call cannot be made again, for so many seconds at most."""
+    if not grace or not attempt.at_work:
+        return
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def look(event: Event) -> None:
+        if isinstance(event, ToolCompleteEvent | InputRequiredEvent) and not over.done() and not attempt.at_work:
+            over.set_result(None)
+
+    with attempt.recorder.hub.events.subscribe(look):
+        await attempt.life.insist(lambda: asyncio.wait([over], timeout=grace))
+
+
+async def _give_up(attempt: Attempt, cause: Released) -> Event:
+    """Leave the run as it is, for whoever takes it up: what is open stays open, and nothing is written but the past.
+
+    The event that is given is for readers alone.
+    """
+    recorder, writer = attempt.recorder, attempt.recorder.writer
+    end = unrecorded_end(attempt.task_id, attempt.state(), cause)
+    if writer is not None:
+        try:
+            await attempt.life.insist(writer.flush)
+        except EventLogError as error:
+            log.error("not all of the run %s could be recorded: %s", attempt.task_id, error)
+            end = unrecorded_end(attempt.task_id, attempt.state(), error)
+        await attempt.life.insist(writer.close)
+        recorder.writer = None
+    return recorder.record(end)
+
+
 async def _close(attempt: Attempt) -> Event:
     """Close what is open, and record the final event; give it as readers get it."""
     life, recorder, state = attempt.life, attempt.recorder, attempt.state()
     writer = recorder.writer
+    if isinstance(life.end, Released):
+        return await _give_up(attempt, life.end)
     if life.end is None and state.done:
         misfit = attempt.parsed(state.content)[1]
         if misfit is not None:

@@ -15,7 +15,7 @@ from rxloop.errors import RxloopError
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import error_code
-from rxloop.run.life import Canceled
+from rxloop.run.life import Canceled, Released
 from rxloop.run.lifecycle import start
 from rxloop.stream.scope import Gate
 
@@ -49,6 +49,11 @@ class RunHold:
     def task_id(self) -> str:
         """The id of the run."""
         return self._attempt.task_id
+
+    @property
+    def has_log(self) -> bool:
+        """Whether the run can go on elsewhere."""
+        return self._attempt.log is not None
 
     @property
     def goes_on(self) -> bool:
@@ -108,6 +113,18 @@ class RunHold:
     async def aclose(self, reason: str) -> None:
         """Cancel the run, and wait for its end however often the waiting task is cancelled itself."""
         self.cancel(reason)
+        await self._over()
+
+    async def release(self, grace: float) -> None:
+        """Give the run up without ending it, and wait until nothing of it is left here."""
+        if self.driver is None:
+            return
+        attempt = self._attempt
+        attempt.noticed = True
+        attempt.life.in_loop(attempt.life.finish, Released(grace))
+        await self._over()
+
+    async def _over(self) -> None:
         # A tool that closes its own run cannot wait for an end that waits for the tool.
         if self.driver is None or self._attempt.scope.surrounds():
             return

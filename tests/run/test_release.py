@@ -1,0 +1,213 @@
+"""A run that is released is given up without an end: whoever takes it up goes on where it stood."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from run_checks import finals, kinds, nothing_left, until
+from runs import collect
+from rxloop import Agent, MemoryEventLog, RunCancelled, RunError, StatusUpdateEvent, ToolStartEvent, follow, tool
+from rxloop.errors import ConfigurationError
+from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
+from rxloop.state.batch import INTERRUPTED
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+
+
+class Shop:
+    """Payments that take a second, and looks that may be repeated."""
+
+    def __init__(self) -> None:
+        self.log = MemoryEventLog()
+        self.paid: list[str] = []
+        self.looked = 0
+
+        @tool
+        async def pay() -> str:
+            """Pays."""
+            self.paid.append("begun")
+            await asyncio.sleep(1)
+            self.paid.append("done")
+            return "paid"
+
+        @tool(idempotent=True)
+        async def look() -> str:
+            """Looks."""
+            self.looked += 1
+            await asyncio.sleep(60)
+            return "seen"
+
+        self.tools = [pay, look]
+
+    def agent(self, *turns: Any) -> Agent[None, str]:
+        return Agent(ScriptedModel(*turns), tools=self.tools, log=self.log)
+
+
+def test_a_released_run_has_no_end_in_the_log_and_its_readers_are_told() -> None:
+    shop = Shop()
+    with virtual_time() as time:
+        run = shop.agent(call("look")).run("Go")
+        time.at(0.5, lambda: asyncio.ensure_future(run.release()))
+        live = time.run(collect(run))
+        held = time.run(shop.log.read(run.task_id))
+        [record] = time.run(shop.log.runs())
+
+    assert finals(held) == []
+    assert kinds(held)[-1] == "tool-start"
+    assert record.state == "working"
+    last = live[-1]
+    assert isinstance(last, StatusUpdateEvent)
+    assert last.error is not None
+    assert (last.final, last.state, last.error.code, last.error.retryable) == (True, "working", "released", True)
+    assert [event for event in live[:-1] if event.durable] == list(held)
+
+
+def test_a_released_run_goes_on_at_once_where_it_stood() -> None:
+    shop = Shop()
+    with virtual_time() as time:
+        run = shop.agent(call("look")).run("Go", context_id="c")
+        time.at(0.5, lambda: asyncio.ensure_future(run.release()))
+        with pytest.raises(RunError, match="was released") as caught:
+            time.run(run)
+        assert caught.value.code == "released"
+        assert time.now < 1
+        result = time.run(shop.agent("done").resume(run.task_id))
+
+    assert (result.output, shop.looked) == ("done", 2)
+
+
+@pytest.mark.parametrize(("grace", "paid", "answer"), [(5, ["begun", "done"], "paid"), (0.2, ["begun"], INTERRUPTED)])
+def test_grace_is_for_tools_that_nobody_can_call_again(grace: float, paid: list[str], answer: str) -> None:
+    shop = Shop()
+    with virtual_time() as time:
+        run = shop.agent([call("pay"), call("look")], "never asked").run("Go")
+        released: list[float] = []
+
+        async def release() -> None:
+            await run.release(grace)
+            released.append(time.now)
+
+        time.at(0.5, lambda: asyncio.ensure_future(release()))
+        time.run(collect(run))
+        assert released == [min(1, 0.5 + grace)]
+        assert shop.paid == paid
+        resumed = shop.agent("done").resume(run.task_id)
+        time.run(resumed)
+        events = time.run(shop.log.read(run.task_id))
+
+    [of_pay] = [e.content for e in events if isinstance(e, ToolCompleteEvent) and e.name == "pay"]
+    assert (of_pay, shop.paid) == (answer, paid)
+
+
+def test_no_call_begins_during_the_grace() -> None:
+    shop = Shop()
+    with virtual_time() as time:
+        # One call waits for the other's place.
+        run = shop.agent([call("pay") for _ in range(6)]).run("Go")
+        time.at(0.5, lambda: asyncio.ensure_future(run.release(5)))
+        time.run(collect(run))
+        events = time.run(shop.log.read(run.task_id))
+
+    assert len([event for event in events if isinstance(event, ToolStartEvent)]) == 5
+    assert len([event for event in events if isinstance(event, ToolCompleteEvent)]) == 5
+
+
+def test_an_answer_that_is_being_written_is_asked_for_again() -> None:
+    shop = Shop()
+    with virtual_time() as time:
+        run = shop.agent(frames("-late")).run("Go")
+        time.at(0.5, lambda: asyncio.ensure_future(run.release()))
+        time.run(collect(run))
+        result = time.run(shop.agent("early").resume(run.task_id))
+        events = time.run(shop.log.read(run.task_id))
+
+    assert result.output == "early"
+    assert [event.content for event in events if isinstance(event, ContentCompleteEvent)] == ["early"]
+
+
+def test_a_follower_goes_on_with_the_next_attempt() -> None:
+    shop = Shop()
+    with virtual_time() as time:
+
+        async def main() -> list[str]:
+            run = shop.agent(call("look")).run("Go")
+            run.events.subscribe(lambda event: None)
+            await until(lambda: shop.looked)
+            following = asyncio.ensure_future(collect(follow(shop.log, run.task_id)))
+            await run.release()
+            await asyncio.sleep(0)
+            assert not following.done()
+            await shop.agent("done").resume(run.task_id)
+            return kinds(await following)
+
+        assert time.run(main())[-1] == "status-update"
+
+
+def test_a_deploy_releases_every_run_of_an_agent() -> None:
+    shop = Shop()
+    with virtual_time() as time:
+
+        async def main() -> None:
+            agent = shop.agent(call("pay"), call("look"))
+            runs = [agent.run("Go") for _ in range(2)]
+            for run in runs:
+                run.events.subscribe(lambda event: None)
+            await until(lambda: shop.paid and shop.looked)
+            await agent.aclose(release=5)
+            await nothing_left()
+
+        time.run(main())
+        records = time.run(shop.log.runs())
+
+    assert [record.state for record in records] == ["working", "working"]
+    assert shop.paid == ["begun", "done"]
+
+
+async def test_a_deploy_cancels_a_run_that_nobody_could_take_up() -> None:
+    agent = Agent(ScriptedModel(frames("-late")))
+    run = agent.run("Go")
+    run.events.subscribe(lambda event: None)
+    await asyncio.sleep(0)
+
+    await agent.aclose(release=5)
+
+    with pytest.raises(RunCancelled):
+        await run
+    with pytest.raises(ConfigurationError, match="has no log"):
+        await run.release()
+
+
+async def test_a_run_that_is_over_is_not_released() -> None:
+    shop = Shop()
+    run = shop.agent("done").run("Go")
+    result = await run
+    await run.release()
+    assert (await run).output == result.output
+    assert len(finals(await shop.log.read(run.task_id))) == 1
+
+
+async def test_a_run_that_was_released_before_the_log_has_it_was_never_there() -> None:
+    shop = Shop()
+    blocking = shop.agent(call("look")).run("Go", context_id="c")
+    blocking.events.subscribe(lambda event: None)
+    await until(lambda: shop.looked)
+    waiting = shop.agent("done").run("Go", context_id="c", when_busy="wait")
+    waiting.events.subscribe(lambda event: None)
+    await asyncio.sleep(0)
+
+    await waiting.release()
+
+    with pytest.raises(RunCancelled, match="before it began"):
+        await waiting
+    assert len(await shop.log.runs()) == 1
+    await blocking.release()
+    await nothing_left()
+
+
+async def test_grace_is_a_number_of_seconds() -> None:
+    run = Shop().agent("done").run("Go")
+    with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
+        await run.release(-1)
+    await run
