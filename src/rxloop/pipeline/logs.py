@@ -115,6 +115,11 @@ class TakesTurns(Protocol):
     the holder loses its turns, and what it appends to their runs from then on is refused with `Fenced`.
     """
 
+    @property
+    def lease(self) -> float | None:
+        """Seconds without a sign of life after which a holder counts as dead; None if it cannot be frozen alone."""
+        ...
+
     async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
         """Take the turn of a conversation for a run.
 
@@ -125,6 +130,19 @@ class TakesTurns(Protocol):
 
         Returns:
             False if a run has the turn, and its holder is alive: whichever run, and this log object included.
+
+        Raises:
+            EventLogError: The log cannot be asked.
+        """
+        ...
+
+    async def has_turn(self, context_id: str, task_id: str) -> bool:
+        """Tell whether this log object still has the turn for a run, by what is stored and not by what it remembers.
+
+        A run asks that has not moved for a while, since its process may have been frozen for longer than the lease.
+
+        Returns:
+            False if anybody else has had the turn since it was taken, though it be free again.
 
         Raises:
             EventLogError: The log cannot be asked.
