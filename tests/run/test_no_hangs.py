@@ -37,6 +37,7 @@ from rxloop import (
     ToolCallDeltaEvent,
     ToolProgressEvent,
     ToolRequest,
+    ToolStartEvent,
     op,
     tool,
 )
@@ -359,6 +360,27 @@ async def test_an_operator_that_drops_or_doubles_events_ends_the_run_and_is_told
     run = with_operator(mangles, 2).run("Go.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError) as caught:
+        await run
+    assert caught.value.code == "pipeline"
+    follows_the_grammar(recorder.events)
+
+
+class OwnStart(ToolStartEvent):
+    """A `tool-start` of the user's."""
+
+    note: str = ""
+
+
+async def test_a_class_of_ones_own_keeps_to_the_order_of_the_kind_that_it_is_made_of() -> None:
+    def doubles(signal: Signal) -> Observable[Signal]:
+        if not isinstance(signal, ToolStartEvent):
+            return rx.of(signal)
+        fields = {name: getattr(signal, name) for name in ("call", "index", "step", "idempotency_key")}
+        return rx.of(signal, OwnStart(**fields, note="again"))
+
+    run = with_operator(ops.flat_map(doubles), 2).run("Go.")
+    recorder = Recorder(run.events)
+    with pytest.raises(RunError, match="begins twice") as caught:
         await run
     assert caught.value.code == "pipeline"
     follows_the_grammar(recorder.events)

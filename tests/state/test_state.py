@@ -411,6 +411,20 @@ def test_a_question_on_a_branch_waits_for_the_whole_run_and_not_for_another_bran
     assert (told.pending, told.branched().beside(told).answers) == ({}, {"b/1.0.1": True})
 
 
+class OwnNote(MessageAddedEvent):
+    """A `message-added` of the user's."""
+
+    weight: int = 0
+
+
+def test_a_class_of_ones_own_is_folded_as_what_a_log_gives_in_its_place() -> None:
+    note = OwnNote(role="user", content="Mind the gap.", weight=3, seq=2)
+    read = Event.from_json(note.to_json())
+    assert type(read) is MessageAddedEvent
+    state = fold(RunState(), task(seq=1))
+    assert shape(fold(state, note)) == shape(fold(state, read)) == ["user: Hi", "user: Mind the gap."]
+
+
 def test_a_branch_begins_where_the_main_line_stood() -> None:
     events = [task("One"), llm("b/1", branch="b"), MessageAddedEvent(content="Two"), llm("c/1", branch="c")]
     born: dict[str, RunState] = {}

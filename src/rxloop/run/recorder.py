@@ -159,7 +159,7 @@ class Recorder:
             log.debug("%r came when the run was over", event)
             return
         if event.durable:
-            if type(event) in RULES and self._is_misplaced(event):
+            if RULES[type(event)] is not None and self._is_misplaced(event):
                 return
             if _TRAITS[type(event)].by_run:
                 self.check(event)
@@ -284,7 +284,7 @@ class Recorder:
         if state is None or event.parent_task_id is not None or event.task_id not in ("", self.task_id):
             return False
         wrong = misplaced(state, event)
-        if wrong is None and type(event) is ToolStartEvent:
+        if wrong is None and isinstance(event, ToolStartEvent):
             # Not in the fold: what an earlier attempt has begun, this one may begin again.
             slot = (event.step or "", event.index)
             if slot in self._started:

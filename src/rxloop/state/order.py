@@ -16,6 +16,7 @@ from rxloop.protocol.events import (
     ToolProgressEvent,
     ToolStartEvent,
 )
+from rxloop.state.by_class import ByClass
 from rxloop.state.run_state import RunState
 
 
@@ -26,7 +27,7 @@ def misplaced(state: RunState, event: Event) -> str | None:
         state: The line before it.
         event: An event of the run itself, not of one that is nested in it.
     """
-    rule = RULES.get(type(event))
+    rule = RULES[type(event)]
     return None if rule is None else rule(state, event)
 
 
@@ -68,14 +69,16 @@ def _begun(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bool:
     return state.batch is not None and bool(state.batch.begun >> event.index & 1)
 
 
-RULES: dict[type[Event], Callable[[RunState, Any], str | None]] = {
-    ContentDeltaEvent: _delta,
-    ThoughtDeltaEvent: _delta,
-    ToolCallDeltaEvent: _delta,
-    LLMCallEvent: _call,
-    ContentCompleteEvent: _message,
-    ToolStartEvent: _place,
-    ToolProgressEvent: _place,
-    ToolCompleteEvent: _complete,
-}
+RULES = ByClass[Callable[[RunState, Any], str | None]](
+    {
+        ContentDeltaEvent: _delta,
+        ThoughtDeltaEvent: _delta,
+        ToolCallDeltaEvent: _delta,
+        LLMCallEvent: _call,
+        ContentCompleteEvent: _message,
+        ToolStartEvent: _place,
+        ToolProgressEvent: _place,
+        ToolCompleteEvent: _complete,
+    }
+)
 """The kinds whose events cannot come at any time."""

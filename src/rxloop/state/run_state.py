@@ -32,6 +32,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Usage
 from rxloop.protocol.unchecked import unchecked
 from rxloop.state.batch import Batch
+from rxloop.state.by_class import ByClass
 from rxloop.state.compression import CompressionTotals
 from rxloop.state.history import History, Ledger
 
@@ -174,7 +175,7 @@ def fold(state: RunState, event: Event) -> RunState:
     """Fold one more event of its line into a state."""
     if not event.durable:
         return state
-    handler = None if event.parent_task_id is not None else _HANDLERS.get(type(event))
+    handler = None if event.parent_task_id is not None else _HANDLERS[type(event)]
     if event.metadata and MAIL_ID in event.metadata:
         state = state.changed(mail=_newest_mail(state, event))
     if handler is None:
@@ -395,19 +396,21 @@ def _input_received(state: RunState, event: InputReceivedEvent) -> dict[str, Any
     return {"pending": pending, "answers": {**state.answers, event.input_id: event.value}}
 
 
-_HANDLERS: dict[type[Event], Callable[[RunState, Any], dict[str, Any]]] = {
-    TaskEvent: _task,
-    StatusUpdateEvent: _status,
-    LLMCallEvent: _llm_call,
-    LLMFailedEvent: _llm_failed,
-    ContentCompleteEvent: _content_complete,
-    ToolStartEvent: _tool_start,
-    ToolCompleteEvent: _tool_complete,
-    MessageAddedEvent: _message_added,
-    UsageEvent: _usage,
-    ThoughtStreamEvent: _thought,
-    InputRequiredEvent: _input_required,
-    InputReceivedEvent: _input_received,
-    ContextCompressedEvent: _compressed,
-    ThinkingFailedEvent: _thinking_failed,
-}
+_HANDLERS = ByClass[Callable[[RunState, Any], dict[str, Any]]](
+    {
+        TaskEvent: _task,
+        StatusUpdateEvent: _status,
+        LLMCallEvent: _llm_call,
+        LLMFailedEvent: _llm_failed,
+        ContentCompleteEvent: _content_complete,
+        ToolStartEvent: _tool_start,
+        ToolCompleteEvent: _tool_complete,
+        MessageAddedEvent: _message_added,
+        UsageEvent: _usage,
+        ThoughtStreamEvent: _thought,
+        InputRequiredEvent: _input_required,
+        InputReceivedEvent: _input_received,
+        ContextCompressedEvent: _compressed,
+        ThinkingFailedEvent: _thinking_failed,
+    }
+)
