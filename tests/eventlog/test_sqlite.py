@@ -618,6 +618,22 @@ async def test_nobody_goes_on_behind_an_event_that_was_left_out(path: Path, lost
     await log.aclose()
 
 
+async def test_a_last_event_that_was_left_out_is_named_to_who_goes_on_behind_it(path: Path) -> None:
+    log = SqliteEventLog(path)
+    result = await Agent(ScriptedModel("Hi."), log=log).run("Go.")
+    last = (await log.runs())[0].seq
+    await log.aclose()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET json = 'rotten' WHERE seq = ?", (last,))
+    log = SqliteEventLog(path, corrupt="skip")
+    agent = Agent(ScriptedModel("never said"), log=log)
+    for going_on in (agent.resume(result.task_id), agent.cancel(result.task_id)):
+        with pytest.raises(EventLogError, match=f"the event {last} of the run {result.task_id} cannot be read"):
+            await going_on
+    assert (await agent.fork(result.task_id, last - 1)).state == "completed"
+    await log.aclose()
+
+
 async def test_a_run_of_which_nothing_can_be_read_is_refused(path: Path) -> None:
     log = SqliteEventLog(path)
     result = await Agent(ScriptedModel("Hi."), log=log).run("Go.")

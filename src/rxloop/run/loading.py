@@ -84,13 +84,30 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
         events = await prepare(read_log(event_log.read, task_id), GRACE)
         if events is None or (attempt.turn is None and fold_all(events).state == "working"):
             return None
-    if not gives_up:
-        await prepare(_see_that_it_waits(attempt, event_log, fold_all(events)))
+    await prepare(_see_that_it_can_go_on(attempt, event_log, events), GRACE)
     before = await prepare(conversation(event_log, attempt.context_id, before=task_id), GRACE)
     return None if before is None else _take_up(attempt, event_log, events, before)
 
 
-async def _see_that_it_waits(attempt: Attempt, event_log: EventLog, state: RunState) -> None:
+async def _see_that_it_can_go_on(attempt: Attempt, event_log: EventLog, events: Sequence[Event]) -> None:
+    """See that the last events are there, and that nobody in the conversation has gone on without this run.
+
+    Raises:
+        EventLogError: An event at the end cannot be read.
+        InvalidInput: A later run has let the questions of this one go.
+    """
+    records = await read_log(event_log.runs, context_id=attempt.context_id)
+    place = next((place for place, record in enumerate(records) if record.task_id == attempt.task_id), None)
+    if place is None:
+        return
+    if records[place].seq > events[-1].seq:
+        # Read once more: somebody may have written it just now, and who that was is told by a conflict.
+        check_whole(attempt.task_id, await read_log(event_log.read, attempt.task_id), records[place].seq)
+    if attempt.spec.cancel is None and not attempt.life.ending:
+        _see_that_it_waits(attempt, fold_all(events), [record.task_id for record in records[place + 1 :]])
+
+
+def _see_that_it_waits(attempt: Attempt, state: RunState, later: Sequence[str]) -> None:
     """See that no later run of the conversation has let the questions of this one go.
 
     That one went on without an answer, and its model was told so: an answer now would make two courses of one history.
@@ -99,11 +116,7 @@ async def _see_that_it_waits(attempt: Attempt, event_log: EventLog, state: RunSt
         InvalidInput: There is such a run.
     """
     paused = state.state in ("input-required", "auth-required")
-    if not state.pending or not (paused or attempt.spec.inputs):
-        return
-    runs = [record.task_id for record in await read_log(event_log.runs, context_id=attempt.context_id)]
-    later = runs[runs.index(attempt.task_id) + 1 :] if attempt.task_id in runs else []
-    if later:
+    if later and state.pending and (paused or attempt.spec.inputs):
         raise InvalidInput(
             f"the run {attempt.task_id} does not wait for {', '.join(state.pending)} any more: the later run "
             f"{later[0]} of the conversation {attempt.context_id} has let the question go. Ask anew in a new run, or "
