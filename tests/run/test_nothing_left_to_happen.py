@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,7 @@ from rxloop import (
 from rxloop.errors import Overloaded
 from rxloop.providers import Retry, retrying
 from rxloop.strategies import Reasoning, strategy
+from rxloop.stream import watchdog
 from rxloop.testing import ScriptedModel, virtual_time
 
 
@@ -170,6 +172,30 @@ async def test_a_run_is_not_stuck_while_a_thread_works_for_it() -> None:
     assert not running.done()
     release.set()
     assert (await running).output == "Hi."
+
+
+async def test_a_thread_that_a_run_waits_for_alone_is_named_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "SILENCE", 0)
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.get_loop().call_soon_threadsafe(told.set_result, record.getMessage())
+
+    def forgets(signal: Signal) -> Observable[Signal]:
+        threading.Thread(target=release.wait, name="for ever", daemon=True).start()
+        return rx.never()
+
+    release = threading.Event()
+    handler = Listening(logging.WARNING)
+    logging.getLogger("rxloop").addHandler(handler)
+    try:
+        run = with_operator(ops.flat_map(forgets), 0).run("Go.")
+        async with run:
+            assert f"nothing but the thread 'for ever' can bring the run {run.task_id} on" in await told
+    finally:
+        logging.getLogger("rxloop").removeHandler(handler)
+        release.set()
 
 
 @pytest.mark.parametrize("wrapped", [asyncio.ensure_future, asyncio.shield, asyncio.gather])

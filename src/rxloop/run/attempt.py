@@ -153,7 +153,7 @@ class Attempt:
 
     def watch(self) -> None:
         """From now on, end the attempt when nothing is left that could do so."""
-        Watchdog(self.scope, lambda: not self.life.ending, self._stuck)
+        Watchdog(self.task_id, self.scope, lambda: not self.life.ending, self._stuck)
 
     def _stuck(self) -> None:
         self.life.finish(stuck(self.state(), self.spec.loop))

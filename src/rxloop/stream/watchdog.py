@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future as ThreadFuture
@@ -14,6 +15,10 @@ from typing import Any, cast
 
 from rxloop.stream.scope import Scope, outside
 
+log = logging.getLogger("rxloop")
+
+SILENCE = 60.0
+"""Seconds after which a thread that a run waits for is named in a warning: it may have nothing to do with the run."""
 _TURNS = 3
 """Rounds of the event loop that a callback may take to go on from what is over."""
 
@@ -32,16 +37,18 @@ class Watchdog:
     objects there are; where there is any, its end is waited for.
     """
 
-    __slots__ = ("_loop", "_older_threads", "_open", "_scope", "_stuck")
+    __slots__ = ("_loop", "_older_threads", "_open", "_scope", "_stuck", "_task_id")
 
-    def __init__(self, scope: Scope, open_: Callable[[], bool], stuck: Callable[[], None]) -> None:
+    def __init__(self, task_id: str, scope: Scope, open_: Callable[[], bool], stuck: Callable[[], None]) -> None:
         """Watch a scope.
 
         Args:
-            scope: That of the run.
+            task_id: The run.
+            scope: Its scope.
             open_: Whether the run still has to come to its end.
             stuck: Called when it cannot.
         """
+        self._task_id = task_id
         self._scope = scope
         self._open = open_
         self._stuck = stuck
@@ -83,6 +90,16 @@ class Watchdog:
         self.look()
 
     def _look_after_thread(self, thread: threading.Thread) -> None:
+        # Not by a timer of the loop: the thread works in real time, whatever time the loop has.
+        thread.join(SILENCE)
+        if thread.is_alive() and self._open():
+            log.warning(
+                "nothing but the thread %r can bring the run %s on, and it has not ended for %g s: if it does not work "
+                "for the run, the run is stuck, and ends by run.cancel() or by its limit for the time",
+                thread.name,
+                self._task_id,
+                SILENCE,
+            )
         thread.join()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.look)
