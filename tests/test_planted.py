@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, AnyEvent, Event, Limits, MemoryEventLog, Message, Thoughts, ToolCall, follow, op, replay, tool
+from rxloop import (
+    Agent,
+    AnyEvent,
+    Event,
+    Limits,
+    MemoryEventLog,
+    Message,
+    ModelSettings,
+    Thoughts,
+    ToolCall,
+    follow,
+    op,
+    replay,
+    tool,
+)
 from rxloop.context import SlidingWindowCompressor
 from rxloop.errors import AttemptError, ServerError
 from rxloop.operators import View
@@ -340,3 +354,14 @@ async def test_a_run_that_is_cancelled_with_the_words_of_a_view(caplog: pytest.L
     events = await assert_nothing_shows(run, log, caplog)
     said = {"repeats": "3 times", "stalled while it works": "awaited: tool (hidden)"}.get(view, "awaited: input")
     assert said in events[-1].to_json(public=True).decode()
+
+
+async def test_what_a_run_was_begun_with_and_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    log = MemoryEventLog()
+    settings = ModelSettings(extra_body={"key": MARK}, headers={"authorization": f"Bearer {MARK}"}, stop=[MARK])
+    run = agent_of("Oslo.", log=log).run("Where?", settings=settings, owner=MARK, metadata=METADATA)
+    await assert_nothing_shows(run, log, caplog)
+
+    task = (await log.read(run.task_id))[0].to_json()
+    assert task.count(MARK.encode()) == 4, "the owner, the metadata, the body and the stop; never a header"
+    assert b"Bearer" not in task

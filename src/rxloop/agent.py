@@ -38,6 +38,7 @@ from rxloop.run.arguments import (
     check_options,
     check_tools,
 )
+from rxloop.run.begun_with import compare_model, resumed_with
 from rxloop.run.description import Description, Opened, toolset_of
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
@@ -248,6 +249,7 @@ class Agent(Generic[D, O]):
             messages=messages,
             keep_context=context_id is not None,
             chosen_id=task_id is not None,
+            owner=options.get("owner"),
         )
         return self._start(spec)
 
@@ -310,12 +312,25 @@ class Agent(Generic[D, O]):
             ConfigurationError: The agent has no log, an option is of a wrong kind, or `deps` are missing.
             TypeError: There is no such option.
         """
-        _check("resume", cast("Options", options), ResumeOptions)
+        given = cast("Options", options)
+        _check("resume", given, ResumeOptions)
         if self.log is None:
             raise ConfigurationError(f"to resume {task_id} the agent needs the log that holds it: Agent(..., log=...)")
         check_deps("resume", self._made_of.deps_type, deps)
-        context_id = options.get("context_id") or ""
-        return self._start(self._spec(task_id, context_id, deps, options, resume=True, inputs=inputs))
+        overrides = _OVERRIDES.get().get(self, {})
+
+        def spec(options: Options) -> RunSpec:
+            return self._spec(
+                task_id, given.get("context_id") or "", deps, options, overrides, resume=True, inputs=inputs
+            )
+
+        def as_begun(begun: Mapping[str, Any]) -> RunSpec:
+            made = spec(resumed_with(given, begun))
+            if "model" not in overrides:
+                compare_model(task_id, given, begun, made.model)
+            return made
+
+        return self._start(spec(given)._replace(as_begun=as_begun))
 
     @overload
     def fork(
@@ -474,7 +489,15 @@ class Agent(Generic[D, O]):
         caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (who called `run`, `resume` or `fork`)
         return self._made_of.run(spec, (caller.f_code.co_filename, caller.f_lineno))
 
-    def _spec(self, task_id: str, context_id: str, deps: Any, options: Options, **fields: Any) -> RunSpec:
+    def _spec(
+        self,
+        task_id: str,
+        context_id: str,
+        deps: Any,
+        options: Options,
+        overrides: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> RunSpec:
         given = options.get("strategy")
         return self._made_of.spec(
             task_id,
@@ -482,7 +505,7 @@ class Agent(Generic[D, O]):
             deps,
             options,
             strategy=_strategy(given) if given is not None else None,
-            overrides=_OVERRIDES.get().get(self, {}),
+            overrides=_OVERRIDES.get().get(self, {}) if overrides is None else overrides,
             **fields,
         )
 

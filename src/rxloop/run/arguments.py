@@ -79,6 +79,7 @@ def check_agent(
 def check_options(
     *,
     task_id: Any = None,
+    owner: Any = None,
     context_id: Any = None,
     when_busy: Any = None,
     model: Any = None,
@@ -95,6 +96,8 @@ def check_options(
     """
     if task_id is not None:
         check_task_id(task_id)
+    if owner is not None and not isinstance(owner, str):
+        raise _wrong("owner", owner, "give a text, such as the id of a user")
     if context_id is not None and not isinstance(context_id, str):
         raise _wrong("context_id", context_id, "give a text")
     if when_busy not in (None, "refuse", "wait"):
@@ -102,6 +105,8 @@ def check_options(
     if model is not None:
         check_model(model)
     _check_values("settings", settings, ModelSettings, "temperature=0")
+    if settings is not None:
+        _check_storable("settings.extra_body", settings.extra_body)
     _check_values("limits", limits, Limits, "iterations=3")
     if strategy is not None and not callable(strategy) and not isinstance(strategy, str):
         advice = "give a strategy, such as react() of rxloop.strategies, or the name of one"

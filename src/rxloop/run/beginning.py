@@ -42,6 +42,8 @@ def _first_events(attempt: Attempt) -> Iterator[Event]:
             model=spec.model.name,
             agent_name=spec.agent_name,
             strategy=spec.strategy,
+            owner=spec.owner,
+            options=spec.begun_with,
             metadata=spec.metadata,
         )
     after = attempt.state().seq if resumed else None

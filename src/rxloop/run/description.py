@@ -16,6 +16,7 @@ from rxloop.pipeline.seams import MakesModels, Provider
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.arguments import check_operator
 from rxloop.run.attempt import Attempt
+from rxloop.run.begun_with import kept
 from rxloop.run.handle import Run
 from rxloop.run.options import Options
 from rxloop.run.ownership import RunHold
@@ -118,6 +119,7 @@ class Description:
             parse=self.output.parse,
             output_prompt=self.output.prompt(chosen),
             response_schema=self.output.schema,
+            begun_with=kept(options),
             **fields,
         )
 

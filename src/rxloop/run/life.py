@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from rxloop.errors import RxloopError
 from rxloop.operators.loop._faults import from_thread
 from rxloop.pipeline.requests import Operator
+from rxloop.state.limits import LimitHit
 from rxloop.stream.bridges import TaskCancelled
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scheduler import RunScheduler
@@ -89,6 +90,8 @@ class Life:
         self._operator = operator
         self._on_end: Callable[[], object] | None = None
         """Called when the end is decided, by whoever waits for it."""
+        self._started = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._on_open: asyncio.Future[None] | None = None
 
     @property
@@ -127,8 +130,18 @@ class Life:
     def bind(self, event_loop: asyncio.AbstractEventLoop) -> None:
         """Tie the attempt to the event loop that it runs in."""
         self.event_loop = event_loop
+        self._started = event_loop.time()
         self.scheduler = RunScheduler(event_loop, for_readers=True)
         self.thread = self.scheduler.thread
+
+    def limit(self, seconds: float | None) -> None:
+        """End the attempt so many seconds after it was started; None for no limit. It replaces the one before."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None and self.event_loop is not None:
+            late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
+            self._timer = self.event_loop.call_at(self._started + seconds, self.finish, late)
 
     def finish(self, end: End) -> None:
         """Decide the end; only the first call does."""

@@ -12,7 +12,6 @@ from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import announce, begin
 from rxloop.run.ends import end_before_it_began, final_event, run_exists, unrecorded_end
 from rxloop.run.life import Phase, Released
-from rxloop.state.limits import LimitHit
 from rxloop.stream.foreign_errors import leave_to_loop, raiser
 from rxloop.stream.scope import GRACE
 
@@ -32,7 +31,7 @@ async def carry_out(attempt: Attempt) -> None:
     An exception here is a run that was refused before its first event; everything later is an event.
     """
     life, hub = attempt.life, attempt.recorder.hub
-    timer = _time_limit(attempt)
+    life.limit(attempt.limits.seconds)
     try:
         final = await _load(attempt)
         if final is None:
@@ -58,19 +57,10 @@ async def carry_out(attempt: Attempt) -> None:
         hub.complete(error)
         raise
     finally:
-        if timer is not None:
-            timer.cancel()
+        life.limit(None)
         if attempt.turn is not None:
             attempt.turn.give_back()
         attempt.scope.close()
-
-
-def _time_limit(attempt: Attempt) -> asyncio.TimerHandle | None:
-    seconds = attempt.limits.seconds
-    if seconds is None:
-        return None
-    late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
-    return asyncio.get_running_loop().call_later(seconds, attempt.life.finish, late)
 
 
 async def _load(attempt: Attempt) -> Event | None:

@@ -77,6 +77,7 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
     if not events:
         check_whole(task_id, events, 1)
     attempt.recorder.context_id = events[0].context_id
+    _go_on_as_begun(attempt, events)
     # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
     if not gives_up and not _has_turn(attempt, event_log):
         await prepare(_wait_for_turn(attempt, event_log))
@@ -87,6 +88,17 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
     await prepare(_see_that_it_can_go_on(attempt, event_log, events), GRACE)
     before = await prepare(conversation(event_log, attempt.context_id, before=task_id), GRACE)
     return None if before is None else _take_up(attempt, event_log, events, before)
+
+
+def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
+    """Take from the `task` event what the run was begun with; a run that is given up, or over, needs none of it."""
+    task, as_begun = events[0], attempt.spec.as_begun
+    if as_begun is None or not isinstance(task, TaskEvent) or task.options is None:
+        return
+    state = fold_all(events)
+    if state.retryable or not state.finished:
+        attempt.spec = as_begun(task.options)
+        attempt.life.limit(attempt.limits.seconds)
 
 
 async def _see_that_it_can_go_on(attempt: Attempt, event_log: EventLog, events: Sequence[Event]) -> None:
@@ -162,6 +174,7 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
         context_id=attempt.context_id,
         agent_name=attempt.agent_name,
         model=attempt.model.name,
+        options=attempt.spec.begun_with,
         metadata={**events[0].metadata, **attempt.spec.metadata},
         asked=attempt.asked,
     )

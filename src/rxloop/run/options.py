@@ -61,6 +61,8 @@ class RunOptions(ResumeOptions, total=False):
     task_id: str | None
     """Its id, a UUID, as `id_of_key` makes it of a key of your own; a new one by default. There is never a second run
     of the same id in a log: it is refused with `RunExists` before a request is sent."""
+    owner: str | None
+    """Whose run it is, such as a user or a tenant; it stays on the server."""
 
 
 class ForkOptions(Options, total=False):

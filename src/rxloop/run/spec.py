@@ -55,5 +55,11 @@ class RunSpec(NamedTuple):
     cancel: str | None = None
     """The reason for which the attempt is there to cancel the run, and to do nothing else."""
     fork: Fork | None = None
+    owner: str | None = None
+    """Whose run it is."""
+    begun_with: dict[str, Any] | None = None
+    """What its `task` event keeps of the options of a new run."""
+    as_begun: Callable[[Mapping[str, Any]], RunSpec] | None = None
+    """Gives the spec of a resumed run with what the `task` event has kept."""
     chosen_id: bool = False
     """Whether the id was given, so that there may be a run of that id already."""
