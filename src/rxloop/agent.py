@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, cast, overload
 
 from typing_extensions import TypeVar, Unpack
 
@@ -49,6 +49,9 @@ from rxloop.run.spec import RunSpec
 from rxloop.state.run_state import fold_all
 from rxloop.tools import AnyTool, Thoughts
 from rxloop.tools.output import Output, OutputMode, output_of
+
+if TYPE_CHECKING:
+    from rxloop.run.cold import ColdRun
 
 O = TypeVar("O", default=str)  # noqa: E741
 T = TypeVar("T", default=str)
@@ -252,6 +255,23 @@ class Agent(Generic[D, O]):
             owner=options.get("owner"),
         )
         return self._start(spec)
+
+    @overload
+    def observe(
+        self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]
+    ) -> ColdRun[O]: ...
+    @overload
+    def observe(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> ColdRun[O]: ...
+    def observe(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> ColdRun[O]:
+        """Make an Observable each subscription of which is a run of its own, and is disposed to cancel it.
+
+        For Rx pipelines: `questions.pipe(rx.flat_map_latest(agent.observe))` cancels the older run. Takes what
+        `run` takes, and whatever is wrong with that comes as an error of the subscription.
+        """
+        # Imported here: importing rxloop is quicker without.
+        from rxloop.run.cold import ColdRun
+
+        return ColdRun(lambda: self.run(prompt, deps=deps, **options))
 
     @overload
     def run_sync(

@@ -43,6 +43,7 @@ from rxloop import (
     UsageEvent,
     emit,
     follow,
+    merge,
     op,
     replay,
     tool,
@@ -327,3 +328,19 @@ async def outputs() -> None:
     async with agent.run("Hi") as run:
         async for text in run.text():
             assert_type(text, str)
+
+
+async def many_runs(agent: Agent[None, int], questions: Observable[str]) -> None:
+    def asked(question: str) -> Stream[Result[int]]:
+        return agent.observe(question).result()
+
+    assert_type(merge(agent.run("?"), agent.run("?")), Stream[AnyEvent])
+    assert_type(merge(agent.run("?").text(), agent.observe("?").text()), Stream[str])
+    async for event in merge(questions.pipe(rx.flat_map(agent.observe))):
+        assert_type(event, AnyEvent)
+    async for result in merge(questions.pipe(rx.debounce(0.3), rx.flat_map_latest(asked))):
+        assert_type(result.output, int)
+
+
+def deps_are_asked_for(agent: Agent[Deps, str]) -> None:
+    agent.observe("?", deps=Deps("Ann"), metadata={"n": 1})

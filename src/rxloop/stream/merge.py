@@ -59,7 +59,7 @@ def merge(
     check_reader(overflow, buffer)
     streams = [_observable(source) for source in sources]
     held = [(each._source, each._hold) if isinstance(each, Stream) else (each, None) for each in streams]  # pyright: ignore[reportPrivateUsage]
-    holds = _Holds([hold for _, hold in held if hold is not None])
+    holds = Holds([hold for _, hold in held if hold is not None])
     return Stream(_merged([source for source, _ in held]), holds, overflow=overflow, buffer=buffer)
 
 
@@ -70,10 +70,10 @@ def _observable(source: Any) -> Observable[Any]:
     return cast("Observable[Any]", found)
 
 
-class _Holds:
-    """The holds of several runs as one."""
+class Holds:
+    """The holds of several runs as one; of none, where the runs are made by the subscription."""
 
-    def __init__(self, holds: Sequence[Hold]) -> None:
+    def __init__(self, holds: Sequence[Hold] = ()) -> None:
         self.gate = Gates(hold.gate for hold in holds)
         self._holds = holds
 
@@ -90,6 +90,7 @@ class _Holds:
         return RunScheduler(loop, for_readers=True, gates=self.gate)
 
     def keep(self) -> Callable[[], None]:
+        """Keep the runs going until the function that is returned is called."""
         releases = [hold.keep() for hold in self._holds]
 
         def release() -> None:

@@ -1,0 +1,164 @@
+"""A prompt as an Observable: a run for each subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+import reactivex as rx
+from reactivex import operators as ops
+from reactivex.subject import Subject
+
+from run_checks import Recorder, finals, nothing_left, settled, until
+from rxloop import Agent, Limits, ModelRequest, RunContext, merge, op, tool
+from rxloop.errors import ConfigurationError, LimitReached, RunError, ServerError
+from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from servers import chat, say, serving
+
+
+def question(request: ModelRequest) -> str:
+    return str(request.messages[-1].text)
+
+
+def echo(letters: str = "-{}|") -> Agent[None, str]:
+    """An agent that answers with the question, in the time of a line of frames."""
+
+    def answer(request: ModelRequest) -> Any:
+        return turn(frames(letters.replace("{}", question(request))))
+
+    return Agent(ScriptedModel(*[answer] * 20))
+
+
+async def test_each_subscription_is_a_run_of_its_own() -> None:
+    model = ScriptedModel("one", "two")
+    cold = Agent(model).observe("?")
+    assert model.requests == []
+    assert [(await cold.result()).output, (await cold.result()).output] == ["one", "two"]
+
+
+async def test_it_is_iterated_and_piped_like_the_stream_of_a_run() -> None:
+    agent = Agent(ScriptedModel("a", "b", "c"))
+    assert [event.kind async for event in agent.observe("?")][-1] == "status-update"
+    assert [text async for text in agent.observe("?").pipe(op.text())] == ["b"]
+    assert [text async for text in agent.observe("?").text()] == ["c"]
+
+
+def test_a_subscription_that_is_disposed_cancels_its_run() -> None:
+    agent = echo("-{}---|")
+    with virtual_time() as time:
+
+        async def dispose() -> None:
+            recorder = Recorder(agent.observe("?"))
+            await asyncio.sleep(0.06)
+            assert agent.model.open == 1  # type: ignore[attr-defined]
+            recorder.subscription.dispose()
+            await settled()
+            assert agent.model.open == 0  # type: ignore[attr-defined]
+
+        time.run(dispose())
+        assert time.now == 0.06
+
+
+async def test_an_iteration_that_is_closed_cancels_its_run() -> None:
+    agent = Agent(ScriptedModel(frames("-a")))
+    reader = aiter(agent.observe("?"))
+    await anext(reader)
+    await reader.aclose()
+    await nothing_left()
+
+
+async def test_the_older_run_is_really_cancelled_its_socket_closed() -> None:
+    questions: Subject[str] = Subject()
+    async with serving() as server, contextlib.aclosing(chat(server)) as model:
+        agent = Agent(model)
+        server.answer(say("Let me", end="hang"), say("42"))
+        recorder = Recorder(questions.pipe(ops.map(agent.observe), ops.switch_latest()))
+        questions.on_next("old")
+        await server.asked.wait()
+        await until(lambda: any(event.kind == "content-delta" for event in recorder.events))
+        questions.on_next("new")
+        questions.on_completed()
+        await until(lambda: recorder.completed)
+        # That of the newer run may be used again; the older one's can only be closed.
+        await until(lambda: server.connections == 2 and server.open == 1)
+        assert [end.content for end in finals(recorder.events)] == ["42"]
+        assert len(server.requests) == 2
+    await server.all_closed.wait()
+
+
+async def test_a_failed_run_ends_its_events_properly_and_its_result_with_the_error() -> None:
+    agent = Agent(ScriptedModel(ServerError("503"), ServerError("503"), ServerError("503")))
+    last = await agent.observe("?")
+    assert isinstance(last, StatusUpdateEvent)
+    assert last.state == "failed"
+    with pytest.raises(RunError, match="503"):
+        await agent.observe("?").result()
+    with pytest.raises(RunError, match="503"):
+        await agent.observe("?").text()
+
+
+async def test_errors_become_values_by_the_stock_catch() -> None:
+    @tool
+    async def again() -> str:
+        """Go on."""
+        return "on"
+
+    agent = Agent(ScriptedModel(*[call("again")] * 3), tools=[again], limits=Limits(iterations=2))
+    values = agent.observe("?").result().pipe(ops.catch(lambda error, _: rx.just(error)))
+    error: Any = await values
+    assert isinstance(error, LimitReached)
+    assert len(error.result.messages) == 5
+
+
+async def test_what_run_refuses_is_an_error_of_the_subscription() -> None:
+    recorder = Recorder(Agent(ScriptedModel()).observe(""))
+    assert isinstance(recorder.error, ConfigurationError)
+
+
+async def test_it_takes_what_run_takes() -> None:
+    async def who(ctx: RunContext[str]) -> str:
+        return f"You help {ctx.deps}."
+
+    model = ScriptedModel("a")
+    agent = Agent(model, instructions=who, deps_type=str)
+    await agent.observe("?", deps="Ann", metadata={"n": 1})
+    assert model.requests[0].system[0].text == "You help Ann."
+
+
+async def test_runs_of_a_blocked_reader_are_held_back_through_stock_operators() -> None:
+    agent = echo("-{}" * 200 + "|")
+    running: list[Any] = []
+    questions = rx.from_iterable("ab").pipe(ops.flat_map(agent.observe))
+    merged = merge(questions, overflow="block", buffer=4)
+    gates = merged._hold.gate._gates  # type: ignore[attr-defined]
+    reader = aiter(merged)
+    await anext(reader)
+    running = list(gates)
+    assert len(running) == 2
+    await until(lambda: all(gate.closed for gate in running))
+    async for _ in reader:
+        if not any(gate.closed for gate in running):
+            break
+    await reader.aclose()
+    assert not any(gate.closed for gate in running)
+    assert gates == []
+    await nothing_left()
+
+
+async def test_a_run_that_begins_while_the_reader_is_behind_waits_too() -> None:
+    agent = echo("-{}" * 50 + "|")
+    questions: Subject[str] = Subject()
+    merged = merge(questions.pipe(ops.flat_map(agent.observe)), overflow="block", buffer=2)
+    reader = aiter(merged)
+    first = asyncio.ensure_future(anext(reader))
+    await settled(1)
+    questions.on_next("a")
+    await first
+    await until(lambda: merged._hold.gate.closed)
+    questions.on_next("b")
+    assert [gate.closed for gate in merged._hold.gate._gates] == [True, True]  # type: ignore[attr-defined]
+    await reader.aclose()
+    await nothing_left()
