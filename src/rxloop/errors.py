@@ -400,7 +400,7 @@ class AttemptError(RxloopError):
 
 
 class LimitReached(AttemptError):
-    """A limit of the run ended it: `max_iterations`, `tool_failures`, `tokens` or `timeout`."""
+    """A limit of the run ended it: `max_iterations`, `tool_failures`, `tokens`, `timeout` or `attempts`."""
 
 
 class RunError(AttemptError):

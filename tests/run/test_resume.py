@@ -162,7 +162,7 @@ async def test_a_run_that_is_cut_again_and_again_still_comes_to_its_end() -> Non
             break
         log = await first_events(log, task_id, held)
         world = World()
-        result = await world.agent(log).resume(task_id)
+        result = await world.agent(log).resume(task_id, limits=Limits(attempts=None))
         effects += world.effects
         assert contents(result.messages) == contents(messages)
         assert well_formed(result.messages)

@@ -51,6 +51,9 @@ class Limits(Wire):
     """Input and output tokens of all model calls, as the provider counts them."""
     seconds: float | None = Field(default=None, gt=0)
     """Time from the start of an attempt."""
+    attempts: int | None = Field(default=20, ge=1)
+    """Attempts in a row that a crash, a release or a failure that may pass has ended; one that paused for an answer, or
+    was cancelled, begins the count anew. So a run that kills its worker ends, however often it is taken up."""
     preparation: float | None = Field(default=60.0, gt=0)
     """Seconds that each part of what comes before a model call may take: the instructions, a family of tools that is
     asked for them, the functions of `enabled=`, an async workspace. A compressor has a `timeout` of its own."""

@@ -115,7 +115,7 @@ def public_error(error: ErrorInfo, reason: str | None) -> ErrorInfo:
     return error if error.message == message else error.model_copy(update={"message": message})
 
 
-_PRECISE = frozenset({"max_iterations", "tool_failures", "tokens", "timeout", "canceled"})
+_PRECISE = frozenset({"max_iterations", "tool_failures", "tokens", "timeout", "attempts", "canceled"})
 _FAILED = "The run failed."
 _SENTENCES = {
     "authentication": "The model's provider refused the key.",

@@ -16,6 +16,7 @@ from rxloop.run.ends import run_exists
 from rxloop.run.inputs import check_waiting, new_answers
 from rxloop.state.conversation import check_whole, conversation, read_log
 from rxloop.state.earlier_attempts import EarlierAttempts
+from rxloop.state.limits import check_attempts
 from rxloop.state.run_state import RunState, fold_all
 from rxloop.stream.scope import GRACE
 from rxloop.stream.writer import LogWriter
@@ -158,6 +159,9 @@ def _take_up(attempt: Attempt, event_log: EventLog, events: Sequence[Event], bef
         check_waiting(attempt.task_id, state)
     if spec.cancel is None:
         _compare_strategy(attempt, events[0])
+        limit = check_attempts(state, attempt.limits)
+        if limit is not None and state.state != "submitted":
+            attempt.life.finish(limit)
     _write_after(attempt, event_log, state.seq)
     return None
 

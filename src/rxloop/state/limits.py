@@ -38,3 +38,15 @@ def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHi
     if limits.iterations is not None and state.iteration >= limits.iterations:
         return LimitHit("max_iterations", f"no answer after {state.iteration} iterations (limits.iterations)")
     return None
+
+
+def check_attempts(state: RunState, limits: Limits) -> LimitHit | None:
+    """Find out whether the limit forbids another attempt.
+
+    Args:
+        state: The run after its last attempt.
+        limits: Those of the run.
+    """
+    if limits.attempts is None or state.tries < limits.attempts:
+        return None
+    return LimitHit("attempts", f"{state.tries} attempts in a row came to no end (limits.attempts)")

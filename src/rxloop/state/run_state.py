@@ -40,6 +40,7 @@ _message = unchecked(Message)
 
 MAIL_ID = "mail_id"
 """The key of metadata under which an event names the letter that it comes of."""
+_RESTS = ("input-required", "auth-required", "canceled")
 _EARLIER = 1_000
 """Ids of earlier runs that are known in any case; twice as many are kept at most."""
 
@@ -59,6 +60,8 @@ class RunState:
     seq: int = 0
     """The last durable event."""
     attempt: int = 0
+    tries: int = 0
+    """Attempts that were begun since one paused for an answer or was cancelled."""
     state: State = "submitted"
     reason: str | None = None
     error: ErrorInfo | None = None
@@ -238,6 +241,7 @@ def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     fresh = RunState(
         seq=event.seq,
         attempt=event.attempt,
+        tries=1,
         messages=before.append(*event.messages),
         asked=tuple(event.messages),
         compressed=state.compressed,
@@ -267,6 +271,10 @@ def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
         "error": event.error,
         "attempt": event.attempt or state.attempt,
     }
+    if event.attempt > state.attempt:
+        changes["tries"] = state.tries + 1
+    elif event.final and event.state in _RESTS:
+        changes["tries"] = 0
     if state.batch is not None and state.pending and (event.final or event.resumed):
         # A call that waits for an answer was left at its question, and begins once more when the answer is there.
         batch = state.batch

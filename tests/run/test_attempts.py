@@ -1,0 +1,113 @@
+"""`Limits.attempts`: a run that kills its worker ends, however often it is taken up."""
+
+from __future__ import annotations
+
+import pytest
+
+from bank import Bank
+from runs import first_events, outcome
+from rxloop import Agent, LimitReached, Limits, MemoryEventLog, RunContext, RunError, ToolCompleteEvent, tool
+from rxloop.errors import Overloaded
+from rxloop.testing import ScriptedModel, call
+
+
+async def crashes(log: MemoryEventLog, task_id: str, limits: Limits, model: ScriptedModel) -> MemoryEventLog:
+    """What the log has of one more attempt that is killed in the middle of its first model call."""
+    before = len(await log.read(task_id))
+    result = await outcome(Agent(model, log=log, limits=limits).resume(task_id))
+    if result.reason == "attempts":
+        return log
+    return await first_events(log, task_id, before + 2)
+
+
+@pytest.fixture
+async def begun() -> tuple[MemoryEventLog, str]:
+    log = MemoryEventLog()
+    result = await Agent(ScriptedModel("Hi"), log=log).run("Hello")
+    return await first_events(log, result.task_id, 3), result.task_id
+
+
+async def test_one_attempt_too_many_ends_the_run_and_asks_nobody(begun: tuple[MemoryEventLog, str]) -> None:
+    log, task_id = begun
+    model, limits = ScriptedModel(*["Hi"] * 9), Limits(attempts=3)
+    for _ in range(5):
+        log = await crashes(log, task_id, limits, model)
+
+    assert len(model.requests) == 2
+    with pytest.raises(LimitReached, match="3 attempts in a row") as caught:
+        await Agent(model, log=log).resume(task_id)
+    assert (caught.value.code, caught.value.result.state) == ("attempts", "failed")
+    assert [event.attempt for event in await log.read(task_id)][-1] == 4
+    assert (await log.runs())[0].finished
+
+
+async def test_there_may_be_no_such_limit(begun: tuple[MemoryEventLog, str]) -> None:
+    log, task_id = begun
+    model, limits = ScriptedModel(*["Hi"] * 30), Limits(attempts=None)
+    for _ in range(25):
+        log = await crashes(log, task_id, limits, model)
+
+    assert (await Agent(ScriptedModel("Hi"), log=log, limits=limits).resume(task_id)).output == "Hi"
+
+
+async def test_failures_that_may_pass_count() -> None:
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(*[Overloaded("503")] * 9), log=log, limits=Limits(attempts=2))
+    run = agent.run("Hello")
+    with pytest.raises(RunError):
+        await run
+    with pytest.raises(RunError):
+        await agent.resume(run.task_id)
+
+    with pytest.raises(LimitReached, match="2 attempts"):
+        await agent.resume(run.task_id)
+
+
+async def test_pauses_do_not_count() -> None:
+    bank = Bank()
+    limits = Limits(attempts=1)
+    waiting = await bank.waiting(limits=limits)
+
+    result = await bank.agent("Paid.").resume(waiting.task_id, inputs={"1.0.1": True})
+
+    assert result.output == "Paid."
+
+
+async def test_the_open_calls_of_a_run_that_ends_so_are_closed() -> None:
+    @tool
+    async def die() -> str:
+        """Kill the worker."""
+        return "never"
+
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(call("die"), "Hi"), tools=[die], log=log)
+    result = await agent.run("Go")
+    events = await log.read(result.task_id)
+    start = next(event.seq for event in events if event.kind == "tool-start")
+    cut = await first_events(log, result.task_id, start)
+
+    result = await outcome(
+        Agent(ScriptedModel(), tools=[die], log=cut).resume(result.task_id, limits=Limits(attempts=1))
+    )
+    [answer] = [event for event in await cut.read(result.task_id) if isinstance(event, ToolCompleteEvent)]
+    assert (answer.error, result.reason) == ("canceled", "attempts")
+
+
+async def test_a_tool_has_the_same_idempotency_key_in_every_attempt() -> None:
+    keys: list[str] = []
+
+    @tool(idempotent=True)
+    async def pay(ctx: RunContext[None]) -> str:
+        """Pay."""
+        keys.append(ctx.idempotency_key)
+        return "paid"
+
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel([call("pay"), call("pay")], "Hi"), tools=[pay], log=log)
+    result = await agent.run("Go")
+    start = [event.seq for event in await log.read(result.task_id) if event.kind == "tool-start"]
+    cut = await first_events(log, result.task_id, start[-1])
+    await Agent(ScriptedModel("Hi"), tools=[pay], log=cut).resume(result.task_id)
+
+    assert len(keys) > 2
+    assert {*keys} == {f"{result.task_id}:1:0", f"{result.task_id}:1:1"}
