@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from run_checks import nothing_left, settled
-from rxloop.errors import ConflictError, EventLogError
+from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.log_retry import ANSWERS_IN, PATIENCE
 from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event
 from rxloop.stream.scope import Gate
@@ -341,7 +341,7 @@ def test_patience_ends() -> None:
         async def main() -> None:
             it = Away()
             it.add()
-            with pytest.raises(EventLogError, match="the server is starting"):
+            with pytest.raises(LogUnreachable, match="the server is starting"):
                 await it.writer.flush()
             assert len(it.failures) == 1
 
@@ -365,10 +365,11 @@ def test_patience_begins_anew_with_each_batch() -> None:
         assert time.now > 2 * PATIENCE
 
 
-async def test_a_conflict_is_final_at_once() -> None:
-    it = Away(ConflictError("somebody else"))
+@pytest.mark.parametrize("kind", [ConflictError, Fenced])
+async def test_a_conflict_is_final_at_once(kind: type[ConflictError]) -> None:
+    it = Away(kind("somebody else"))
     it.add()
-    with pytest.raises(ConflictError, match="somebody else"):
+    with pytest.raises(kind, match="somebody else"):
         await it.writer.flush()
     assert len(it.log.writers) == 1
 
@@ -514,3 +515,14 @@ def test_a_log_in_which_something_was_cancelled_is_asked_again() -> None:
 
         time.run(main())
         assert time.now > PATIENCE - 2
+
+
+async def test_a_writer_that_is_told_to_stop_writes_nothing_more() -> None:
+    it = Writing()
+    it.add(2)
+    it.writer.fail(Fenced("somebody else has the turn"))
+    it.writer.fail(Fenced("told twice"))
+    with pytest.raises(Fenced, match="has the turn"):
+        await it.writer.flush()
+    assert it.log.batches == []
+    assert [str(error) for error in it.failures] == ["somebody else has the turn"]

@@ -28,7 +28,7 @@ from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from rxloop.run.turns import Turn
+    from rxloop.run.held_turn import HeldTurn
 
 log = logging.getLogger("rxloop")
 
@@ -57,7 +57,7 @@ class Attempt:
         `task` of a run that nobody had begun."""
         self.news: Iterable[Event] = ()
         """What the attempt says as soon as it has begun: the answers that it is resumed with, the changes of a fork."""
-        self.turn: Turn | None = None
+        self.turn: HeldTurn | None = None
         """The turn in the conversation, while the attempt has it."""
         self.subscription = SerialDisposable()
         """That to the pipeline."""

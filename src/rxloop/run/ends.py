@@ -5,6 +5,7 @@ from __future__ import annotations
 from rxloop.errors import (
     ConflictError,
     EventLogError,
+    Fenced,
     InvalidOutput,
     PipelineError,
     ProviderError,
@@ -52,8 +53,9 @@ def end_before_it_began(spec: RunSpec, state: RunState, end: End) -> StatusUpdat
     if spec.cancel is None and (not spec.resume or isinstance(end, Canceled)):
         # Who gives an attempt up is told that; a run that the log has is as it was, and there is no other.
         return final_event(state, end)
-    error = EventLogError(f"the attempt had to end ({spec.cancel or end}) before the log had told of its run")
-    return unrecorded_end(spec.task_id, state, error)
+    if not isinstance(end, EventLogError):
+        end = EventLogError(f"the attempt had to end ({spec.cancel or end}) before the log had told of its run")
+    return unrecorded_end(spec.task_id, state, end)
 
 
 def run_exists(task_id: str, where: str) -> RunExists:
@@ -99,6 +101,8 @@ def error_code(error: Exception) -> str:
     """The stable name of what ended a run."""
     if isinstance(error, ProviderError | StrategyError):
         return error.code
+    if isinstance(error, Fenced):
+        return "fenced"
     if isinstance(error, ConflictError):
         return "conflict"
     if isinstance(error, EventLogError):

@@ -59,7 +59,7 @@ async def carry_out(attempt: Attempt) -> None:
     finally:
         life.limit(None)
         if attempt.turn is not None:
-            attempt.turn.give_back()
+            await life.insist(attempt.turn.give_back)
         attempt.scope.close()
 
 
@@ -118,10 +118,13 @@ async def _give_up(attempt: Attempt, cause: Released) -> Event:
     """
     recorder, writer = attempt.recorder, attempt.recorder.writer
     end = unrecorded_end(attempt.task_id, attempt.state(), cause)
+    if attempt.turn is not None:
+        await attempt.life.insist(attempt.turn.certain)
     if writer is not None:
         try:
             await attempt.life.insist(writer.flush)
         except EventLogError as error:
+            recorder.mute()
             log.error("not all of the run %s could be recorded: %s", attempt.task_id, error)
             end = unrecorded_end(attempt.task_id, attempt.state(), error)
         await attempt.life.insist(writer.close)
@@ -151,7 +154,10 @@ async def _close(attempt: Attempt) -> Event:
         return final
     try:
         await life.insist(writer.flush)
+        # Nobody else can have the turn whose events the log takes.
+        recorder.trust()
     except EventLogError as error:
+        recorder.mute()
         log.error("the run %s could not be recorded to its end: %s", attempt.task_id, error)
         end = unrecorded_end(attempt.task_id, attempt.state(), error)
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})

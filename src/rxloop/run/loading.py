@@ -6,14 +6,21 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rxloop.errors import ContextBusy, InvalidInput, UnknownRun
+from rxloop.errors import ConflictError, InvalidInput, UnknownRun
 from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent
+from rxloop.protocol.events import (
+    Event,
+    InputReceivedEvent,
+    StatusUpdateEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+    ends_attempt,
+)
 from rxloop.protocol.settle import settle
-from rxloop.run import turns
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import run_exists
 from rxloop.run.inputs import check_waiting, new_answers
+from rxloop.run.taking import take_turn, try_turn
 from rxloop.state.conversation import check_whole, conversation, read_log
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.limits import check_attempts
@@ -43,9 +50,7 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
         return None
     if spec.chosen_id:
         await attempt.life.prepare(_see_that_it_is_new(attempt, event_log))
-    if not _has_turn(attempt, event_log):
-        await attempt.life.prepare(_wait_for_turn(attempt, event_log))
-    if attempt.turn is None:
+    if not await take_turn(attempt, event_log):
         return None
     if spec.keep_context:
         before = await attempt.life.prepare(conversation(event_log, attempt.context_id, before=spec.task_id))
@@ -79,16 +84,28 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
         check_whole(task_id, events, 1)
     attempt.recorder.context_id = events[0].context_id
     _go_on_as_begun(attempt, events)
-    # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
-    if not gives_up and not _has_turn(attempt, event_log):
-        await prepare(_wait_for_turn(attempt, event_log))
+    if gives_up:
+        # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
+        await prepare(try_turn(attempt, event_log), GRACE)
+    elif not _over(events[-1]):
+        taken = await take_turn(attempt, event_log)
         # Somebody may have gone on with this run meanwhile.
-        events = await prepare(read_log(event_log.read, task_id), GRACE)
-        if events is None or (attempt.turn is None and fold_all(events).state == "working"):
+        newer = await prepare(read_log(event_log.read, task_id, after_seq=events[-1].seq), GRACE)
+        if newer is None:
+            return None
+        events = [*events, *newer]
+        if not taken and fold_all(events).state == "working":
             return None
     await prepare(_see_that_it_can_go_on(attempt, event_log, events), GRACE)
     before = await prepare(conversation(event_log, attempt.context_id, before=task_id), GRACE)
     return None if before is None else _take_up(attempt, event_log, events, before)
+
+
+def _over(last: Event) -> bool:
+    """Whether nobody can go on with a run that has this last event."""
+    if not isinstance(last, StatusUpdateEvent) or not ends_attempt(last):
+        return False
+    return last.state == "completed" or (last.state == "failed" and not (last.error and last.error.retryable))
 
 
 def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
@@ -117,7 +134,9 @@ async def _see_that_it_can_go_on(attempt: Attempt, event_log: EventLog, events: 
         # Read once more: somebody may have written it just now, and who that was is told by a conflict.
         check_whole(attempt.task_id, await read_log(event_log.read, attempt.task_id), records[place].seq)
     if attempt.spec.cancel is None and not attempt.life.ending:
-        _see_that_it_waits(attempt, fold_all(events), [record.task_id for record in records[place + 1 :]])
+        # One that nobody has begun has let nothing go.
+        later = [record.task_id for record in records[place + 1 :] if record.state != "submitted"]
+        _see_that_it_waits(attempt, fold_all(events), later)
 
 
 def _see_that_it_waits(attempt: Attempt, state: RunState, later: Sequence[str]) -> None:
@@ -182,8 +201,8 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
         metadata={**events[0].metadata, **attempt.spec.metadata},
         asked=attempt.asked,
     )
-    if not _has_turn(attempt, event_log):
-        await _wait_for_turn(attempt, event_log)
+    if not await take_turn(attempt, event_log):
+        return
     for event in attempt.past:
         settle(event)
     earlier = EarlierAttempts(attempt.past)
@@ -209,28 +228,13 @@ def _go_on(attempt: Attempt, earlier: EarlierAttempts, task: Event, number: int)
 
 
 def _write_after(attempt: Attempt, event_log: EventLog, durable_seq: int) -> None:
-    attempt.recorder.writer = LogWriter(
-        event_log, attempt.task_id, durable_seq, attempt.life.finish, attempt.scope.gate
-    )
+    def failed(error: Exception) -> None:
+        if isinstance(error, ConflictError):
+            # What comes from here on is none of the run's any more.
+            attempt.recorder.mute()
+        attempt.life.finish(error)
 
-
-def _has_turn(attempt: Attempt, event_log: EventLog) -> bool:
-    """Whether the run has its turn in the conversation at once.
-
-    Raises:
-        ContextBusy: It has not, and is not to wait.
-    """
-    attempt.turn = turns.take(event_log, attempt.context_id)
-    if attempt.turn is None and attempt.spec.when_busy == "refuse":
-        raise ContextBusy(
-            f"the conversation {attempt.context_id} has a run that has not ended: "
-            'await it, cancel it, use another context_id, or queue this one with when_busy="wait"'
-        )
-    return attempt.turn is not None
-
-
-async def _wait_for_turn(attempt: Attempt, event_log: EventLog) -> None:
-    attempt.turn = await turns.wait(event_log, attempt.context_id)
+    attempt.recorder.writer = LogWriter(event_log, attempt.task_id, durable_seq, failed, attempt.scope.gate)
 
 
 def _compare_strategy(attempt: Attempt, task: Event) -> None:

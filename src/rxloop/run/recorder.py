@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +47,9 @@ _TAKING = (Phase.OPEN, Phase.ANNOUNCING)
 _BEGUN = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
 
 
+_NEVER = 1 << 62
+
+
 class _Traits(NamedTuple):
     """What an event is by its class; to ask `isinstance` of each event would cost more than to number it."""
 
@@ -74,6 +78,10 @@ _TEXT: dict[type[Event], str] = {
     ToolCallDeltaEvent: "fragment",
 }
 """The one field of a delta that holds what somebody else wrote."""
+
+
+def _drop(event: Event) -> None:
+    log.debug("%r came when the run was somebody else's", event)
 
 
 class Recorder:
@@ -108,6 +116,11 @@ class Recorder:
         self._seq = 0
         self._sub = 0
         self._started: set[Slot] = set()
+        self._deliver: Callable[[Event], None] = self.hub.publish
+        self._last = 0
+        self._silence = _NEVER
+        self._doubt: Callable[[], None] | None = None
+        self._held: deque[Event] = deque()
 
     def state(self, branch: str | None = None) -> RunState:
         """The fold of everything published so far on a branch; a new one starts where the main line stands.
@@ -173,7 +186,7 @@ class Recorder:
             event = self._stamp(event)
             if self.writer is not None:
                 self.writer.add(event)
-        self.hub.publish(event)
+        self._deliver(event)
 
     def record(self, event: Event) -> Event:
         """Stamp a durable event, fold it and hand it to the log's buffer, but do not deliver it yet.
@@ -239,7 +252,10 @@ class Recorder:
         if fields["timestamp"]:
             check_time(fields["timestamp"])
         else:
-            fields["timestamp"] = self.clock.now()
+            now = fields["timestamp"] = self.clock.now()
+            if now - self._last > self._silence:
+                self._hold()
+            self._last = now
         fields["attempt"] = self.attempt
         if not fields["task_id"]:
             fields["task_id"] = self.task_id
@@ -275,6 +291,38 @@ class Recorder:
         hidden = [call for call in named if call is not None and call in main.calls and main.calls[call].hidden]
         if hidden:
             fields["hidden_calls"] = FrozenList(hidden)
+
+    # -- doubt: a process that was frozen does not know that somebody else goes on with its run
+
+    def beware(self, silence: int, doubt: Callable[[], None]) -> None:
+        """Deliver nothing after a silence until somebody says that the run is still this process's own.
+
+        A frozen process finds out by its clock: between the last event before the freeze and the first one after it
+        there is a gap. The stamp of each event has the time anyway, so that a comparison is all that this costs. A
+        tool that is silent for so long is doubted in vain, and its next event comes when the log has answered.
+
+        Args:
+            silence: The longest time between two events that raises no doubt, in milliseconds.
+            doubt: Called when it was longer; `trust` or `mute` has to follow.
+        """
+        self._last, self._silence, self._doubt = self.clock.now(), silence, doubt
+
+    def _hold(self) -> None:
+        if self._deliver == self.hub.publish and self._doubt is not None:
+            self._deliver = self._held.append
+            self._doubt()
+
+    def trust(self) -> None:
+        """Deliver what was held, and what comes."""
+        if self._deliver == self._held.append:
+            while self._held:
+                self.hub.publish(self._held.popleft())
+            self._deliver = self.hub.publish
+
+    def mute(self) -> None:
+        """Deliver nothing more: the run is somebody else's, or nobody can know how it goes on."""
+        self._held.clear()
+        self._deliver = _drop
 
     # -- order
 

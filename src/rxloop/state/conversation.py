@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from rxloop.errors import EventLogError, RxloopError
-from rxloop.pipeline.log_retry import patiently
+from rxloop.errors import EventLogError, LogUnreachable, RxloopError
+from rxloop.pipeline.log_retry import may_pass, patiently
 from rxloop.pipeline.logs import EventLog, ReadsConversations
 from rxloop.pipeline.values import Histories, Mark, RunRecord
 from rxloop.state.run_state import RunState, fold_all
@@ -32,13 +32,16 @@ async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.
     """Read from a log; one that fails for a moment is asked again, as for what is appended.
 
     Raises:
-        EventLogError: The log failed, by whatever error, for longer than `PATIENCE`.
+        LogUnreachable: The log failed for longer than `PATIENCE`.
+        EventLogError: It failed by what another try would not change.
     """
     try:
         return await patiently(lambda: read(*args, **options), "the event log cannot be read")
-    except RxloopError:
-        raise
     except Exception as error:
+        if may_pass(error):
+            raise LogUnreachable(f"the event log could not be read: {error}") from error
+        if isinstance(error, RxloopError):
+            raise
         raise EventLogError(f"the event log could not be read: {error}") from error
 
 

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from rxloop.errors import ConflictError, EventLogError
+from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.log_retry import ANSWERS_IN, is_cancelled, may_pass, patiently
 from rxloop.pipeline.logs import AppendsNow, EventLog
 from rxloop.protocol.events import Event
@@ -81,8 +81,9 @@ class LogWriter:
             self._start()
             await self._written()
         if self.error is not None:
-            kind = ConflictError if isinstance(self.error, ConflictError) else EventLogError
-            raise kind(str(self.error)) from self.error
+            kinds = (Fenced, ConflictError, LogUnreachable)
+            kind = next((kind for kind in kinds if isinstance(self.error, kind)), EventLogError)
+            raise kind(str(self.error), retryable=self.error.retryable) from self.error
         return self.durable_seq
 
     def flush_now(self) -> int | None:
@@ -104,6 +105,11 @@ class LogWriter:
             self._buffer = []
             self._wrote(batch)
         return self.durable_seq
+
+    def fail(self, error: EventLogError) -> None:
+        """Write nothing more: the run is somebody else's by now."""
+        if self.error is None:
+            self._fail(error)
 
     async def close(self) -> None:
         """Stop the timer and wait for the write that is under way."""
@@ -163,8 +169,12 @@ class LogWriter:
 
     def _fail(self, raised: BaseException) -> None:
         error = raised if isinstance(raised, Exception) else as_error(raised)
-        text = f"the event log failed: {error}"
-        self.error = error if isinstance(error, EventLogError) else EventLogError(text)
+        if isinstance(error, EventLogError) and not may_pass(error):
+            self.error = error
+        else:
+            # It was asked again for as long as that makes sense, or is broken.
+            kind = LogUnreachable if may_pass(error) else EventLogError
+            self.error = kind(f"the event log failed: {error}")
         self._buffer.clear()
         self._hold_back(False)
         self._failed(self.error)

@@ -1,0 +1,98 @@
+"""The turn that an attempt holds: that of this process, and that of the log, which may be lost.
+
+The first keeps those apart who share a log object or a file here. The second keeps processes apart, and dies with its
+holder, so that others find out that nobody goes on with a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rxloop.errors import EventLogError, Fenced
+from rxloop.pipeline.log_retry import ANSWERS_IN
+from rxloop.pipeline.logs import EventLog, TakesTurns
+from rxloop.run.life import Life
+from rxloop.run.recorder import Recorder
+from rxloop.run.turns import Turn
+from rxloop.state.conversation import read_log
+
+log = logging.getLogger("rxloop")
+
+
+class HeldTurn:
+    """The turn of one attempt, from `take_turn` until it is given back."""
+
+    def __init__(self, life: Life, recorder: Recorder, event_log: EventLog, here: Turn) -> None:
+        """Hold the turn of this process.
+
+        Args:
+            life: That of the attempt, which is ended where the turn of the log is lost.
+            recorder: That of the attempt, which is silenced then.
+            event_log: Has turns of its own, or has not.
+            here: The turn of this process.
+        """
+        self._life, self._recorder = life, recorder
+        self._here = here
+        self._log = event_log if isinstance(event_log, TakesTurns) else None
+        self._task_id, self._context_id = recorder.task_id, recorder.context_id
+        self._taken = False
+        """Whether the log may say that it is ours."""
+        self._asking: asyncio.Task[None] | None = None
+
+    async def take(self) -> bool:
+        """Take the turn of the log; False if somebody alive has it elsewhere."""
+        if self._log is None:
+            return True
+        # Should the task be cancelled in the middle, nobody knows whether it was taken.
+        self._taken = True
+        self._taken = await read_log(self._log.take_turn, self._context_id, self._task_id, self._lost)
+        if self._taken and self._log.lease is not None:
+            self._recorder.beware(round(self._log.lease * 500), self._doubt)
+        return self._taken
+
+    def _lost(self) -> None:
+        """End the attempt at once: its tools are cancelled, and nothing more of it comes into the log or to readers."""
+        writer = self._recorder.writer
+        error = Fenced(f"this process has lost the turn of the conversation {self._context_id} to another one")
+        log.warning("%s: the attempt of the run %s ends here", error, self._task_id)
+        if writer is not None:
+            writer.fail(error)
+        else:
+            self._life.finish(error)
+
+    def _doubt(self) -> None:
+        self._asking = asyncio.get_running_loop().create_task(self._ask(), name=f"rxloop-turn-{self._task_id}")
+
+    async def _ask(self) -> None:
+        """Ask the log who has the turn, after a silence in which the process may have been frozen."""
+        assert self._log is not None
+        try:
+            ours = await read_log(self._log.has_turn, self._context_id, self._task_id)
+        except EventLogError as error:
+            if self._recorder.writer is not None:
+                self._recorder.writer.fail(error)
+            return
+        if ours:
+            self._recorder.trust()
+        else:
+            self._lost()
+
+    async def certain(self) -> None:
+        """Wait until it is known whose turn it is."""
+        if self._asking is not None:
+            await asyncio.wait([self._asking])
+
+    async def give_back(self) -> None:
+        """Give the turn to whoever waits for it. If the log cannot be told now, it finds out itself."""
+        try:
+            if self._asking is not None:
+                self._asking.cancel()
+            if self._taken and self._log is not None:
+                async with asyncio.timeout(ANSWERS_IN):
+                    await self._log.give_turn_back(self._context_id, self._task_id)
+        except Exception as error:
+            log.warning("the turn of the conversation %s could not be given back: %s", self._context_id, error)
+        finally:
+            self._taken = False
+            self._here.give_back()

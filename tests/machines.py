@@ -1,0 +1,77 @@
+"""Several machines on one log, all of them in this process: what one of them holds is free when it dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rxloop import Event, MemoryEventLog
+from rxloop.errors import Fenced
+from rxloop.pipeline.values import RunRecord
+
+LEASE = 10.0
+
+
+@dataclass
+class Shared:
+    """What all machines see."""
+
+    log: MemoryEventLog = field(default_factory=MemoryEventLog)
+    turns: dict[str, tuple[MachineLog, str, Callable[[], None]]] = field(default_factory=dict)
+    """By conversation: the log object that has the turn, for which run, and whom to tell when it is lost."""
+    asked: int = 0
+    """How often a machine has asked whether it still has a turn."""
+
+    def machine(self) -> MachineLog:
+        """The log as one more machine has it."""
+        return MachineLog(self)
+
+
+class MachineLog(MemoryEventLog):
+    """The log object of one machine: what is in it is in those of the others, and its turns are its own."""
+
+    lease: float | None = LEASE
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self.shared = shared
+        self._runs = shared.log._runs
+        self._by_context = shared.log._by_context
+        self._had: dict[str, str] = {}
+        self.taken: list[str] = []
+        """The conversations whose turn was given, in order."""
+
+    async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
+        if context_id in self.shared.turns:
+            return False
+        self.shared.turns[context_id] = self, task_id, lost
+        self._had[task_id] = context_id
+        self.taken.append(context_id)
+        return True
+
+    async def has_turn(self, context_id: str, task_id: str) -> bool:
+        self.shared.asked += 1
+        return self._holds(context_id, task_id)
+
+    def _holds(self, context_id: str, task_id: str) -> bool:
+        holder = self.shared.turns.get(context_id)
+        return holder is not None and holder[:2] == (self, task_id)
+
+    async def give_turn_back(self, context_id: str, task_id: str) -> None:
+        if self._holds(context_id, task_id):
+            del self.shared.turns[context_id]
+        self._had.pop(task_id, None)
+
+    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+        held = {task_id for _, task_id, _ in self.shared.turns.values()}
+        return [record for record in await self.runs() if record.state == "working" and record.task_id not in held]
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+        if task_id in self._had and not self._holds(self._had[task_id], task_id):
+            raise Fenced(f"the turn of {task_id} belongs to somebody else")
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+
+    def freezes(self, context_id: str) -> Callable[[], None]:
+        """This machine stops for longer than its lease; call what is returned when it finds out."""
+        _, _, lost = self.shared.turns.pop(context_id)
+        return lost

@@ -1,0 +1,231 @@
+"""One run at a time in each conversation, whichever machine it is on; and what a machine does that lost its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from machines import LEASE, MachineLog, Shared
+from run_checks import durable, finals, kinds, nothing_left, until
+from runs import collect
+from rxloop import Agent, ContextBusy, RunError, StatusUpdateEvent, tool
+from rxloop.protocol.events import CustomEvent
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+
+
+class Machine:
+    """A machine with an agent whose tool takes a minute."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.log = MachineLog(shared)
+        self.begun = 0
+        self.cut = 0
+
+        @tool
+        async def work() -> str:
+            """Works for a minute."""
+            self.begun += 1
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cut += 1
+                raise
+            return "worked"
+
+        self.work = work
+
+    def agent(self, *turns: Any) -> Agent[None, str]:
+        return Agent(ScriptedModel(*turns), tools=[self.work], log=self.log)
+
+
+@pytest.fixture
+def machines() -> tuple[Machine, Machine]:
+    shared = Shared()
+    return Machine(shared), Machine(shared)
+
+
+Machines = tuple[Machine, Machine]
+
+
+def test_a_run_elsewhere_makes_a_conversation_busy(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            running = a.agent(call("work"), "done").run("1", context_id="c").start()
+            await running.begin()
+            with pytest.raises(ContextBusy, match="or in another one"):
+                await b.agent("two").run("2", context_id="c")
+            assert (await b.agent("two").run("2", context_id="d")).output == "two"
+            assert (await running).output == "done"
+            assert (await b.agent("two").run("2", context_id="c")).messages[0].text == "1"
+
+        time.run(main())
+    assert a.log.shared.turns == {}
+
+
+def test_who_waits_for_a_run_elsewhere_tries_again_each_half_a_second(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> float:
+            running = a.agent(call("work"), "done").run("1", context_id="c").start()
+            await running.begin()
+            result = await b.agent("two").run("2", context_id="c", when_busy="wait")
+            assert [message.text for message in result.messages][-3:] == ["done", "2", "two"]
+            return time.now
+
+        assert 60 <= time.run(main()) <= 60.5
+
+
+def test_a_live_run_cannot_be_resumed_elsewhere_and_goes_on(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            running = await a.agent(call("work"), "done").run("1").begin()
+            with pytest.raises(ContextBusy):
+                await b.agent("mine").resume(running.task_id)
+            assert (await running).output == "done"
+            assert [event.state for event in finals(await a.log.read(running.task_id))] == ["completed"]
+
+        time.run(main())
+    assert (a.begun, a.cut, b.begun) == (1, 0, 0)
+
+
+async def test_a_run_that_is_over_gives_its_end_whoever_has_the_turn(machines: Machines) -> None:
+    a, b = machines
+    over = await a.agent("done").run("1", context_id="c")
+    async with a.agent(frames("-never")).run("2", context_id="c") as running:
+        await running.begin()
+        assert (await b.agent().resume(over.task_id)).output == "done"
+
+
+def test_who_waits_to_resume_a_live_run_gets_the_end_that_it_had_elsewhere_at_once(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            running = await a.agent(call("work"), "done").run("1").begin()
+            result = await b.agent().resume(running.task_id, when_busy="wait")
+            assert (result.output, time.now) == ("done", 60)
+
+        time.run(main())
+
+
+async def test_the_turn_is_given_back_however_an_attempt_ends(machines: Machines) -> None:
+    a, _ = machines
+    turns = a.log.shared.turns
+    await a.agent("done").run("1", context_id="c")
+    with pytest.raises(RunError):
+        await a.agent(RuntimeError("broken")).run("1", context_id="c")
+    cancelled = await a.agent(frames("-never")).run("1", context_id="c").begin()
+    assert list(turns) == ["c"]
+    await cancelled.aclose()
+    released = await a.agent(frames("-never")).run("1", context_id="c").begin()
+    await released.release()
+    assert turns == {}
+    with pytest.raises(ContextBusy):
+        async with a.agent(frames("-never")).run("1", context_id="c"):
+            await a.agent("no").run("1", context_id="c")
+    assert turns == {}
+    assert a.log.taken == ["c"] * 5
+    await nothing_left()
+
+
+def test_a_machine_that_lost_its_turn_stops_its_tools_and_writes_no_end(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            running = a.agent(call("work"), "done").run("1", context_id="c").start()
+            live = asyncio.ensure_future(collect(running))
+            await until(lambda: a.begun)
+            lost = a.log.freezes("c")
+            resumed = await b.agent("mine").resume(running.task_id)
+            held = await a.log.read(running.task_id)
+            lost()
+
+            with pytest.raises(RunError, match="lost the turn") as caught:
+                await running
+            assert (caught.value.code, a.cut) == ("fenced", 1)
+            assert (resumed.output, await a.log.read(running.task_id)) == ("mine", held)
+            last = (await live)[-1]
+            assert isinstance(last, StatusUpdateEvent)
+            assert (last.final, last.state) == (True, "working")
+            assert kinds(durable(live.result()))[:-1] == kinds([event for event in held if event.attempt == 1])
+            # Its turn belongs to somebody else, and is not given back.
+            await b.agent("next").run("2", context_id="c")
+            await nothing_left()
+
+        time.run(main())
+
+
+def test_nothing_of_a_frozen_machine_reaches_a_reader_when_it_wakes_up(machines: Machines) -> None:
+    a, _ = machines
+    with virtual_time() as time:
+
+        async def main() -> list[str]:
+            running = a.agent(frames("One-------two|", frame=2)).run("1", context_id="c").start()
+            seen: list[str] = []
+            running.text().subscribe(seen.append, lambda error: seen.append(type(error).__name__))
+            await asyncio.sleep(1)
+            # The machine is frozen between two tokens, and does not know it.
+            a.log.freezes("c")
+            with pytest.raises(RunError) as caught:
+                await running
+            assert caught.value.code == "fenced"
+            return seen
+
+        assert time.run(main()) == ["One", "RunError"]
+    assert a.log.shared.asked == 1
+
+
+def test_a_silence_that_was_none_holds_nothing_back_for_long(machines: Machines) -> None:
+    a, _ = machines
+    with virtual_time() as time:
+
+        async def main() -> list[tuple[float, str]]:
+            running = a.agent(frames("One-------two-three|", frame=1)).run("1").start()
+            seen: list[tuple[float, str]] = []
+            running.text().subscribe(lambda text: seen.append((time.now, text)))
+            assert (await running).output == "Onetwothree"
+            return seen
+
+        assert time.run(main()) == [(0, "One"), (8, "two"), (10, "three")]
+    assert (a.log.shared.asked, a.log.shared.turns) == (1, {})
+
+
+def test_a_run_that_never_falls_silent_never_asks(machines: Machines) -> None:
+    a, _ = machines
+    with virtual_time() as time:
+        assert time.run(a.agent(frames("-".join(["on"] * 20) + "|", frame=LEASE / 4)).run("1")).output == "on" * 20
+    assert a.log.shared.asked == 0
+
+
+def test_an_end_after_a_silence_is_told_once_the_log_has_it(machines: Machines) -> None:
+    a, _ = machines
+    with virtual_time() as time:
+        running = a.agent(call("work"), "done").run("1")
+        events = time.run(collect(running))
+        assert durable(events) == list(time.run(a.log.read(running.task_id)))
+    assert a.log.shared.asked == 1
+
+
+def test_what_a_tool_says_after_a_freeze_is_not_told(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            running = a.agent(call("work"), "done").run("1", context_id="c").start()
+            live = asyncio.ensure_future(collect(running))
+            await until(lambda: a.begun)
+            a.log.freezes("c")
+            await b.agent("mine").resume(running.task_id)
+            events = await live
+            assert not any(isinstance(event, CustomEvent) or event.kind == "tool-complete" for event in events)
+            assert [event.state for event in finals(await b.log.read(running.task_id))] == ["completed"]
+
+        time.run(main())
