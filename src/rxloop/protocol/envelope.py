@@ -109,8 +109,8 @@ class Event(Wire):
     """
 
     # Where a reader's encoded frame is kept, so that an event is serialised once however many read it.
-    # And the form of it that clients get, so that there is one for all of them.
-    __slots__ = ("_public", "_wire")
+    # And the form of it that clients get, so that there is one for all of them. And that it is settled, as no copy is.
+    __slots__ = ("_public", "_settled", "_wire")
 
     visibility: ClassVar[Visibility] = "public"
     """Whether events of this kind are for clients."""

@@ -301,6 +301,9 @@ def _message(item: Any, place: str) -> Message:
 class Usage(Wire):
     """Tokens of one or several model calls, as the provider counted them."""
 
+    # As in a `ToolCall`: the sum of a run stands in many events.
+    __slots__ = ("_settled",)
+
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -322,7 +325,7 @@ class Usage(Wire):
         )
 
 
-_usage = unchecked(Usage)
+_usage = unchecked(Usage, settled=True)
 
 
 class ErrorInfo(Wire):

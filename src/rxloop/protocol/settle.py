@@ -12,11 +12,15 @@ from rxloop.protocol.frozen import EMPTY_DICT
 from rxloop.protocol.storable import LARGEST, LEAST, plan_of, readable, settled, storable, takes_any
 from rxloop.protocol.unchecked import stamp
 
+# The slot itself: where it is empty, pydantic would look for the name in other places first.
+_is_settled, _set_settled = vars(Event)["_settled"].__get__, vars(Event)["_settled"].__set__
+
 
 def settle(event: Event) -> dict[str, Any]:
     """Make of what an event holds what can be written and read again, and freeze it, in place.
 
-    What is such already stays as it is, and costs a look at each field; the ids, which many events share, cost one.
+    What is such already stays as it is, and costs a look at each field, once for each event; the ids, which many events
+    share and which may be given later, cost one.
 
     Returns:
         The fields, as `stamp` gives them.
@@ -25,28 +29,38 @@ def settle(event: Event) -> dict[str, Any]:
         InvalidEvent: A field cannot be written, or does not have its type; it is named, and the event is not an event.
     """
     fields = stamp(event)
-    plan = plan_of(type(event))
     try:
         plain = fields["metadata"] is EMPTY_DICT and _plain(fields)
-        for name, default, classes, type_ in plan.beside if plain else plan.fields:
-            value = fields[name]
-            if value is default:
-                continue
-            cls = value.__class__
-            if cls not in classes:
-                fields[name] = settled(fields, name, classes, type_)
-            elif cls is str:
-                if not value.isascii():
-                    fields[name] = readable(value)
-            elif (cls is int or cls is float) and not LEAST <= value <= LARGEST:
-                raise InvalidEvent(f"{fields['kind']}: {name}={value}: give a finite number of 64 bits")
-        for name, choices in plan.choices:
-            if fields[name] not in choices:
-                raise InvalidEvent(
-                    f"{fields['kind']}: {name}={fields[name]!r} is not one of {', '.join(map(str, choices))}"
-                )
+        try:
+            if plain and _is_settled(event):
+                return fields
+        except AttributeError:  # it is not
+            pass
+        _settle_fields(event, fields, plain)
     except KeyError as error:
         raise InvalidEvent(f"{type(event).__name__} has no {error}: make events by their constructor") from error
+    _set_settled(event, True)
+    return fields
+
+
+def _settle_fields(event: Event, fields: dict[str, Any], plain: bool) -> None:
+    plan = plan_of(type(event))
+    for name, default, classes, type_ in plan.beside if plain else plan.fields:
+        value = fields[name]
+        if value is default:
+            continue
+        cls = value.__class__
+        if cls not in classes:
+            fields[name] = settled(fields, name, classes, type_)
+        elif cls is str:
+            if not value.isascii():
+                fields[name] = readable(value)
+        elif (cls is int or cls is float) and not LEAST <= value <= LARGEST:
+            raise InvalidEvent(f"{fields['kind']}: {name}={value}: give a finite number of 64 bits")
+    for name, choices in plan.choices:
+        if fields[name] not in choices:
+            known = ", ".join(map(str, choices))
+            raise InvalidEvent(f"{fields['kind']}: {name}={fields[name]!r} is not one of {known}")
     if plan.own:
         if event.__pydantic_extra__:
             extra = storable(event.__pydantic_extra__, fields["kind"])
@@ -57,7 +71,6 @@ def settle(event: Event) -> dict[str, Any]:
             event.check_ids()
         except ConfigurationError as error:
             raise InvalidEvent(str(error)) from error
-    return fields
 
 
 _ids = itemgetter("context_id", "task_id", "parent_task_id", "agent_path", "step", "branch")

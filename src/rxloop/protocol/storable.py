@@ -13,7 +13,7 @@ from functools import cache
 from math import isfinite
 from pathlib import PurePath
 from types import MemberDescriptorType, NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, cast, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, JsonValue
 from pydantic_core import to_jsonable_python
@@ -28,6 +28,7 @@ MOST = 1_000_000
 LEAST, LARGEST = -(2**63), 2**64 - 1
 _SHOWN = 4
 Type = Literal["simple", "any", "more"]
+M = TypeVar("M", bound=BaseModel)
 
 
 def readable(text: str) -> str:
@@ -75,6 +76,18 @@ def settled(fields: dict[str, Any], name: str, classes: frozenset[type], type_: 
     except _Misfit as misfit:
         raise misfit.error(f"{fields['kind']}: {name}") from misfit.__cause__
     return made
+
+
+def settled_model(model: M, name: str) -> M:
+    """Make a model storable that is to be a part of several events: itself where it is.
+
+    Raises:
+        InvalidEvent: Something in it cannot be written as JSON.
+    """
+    try:
+        return cast("M", _Walk().typed(model, 0))
+    except _Misfit as misfit:
+        raise misfit.error(name) from misfit.__cause__
 
 
 def takes_any(cls: type[BaseModel]) -> bool:

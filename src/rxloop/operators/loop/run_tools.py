@@ -15,7 +15,7 @@ from rxloop.pipeline.seams import Tool
 from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
 from rxloop.protocol.frozen import thawed
 from rxloop.protocol.messages import ToolCall
-from rxloop.protocol.storable import readable, storable
+from rxloop.protocol.storable import readable, settled_model, storable
 from rxloop.protocol.unchecked import unchecked
 from rxloop.state.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.stream.bridges import Push, emit, from_task
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rxloop")
 
 _NO_DEPS = " (the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...))"
-_start = unchecked(ToolStartEvent)
-_complete = unchecked(ToolCompleteEvent)
+_start = unchecked(ToolStartEvent, settled=True)
+_complete = unchecked(ToolCompleteEvent, settled=True)
 
 
 def run_tools(concurrency: int = 5) -> Operator[object]:
@@ -86,7 +86,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
     if tool.approve and not await _approved(tool.approve, ctx, call):
         push(request.refuse(f"The call of {call.name} was not approved."))
         return
-    about = ctx.call_fields
+    about: dict[str, Any] = {**ctx.call_fields, "call": settled_model(call, "tool-start: call")}
     push(_start(idempotency_key=ctx.idempotency_key, **about))
     if ctx.log is not None and not tool.idempotent:
         await ctx.host.durable()

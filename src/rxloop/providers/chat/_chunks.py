@@ -41,7 +41,7 @@ _NOTICE = frozenset(("message", "msg", "detail"))
 # Finish reasons with which a vendor reports that the answer failed.
 _FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
 _complete = unchecked(ContentCompleteEvent)
-_usage = unchecked(UsageEvent)
+_usage = unchecked(UsageEvent, settled=True)
 
 
 class ChatReader:
