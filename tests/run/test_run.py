@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from run_checks import Recorder, assert_ended, assert_numbered, kinds, nothing_left, until
-from rxloop import Agent, RunContext, ToolError, op, tool
+from rxloop import Agent, op
 from rxloop.errors import (
     RateLimited,
     RunCancelled,
@@ -17,33 +17,9 @@ from rxloop.errors import (
 from rxloop.eventlog import MemoryEventLog
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, frames
+from summing import add
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
-
-
-@tool
-async def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-@tool
-async def progressing(ctx: RunContext, steps: int) -> str:
-    """Report some progress."""
-    for step in range(steps):
-        ctx.progress(f"step {step}")
-        await asyncio.sleep(0.01)
-    return "done"
-
-
-@tool
-async def broken() -> str:
-    """Always fail."""
-    raise ToolError("it broke")
-
-
-def two_steps() -> ScriptedModel:
-    return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")
 
 
 async def test_runs_work_in_gather_task_groups_and_wait_for() -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from run_checks import Recorder, events_of
-from rxloop import Agent, RunContext, ToolError, external, follow, replay, tool
+from rxloop import Agent, RunContext, external, follow, replay, tool
 from rxloop.eventlog import MemoryEventLog
 from rxloop.protocol.events import (
     ContentDeltaEvent,
@@ -15,31 +15,7 @@ from rxloop.protocol.events import (
     TaskEvent,
 )
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-
-
-@tool
-async def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-@tool
-async def progressing(ctx: RunContext, steps: int) -> str:
-    """Report some progress."""
-    for step in range(steps):
-        ctx.progress(f"step {step}")
-        await asyncio.sleep(0.01)
-    return "done"
-
-
-@tool
-async def broken() -> str:
-    """Always fail."""
-    raise ToolError("it broke")
-
-
-def two_steps() -> ScriptedModel:
-    return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")
+from summing import add, two_steps
 
 
 async def test_a_reader_that_comes_back_gets_what_it_has_not() -> None:  # L132

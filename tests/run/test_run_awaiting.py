@@ -8,36 +8,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from cancelling import endless, watched
 from run_checks import Recorder, assert_ended, finals, kinds, nothing_left, other_tasks, settled, until
 from rxloop import Agent, tool
 from rxloop.errors import RunCancelled, RxloopError
-from rxloop.protocol.events import Event
 from rxloop.testing import ScriptedModel, call, frames
-
-
-def endless() -> ScriptedModel:
-    return ScriptedModel(frames("-a-", frame=0.001))
-
-
-def watched(agent: Agent[Any, Any]) -> tuple[Any, list[Event]]:
-    """A run, and its events by a door that does not hold it."""
-    run = agent.run("Go.")
-    seen: list[Event] = []
-    run._attempt.recorder.hub.events.subscribe(seen.append)
-    return run, seen
-
-
-async def first_of(run: Any, kind: str) -> None:
-    """Read up to an event of a kind."""
-    async for event in run:
-        if event.kind == kind:
-            return
-
-
-async def ended(seen: list[Event]) -> Event:
-    await until(lambda: finals(seen))
-    await nothing_left()
-    return assert_ended(seen, "canceled", "canceled")
 
 
 async def test_cancelling_the_awaiter_cancels_the_run_and_waits_for_its_end() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
+from cancelling import assert_answered, cancelled, endless, quick, waits
 from run_checks import (
     Recorder,
     assert_ended,
@@ -28,41 +29,6 @@ from rxloop.eventlog import MemoryEventLog
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-
-
-@tool
-async def waits() -> str:
-    """Wait for ever."""
-    await asyncio.Event().wait()
-    return "never"
-
-
-@tool
-async def quick() -> str:
-    """Be quick."""
-    return "quick"
-
-
-def endless() -> ScriptedModel:
-    return ScriptedModel(frames("-a-", frame=0.001))
-
-
-async def cancelled(run: Any, recorder: Recorder) -> None:
-    """The run ends as cancelled, in good order."""
-    with pytest.raises(RunCancelled) as caught:
-        await run
-    assert caught.value.code == "canceled"
-    assert_ended(recorder.events, "canceled", "canceled")
-    assert_numbered(recorder.events)
-    assert recorder.completed
-    assert_answered(caught.value.result.messages)
-    await nothing_left()
-
-
-def assert_answered(messages: Sequence[Any]) -> None:
-    """Every call of a history has its answer."""
-    calls = [call.id for message in messages for call in message.tool_calls]
-    assert calls == [message.tool_call_id for message in messages if message.role == "tool"]
 
 
 async def test_before_the_start() -> None:

@@ -4,64 +4,24 @@ import asyncio
 import gc
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cancelling import cancelled
 from run_checks import (
     Recorder,
-    assert_ended,
-    assert_numbered,
     kinds,
-    nothing_left,
     other_tasks,
     settled,
     until,
 )
 from rxloop import Agent, RunContext, op, tool
-from rxloop.errors import RunCancelled
 from rxloop.eventlog import MemoryEventLog
 from rxloop.providers import openai_chat
-from rxloop.testing import ScriptedModel, call, frames
+from rxloop.testing import ScriptedModel, call
 from servers import connections, say, serving
-
-
-@tool
-async def waits() -> str:
-    """Wait for ever."""
-    await asyncio.Event().wait()
-    return "never"
-
-
-@tool
-async def quick() -> str:
-    """Be quick."""
-    return "quick"
-
-
-def endless() -> ScriptedModel:
-    return ScriptedModel(frames("-a-", frame=0.001))
-
-
-async def cancelled(run: Any, recorder: Recorder) -> None:
-    """The run ends as cancelled, in good order."""
-    with pytest.raises(RunCancelled) as caught:
-        await run
-    assert caught.value.code == "canceled"
-    assert_ended(recorder.events, "canceled", "canceled")
-    assert_numbered(recorder.events)
-    assert recorder.completed
-    assert_answered(caught.value.result.messages)
-    await nothing_left()
-
-
-def assert_answered(messages: Sequence[Any]) -> None:
-    """Every call of a history has its answer."""
-    calls = [call.id for message in messages for call in message.tool_calls]
-    assert calls == [message.tool_call_id for message in messages if message.role == "tool"]
-
 
 LEAVINGS = {
     "in the model": "run = Agent(ScriptedModel(frames('-a-', frame=0.001))).run('Go.')",

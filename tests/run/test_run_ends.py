@@ -9,7 +9,7 @@ import pytest
 from reactivex import operators as ops
 
 from run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, nothing_left, places, until
-from rxloop import Agent, RunContext, ToolError, op, tool
+from rxloop import Agent, RunContext, op, tool
 from rxloop.errors import (
     EventLogError,
     InvalidOutput,
@@ -31,31 +31,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Usage
 from rxloop.protocol.settings import Limits
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-
-
-@tool
-async def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-@tool
-async def progressing(ctx: RunContext, steps: int) -> str:
-    """Report some progress."""
-    for step in range(steps):
-        ctx.progress(f"step {step}")
-        await asyncio.sleep(0.01)
-    return "done"
-
-
-@tool
-async def broken() -> str:
-    """Always fail."""
-    raise ToolError("it broke")
-
-
-def two_steps() -> ScriptedModel:
-    return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")
+from summing import add, broken, two_steps
 
 
 async def test_every_event_is_numbered_and_stamped() -> None:  # L1, L2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reactivex import operators as ops
 
 from run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, places
-from rxloop import Agent, RunContext, ToolError, op, tool
+from rxloop import Agent, RunContext, op, tool
 from rxloop.errors import (
     ConfigurationError,
     SlowReader,
@@ -29,32 +29,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Usage
 from rxloop.protocol.settings import Limits
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-
-
-@tool
-async def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-@tool
-async def progressing(ctx: RunContext, steps: int) -> str:
-    """Report some progress."""
-    for step in range(steps):
-        ctx.progress(f"step {step}")
-        await asyncio.sleep(0.01)
-    return "done"
-
-
-@tool
-async def broken() -> str:
-    """Always fail."""
-    raise ToolError("it broke")
-
-
-def two_steps() -> ScriptedModel:
-    return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")
-
+from summing import add, progressing, two_steps
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 
