@@ -207,6 +207,22 @@ async def test_a_write_that_was_cancelled_is_made_again() -> None:
     assert it.log.batches == [[1, 2]]
 
 
+async def test_who_waits_for_a_write_and_is_cancelled_together_with_it_does_not_go_on() -> None:
+    # As a closing event loop does: a tool whose `tool-start` is being written would begin after all.
+    it = Writing()
+    it.log.gate.clear()
+    it.add()
+    waiting = asyncio.ensure_future(it.writer.flush())
+    await settled()
+    [task] = [task for task in asyncio.all_tasks() if task.get_name().startswith("rxloop-log")]
+    task.cancel()
+    waiting.cancel()
+    it.log.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await it.writer.flush() == 1
+
+
 class QuickLog(Log):
     """A log that may append without waiting."""
 

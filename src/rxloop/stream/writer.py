@@ -129,9 +129,9 @@ class LogWriter:
             return
         try:
             await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # A closing event loop cancels the write as well: it is made again, by whoever waits for it.
-            if not task.cancelled():
+        except asyncio.CancelledError as error:
+            # A closing event loop cancels the write as well: it is made again, by whoever waits and goes on.
+            if not task.cancelled() or is_cancelled(error):
                 raise
 
     def _start(self) -> None:
