@@ -155,6 +155,7 @@ if TYPE_CHECKING:
     from rxloop.recorded.replay import Replay as Replay
     from rxloop.recorded.replay import replay as replay
     from rxloop.recorded.stream import RecordedStream as RecordedStream
+    from rxloop.run.batch import Outcome as Outcome
     from rxloop.run.cold import ColdRun as ColdRun
     from rxloop.run.handle import Run as Run
     from rxloop.run.ids import id_of_key as id_of_key

@@ -51,7 +51,9 @@ from rxloop.tools import AnyTool, Thoughts
 from rxloop.tools.output import Output, OutputMode, output_of
 
 if TYPE_CHECKING:
+    from rxloop.run.batch import Items, Outcome
     from rxloop.run.cold import ColdRun
+    from rxloop.stream.stream import Stream
 
 O = TypeVar("O", default=str)  # noqa: E741
 T = TypeVar("T", default=str)
@@ -272,6 +274,73 @@ class Agent(Generic[D, O]):
         from rxloop.run.cold import ColdRun
 
         return ColdRun(lambda: self.run(prompt, deps=deps, **options))
+
+    @overload
+    def map(
+        self: Agent[None, O],
+        items: Items[T],
+        *,
+        prompt: Callable[[T], Prompt] | None = None,
+        key: Callable[[T], str | int] | None = None,
+        name: str = "map",
+        concurrency: int = 50,
+        deps: None = None,
+        **options: Unpack[Options],
+    ) -> Stream[Outcome[T, O]]: ...
+    @overload
+    def map(
+        self,
+        items: Items[T],
+        *,
+        prompt: Callable[[T], Prompt] | None = None,
+        key: Callable[[T], str | int] | None = None,
+        name: str = "map",
+        concurrency: int = 50,
+        deps: D,
+        **options: Unpack[Options],
+    ) -> Stream[Outcome[T, O]]: ...
+    def map(
+        self,
+        items: Items[Any],
+        *,
+        prompt: Callable[[Any], Prompt] | None = None,
+        key: Callable[[Any], str | int] | None = None,
+        name: str = "map",
+        concurrency: int = 50,
+        deps: Any = None,
+        **options: Unpack[Options],
+    ) -> Stream[Outcome[Any, O]]:
+        """Ask for each item of a batch, so many at once, and give what comes of each when it has come.
+
+        How a run fails is a value, `outcome.error`, and the others go on. A reader that is slow holds the batch back,
+        so that the items may be endless: there are never more runs than `concurrency`.
+
+        With a log the batch can be carried out again, after a crash as well: the agent's name, `name` and the key of an
+        item make the id of its run. What is done is not asked again but comes out of the log, what was begun goes on,
+        and what failed by something that may pass is tried once more.
+
+        Args:
+            items: An iterable, sync or async, or an Observable.
+            prompt: Makes the prompt of an item; without it the item is the prompt.
+            key: Tells an item from the others, the same in every process; by default its prompt. With a log, items of
+                the same key are one run.
+            name: That of the batch: the same items under another name are other runs.
+            concurrency: How many runs go on at once. `limited(model, per_minute=...)` limits the calls of the model.
+            deps: As for `run`, the same for all.
+            **options: As for `run`.
+
+        Returns:
+            A stream that carries the batch out when it is iterated, subscribed or awaited, each time anew.
+
+        Raises:
+            ConfigurationError: `items` or `concurrency` is wrong, or an option is of a wrong kind.
+            TypeError: There is no such option.
+        """
+        # Few programs have batches.
+        from rxloop.run.batch import mapped
+
+        _check("map", options, Options)
+        return mapped(self, items, prompt, key, name, concurrency, deps, cast("dict[str, Any]", options))
 
     @overload
     def run_sync(

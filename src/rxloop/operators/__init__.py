@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rxloop.operators.views.idle_timeout import idle_timeout as idle_timeout
     from rxloop.operators.views.of_type import of_type as of_type
     from rxloop.operators.views.partial import partial as partial
+    from rxloop.operators.views.progress import progress as progress
     from rxloop.operators.views.public import public as public
     from rxloop.operators.views.record import record as record
     from rxloop.operators.views.repeats import Repeat as Repeat
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from rxloop.operators.views.stalled import stalled as stalled
     from rxloop.operators.views.stats import Stats as Stats
     from rxloop.operators.views.stats import stats as stats
+    from rxloop.operators.views.tally import Tally as Tally
+    from rxloop.operators.views.tally import tally as tally
     from rxloop.operators.views.text import text as text
     from rxloop.operators.views.thought_graph import thought_graph as thought_graph
     from rxloop.operators.views.thoughts import thoughts as thoughts
