@@ -44,6 +44,7 @@ LAYOUT = (
     ("Strategies", ("strategies",)),
     ("Event logs", ("eventlog",)),
     ("Testing", ("testing",)),
+    ("Experiments", ("runtime.experiments", "runtime.experiments.score")),
 )
 """The pages and the modules whose names they have. A public name that belongs nowhere fails the build."""
 

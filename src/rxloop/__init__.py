@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from rxloop.errors import RunError as RunError
     from rxloop.errors import RunExists as RunExists
     from rxloop.errors import RxloopError as RxloopError
+    from rxloop.errors import ScoreMissing as ScoreMissing
     from rxloop.errors import ServerError as ServerError
     from rxloop.errors import SessionConflict as SessionConflict
     from rxloop.errors import SessionError as SessionError
@@ -163,6 +164,17 @@ if TYPE_CHECKING:
     from rxloop.run.options import ResumeOptions as ResumeOptions
     from rxloop.run.options import RunOptions as RunOptions
     from rxloop.run.result import Result as Result
+    from rxloop.runtime.experiments import score as score
+    from rxloop.runtime.experiments.case import Case as Case
+    from rxloop.runtime.experiments.comparison import Comparison as Comparison
+    from rxloop.runtime.experiments.comparison import compare as compare
+    from rxloop.runtime.experiments.experiment import Experiment as Experiment
+    from rxloop.runtime.experiments.experiment import experiment as experiment
+    from rxloop.runtime.experiments.plan import Variant as Variant
+    from rxloop.runtime.experiments.report import Report as Report
+    from rxloop.runtime.experiments.scorer import Score as Score
+    from rxloop.runtime.experiments.scorer import Scorer as Scorer
+    from rxloop.runtime.experiments.trials import Trial as Trial
     from rxloop.state.compression import CompressionTotals as CompressionTotals
     from rxloop.state.run_state import RunState as RunState
     from rxloop.state.run_state import fold as fold

@@ -466,25 +466,28 @@ class Agent(Generic[D, O]):
             results: What tools have answered, by the id of the call, or by its slot (`"2/0"`: the first call of step 2)
                 where an id is not unique; a `ToolError` makes a failed result.
             deps: As for `run`.
-            **options: As for `run`, and `tools`: for the new part.
+            **options: See `ForkOptions`.
 
         Raises:
             ConfigurationError: The agent has no log, or an argument is of a wrong kind. The run raises it if the other
-                one ends before `at` or has no such call, and `UnknownRun` if the log does not have it.
+                one ends before `at` or has no such call, `UnknownRun` if the log does not have it, and `RunExists` if
+                there is one of its `fork_id`.
             TypeError: There is no such option.
         """
         # Few programs fork a run.
         from rxloop.run.fork import make_fork
 
-        tools = options.pop("tools", None)
+        tools, fork_id = options.pop("tools", None), options.pop("fork_id", None)
         _check("fork", cast("Options", options), ForkOptions)
-        check_fork(at, results, tools)
+        check_fork(at, results, tools, fork_id)
         if self.log is None:
             raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
         check_deps("fork", self._made_of.deps_type, deps)
         messages = check_history(as_messages(prompt) if prompt is not None else ())
         fork = make_fork(task_id, at, messages, results or {})
-        spec = self._spec(new_id(), new_id(), deps, cast("Options", options), fork=fork)
+        chosen = fork_id is not None
+        new = fork_id if chosen else new_id()
+        spec = self._spec(new, new_id(), deps, cast("Options", options), fork=fork, chosen_id=chosen)
         return self._start(spec if tools is None else spec._replace(tools=self._made_of.toolset(tools)))
 
     @contextmanager

@@ -42,6 +42,7 @@ RxloopError
  ├── GrammarError            a stream of events breaks a rule of the protocol; raised by `op.grammar`
  ├── RecordingMismatch       a run is not what was recorded; raised by `op.compare`
  ├── NotFinished             the output of a run that waits for input was read
+ ├── ScoreMissing            an experiment has no mean, since a scorer failed or never applied
  └── AttemptError            an attempt ended without an answer; carries the partial `result`
       ├── LimitReached
       ├── RunError
@@ -365,6 +366,10 @@ class RecordingMismatch(RxloopError, AssertionError):
         self.place = place
         self.expected = expected
         self.happened = happened
+
+
+class ScoreMissing(RxloopError):
+    """A mean was asked for, and the scorer failed for a trial, or applied to none."""
 
 
 class NotFinished(RxloopError):

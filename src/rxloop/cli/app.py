@@ -36,6 +36,7 @@ COMMANDS = {
     "resume": _Command("resume:resume", "Go on with a run."),
     "fork": _Command("fork:fork", "Begin a new run with a part of another one."),
     "diff": _Command("diff:diff", "Show where two runs first differ, and what each cost."),
+    "eval": _Command("eval:eval_", "Carry out an experiment."),
     "graph": _Command("graph:graph", "Draw the thoughts of a run."),
     "export": _Command("transfer:export", "Write the events of a run as JSON, one a line."),
     "import": _Command("transfer:import_", "Take runs over from a file."),

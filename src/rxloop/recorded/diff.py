@@ -127,6 +127,11 @@ async def diff(log: EventLog, a: str, b: str, *, prices: Mapping[str, Price] | N
     return RunDiff(len(lines[0]) - len(left[0]), *sides)
 
 
+def cost_of(events: Sequence[Event], prices: Mapping[str, Price] | None = None) -> RunCost:
+    """Sum up what the events of a run cost."""
+    return _cost(events, _dollars(events, prices))
+
+
 def _side(
     events: Sequence[Event], compared: Sequence[Event], rest: Sequence[Event], prices: Mapping[str, Price] | None
 ) -> RunSide:
@@ -143,7 +148,7 @@ def _side(
         task_id=events[0].task_id,
         state=state,
         events=tuple(rest),
-        cost=_cost(events, _dollars(events, prices)),
+        cost=cost_of(events, prices),
         cost_since=_cost(since, _difference(_dollars(events, prices), _dollars(until, prices))),
     )
 

@@ -119,7 +119,7 @@ def check_options(
         _check_storable("metadata", metadata)
 
 
-def check_fork(at: Any, results: Any, tools: Any) -> None:
+def check_fork(at: Any, results: Any, tools: Any, fork_id: Any = None) -> None:
     """Refuse arguments of a fork that are of a wrong kind.
 
     Raises:
@@ -131,6 +131,8 @@ def check_fork(at: Any, results: Any, tools: Any) -> None:
         raise _wrong("results", results, 'give a dict from ids of calls to results, such as {"call_1": "declined"}')
     if tools is not None:
         check_tools(tools)
+    if fork_id is not None:
+        check_task_id(fork_id)
 
 
 def _check_storable(name: str, value: Any) -> None:

@@ -45,11 +45,11 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
     spec = attempt.spec
     if spec.resume:
         return await _load_run(attempt, event_log)
+    if spec.chosen_id:
+        await attempt.life.prepare(_see_that_it_is_new(attempt, event_log))
     if spec.fork is not None:
         await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
-    if spec.chosen_id:
-        await attempt.life.prepare(_see_that_it_is_new(attempt, event_log))
     if not await take_turn(attempt, event_log):
         return None
     if spec.keep_context:

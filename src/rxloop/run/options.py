@@ -70,3 +70,5 @@ class ForkOptions(Options, total=False):
 
     tools: Sequence[AnyTool] | None
     """In the place of those of the agent."""
+    fork_id: str | None
+    """The id of the new run, as `task_id` is for `run`."""

@@ -1,0 +1,198 @@
+"""How an experiment is carried out: so many runs at once, each scored as soon as it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from rxloop.agent import Agent
+from rxloop.errors import AttemptError, ConfigurationError
+from rxloop.pipeline.logs import EventLog
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import Event, TaskEvent
+from rxloop.protocol.messages import Message, as_messages
+from rxloop.recorded.diff import cost_of
+from rxloop.run.handle import Run
+from rxloop.run.ids import id_of_key
+from rxloop.run.result import Result
+from rxloop.runtime.experiments.case import MARK, Case, plain_input
+from rxloop.runtime.experiments.plan import Plan, Variant
+from rxloop.runtime.experiments.report import Report
+from rxloop.runtime.experiments.scorer import Ask, Outcome, Scorer, scored
+from rxloop.runtime.experiments.trials import Measure, Trial
+from rxloop.state.conversation import read_log
+from rxloop.stream.bridges import Push
+
+Known = Mapping[str, RunRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A run that is to be made, or to be found in the log."""
+
+    variant: str
+    case: Case
+    repeat: int
+    task_id: str
+
+
+async def carry_out(experiment: Plan, push: Push[Report]) -> None:
+    """Make or find the runs of an experiment, score them, and push a report after each.
+
+    Raises:
+        ConfigurationError: The log has a run of a case that was asked something else.
+    """
+    plan = [*_plan(experiment)]
+    known = await _known(experiment, plan)
+    trials: dict[int, Trial] = {}
+
+    def report() -> Report:
+        return Report(
+            name=experiment.name,
+            created=round(time.time() * 1000),
+            planned=len(plan),
+            measures=[Measure(name=scorer.name, better=scorer.better) for scorer in experiment.scorers],
+            variants=[*experiment.variants],
+            trials=[trials[place] for place in sorted(trials)],
+        )
+
+    push(report())
+    async with AsyncExitStack() as stack:
+        asks = [(each, await stack.enter_async_context(each.opened(experiment.log))) for each in experiment.scorers]
+        todo = iter(enumerate(plan))
+
+        async def work() -> None:
+            # All take from one iterator: whoever is free makes the next run.
+            for place, planned in todo:
+                trials[place] = await _trial(experiment, planned, known, asks)
+                push(report())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(experiment.concurrency, len(plan))):
+                group.create_task(work())
+
+
+def _plan(experiment: Plan) -> Iterator[_Planned]:
+    for variant in experiment.variants:
+        for case in experiment.cases:
+            for repeat in range(1, experiment.repeats + 1):
+                key = (experiment.name, variant, case.id, str(repeat))
+                yield _Planned(variant, case, repeat, id_of_key(MARK, *key))
+
+
+async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
+    """Find the runs that the log has already.
+
+    Raises:
+        ConfigurationError: One of them was asked something else.
+    """
+    log = experiment.log
+    if log is None:
+        return {}
+    ours = {planned.task_id: planned for planned in plan}
+    known = {record.task_id: record for record in await read_log(log.runs) if record.task_id in ours}
+    for task_id in known:
+        planned = ours[task_id]
+        first = (await read_log(log.read, task_id))[0]
+        if isinstance(first, TaskEvent) and not _asks_the_same(experiment, planned, first):
+            raise ConfigurationError(
+                f"the log has a run of the case {planned.case.id!r} in the experiment {experiment.name!r} that was "
+                "asked something else: give the changed case another id, or the experiment another name"
+            )
+    return known
+
+
+def _asks_the_same(experiment: Plan, planned: _Planned, first: TaskEvent) -> bool:
+    case = planned.case
+    if case.fork_of is not None:
+        return (first.fork_of, first.fork_seq) == (case.fork_of, case.fork_at)
+    asked = as_messages(_prompt(experiment, experiment.variants[planned.variant], case))
+    return [_plain(message) for message in asked] == [_plain(message) for message in first.messages]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message without what a run adds to it."""
+    return message.model_dump(include={"role", "content", "tool_call_id"})
+
+
+def _prompt(experiment: Plan, variant: Variant, case: Case) -> Any:
+    make = variant.prompt or experiment.prompt
+    return case.input if make is None else make(case)
+
+
+async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequence[tuple[Scorer, Ask]]) -> Trial:
+    case = planned.case
+    outcome = await _outcome(experiment, planned, known)
+    cost, result, record = cost_of(outcome.events), outcome.result, known.get(planned.task_id)
+    scores = [(scorer.name, await scored(scorer, ask, outcome)) for scorer, ask in asks]
+    return Trial(
+        variant=planned.variant,
+        case=case.id,
+        repeat=planned.repeat,
+        task_id=outcome.task_id,
+        input=plain_input(case),
+        expected=to_jsonable_python(case.expected, fallback=str),
+        metadata=to_jsonable_python(dict(case.metadata), fallback=str),
+        state=result.state if result is not None else record.state if record is not None else "failed",
+        content=result.content if result is not None else "",
+        error=outcome.error,
+        usage=cost.usage,
+        seconds=cost.seconds,
+        scores={name: score for name, score in scores if score is not None},
+    )
+
+
+async def _outcome(experiment: Plan, planned: _Planned, known: Known) -> Outcome:
+    """Make a run, or find it, and wait for its end; how it fails is a value."""
+    result: Result[Any] | None = None
+    error: str | None = None
+    kept: list[Event] = []
+    task_id = planned.task_id
+    try:
+        run = _begin(experiment, planned, known)
+        task_id = run.task_id
+        if experiment.log is None:
+            run.events.subscribe(kept.append)
+        result = await run
+        if result.state != "completed":
+            error = f"it waits for an answer: {', '.join(pending.prompt for pending in result.pending)}"
+    except AttemptError as failure:
+        result, error = failure.result, f"{failure.code}: {failure}"
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    try:
+        events = await _events(experiment.log, task_id, kept)
+    except Exception as failure:
+        events, error = [], error or f"{type(failure).__name__}: {failure}"
+    return Outcome(planned.case, task_id, events, result, error)
+
+
+def _begin(experiment: Plan, planned: _Planned, known: Known) -> Run[Any]:
+    variant, case, log = experiment.variants[planned.variant], planned.case, experiment.log
+    agent: Agent[Any, Any] = variant.agent.with_log(log)
+    options = variant.options()
+    if experiment.deps is not None:
+        options["deps"] = experiment.deps(case)
+    if planned.task_id in known:
+        # It may still be on its way to its end, where the experiment was cancelled a moment ago.
+        return agent.resume(planned.task_id, when_busy="wait", **options)
+    prompt = _prompt(experiment, variant, case)
+    mark = {"name": experiment.name, "variant": planned.variant, "case": case.id, "repeat": planned.repeat}
+    options["metadata"] = {MARK: mark}
+    chosen = planned.task_id if log is not None else None
+    if case.fork_of is not None and case.fork_at is not None:
+        return agent.fork(case.fork_of, case.fork_at, prompt=prompt, fork_id=chosen, **options)
+    return agent.run(prompt, task_id=chosen, **options)
+
+
+async def _events(log: EventLog | None, task_id: str, kept: Sequence[Event]) -> list[Event]:
+    """The durable events of a run; of a fork, those that came after what it has taken over."""
+    events = kept if log is None else await read_log(log.read, task_id)
+    first = next((event.fork_seq for event in events if isinstance(event, TaskEvent)), None)
+    return [event for event in events if event.durable and event.seq > (first or 0)]

@@ -1,0 +1,149 @@
+"""Two reports side by side: what became better or worse, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from rxloop.errors import ConfigurationError
+from rxloop.runtime.experiments.changes import CaseChange, Change, Verdict
+from rxloop.runtime.experiments.report import Report
+from rxloop.runtime.experiments.statistics import Interval, bootstrap
+from rxloop.runtime.experiments.table import comparison_table, comparison_text
+from rxloop.runtime.experiments.trials import Measure, Trial
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleRenderable
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What changed from one report to another. Printed it is a table; `rich.print` colours it."""
+
+    before: str
+    after: str
+    changes: tuple[Change, ...]
+    left_out: tuple[str, ...]
+    """What could not be compared, a line for each."""
+
+    @property
+    def worse(self) -> list[Change]:
+        """What became clearly worse."""
+        return [change for change in self.changes if change.verdict == "worse"]
+
+    @override
+    def __str__(self) -> str:
+        return comparison_text(self.changes, self.left_out)
+
+    def __rich__(self) -> ConsoleRenderable:
+        return comparison_table(self.changes, self.left_out)
+
+
+def compare(before: Report, after: Report, *, level: float = 0.95) -> Comparison:
+    """Compare two reports, scorer by scorer and case by case.
+
+    Variants are compared by their names; two reports of one variant each are compared whatever those are called, as
+    `compare(report.of("small"), report.of("large"))`. Cases are paired by their ids. One that has another input or
+    another expected answer is left out, and so are labels and scorers that only one report has; `left_out` names them.
+
+    Args:
+        before: The report to compare with.
+        after: The report that is judged.
+        level: The probability of the intervals.
+
+    Raises:
+        ConfigurationError: They have no variant or no case in common, or the level does not lie between 0 and 1.
+    """
+    left_out: list[str] = []
+    changes: list[Change] = []
+    for old, new in _pairs(before, after, left_out):
+        cases = _shared_cases(old, new, left_out)
+        for measure in new.measures:
+            change = _change(measure, old, new, cases, level, left_out)
+            if change is not None:
+                changes.append(change)
+    gone = {measure.name for measure in before.measures} - {measure.name for measure in after.measures}
+    left_out += [f"scorer {name!r}: only before" for name in sorted(gone)]
+    return Comparison(before.name, after.name, tuple(changes), tuple(dict.fromkeys(left_out)))
+
+
+def _pairs(before: Report, after: Report, left_out: list[str]) -> Iterator[tuple[Report, Report]]:
+    if len(before.variants) == len(after.variants) == 1:
+        yield before, after
+        return
+    shared = [variant for variant in after.variants if variant in before.variants]
+    if not shared:
+        raise ConfigurationError(
+            f"no variant is in both reports: {', '.join(before.variants)} before, {', '.join(after.variants)} after; "
+            "compare(before.of(...), after.of(...)) takes one of each"
+        )
+    left_out += [f"variant {name!r}: only before" for name in before.variants if name not in shared]
+    left_out += [f"variant {name!r}: only after" for name in after.variants if name not in shared]
+    yield from ((before.of(variant), after.of(variant)) for variant in shared)
+
+
+def _shared_cases(before: Report, after: Report, left_out: list[str]) -> set[str]:
+    old, new = _asked(before.trials), _asked(after.trials)
+    shared = {case for case in old if case in new and _same(old[case], new[case])}
+    left_out += [f"case {case!r}: only before" for case in old if case not in new]
+    left_out += [f"case {case!r}: only after" for case in new if case not in old]
+    left_out += [f"case {case!r}: asks or expects something else" for case in old if case in new and case not in shared]
+    if not shared:
+        raise ConfigurationError("no case is the same in both reports: there is nothing to compare")
+    return shared
+
+
+def _asked(trials: Sequence[Trial]) -> dict[str, Trial]:
+    return {trial.case: trial for trial in trials}
+
+
+def _same(old: Trial, new: Trial) -> bool:
+    return (old.input, old.expected) == (new.input, new.expected)
+
+
+def _change(
+    measure: Measure, before: Report, after: Report, cases: set[str], level: float, left_out: list[str]
+) -> Change | None:
+    name = measure.name
+    if name not in {each.name for each in before.measures}:
+        left_out.append(f"scorer {name!r}: only after")
+        return None
+    try:
+        old, new = before.by_case(name), after.by_case(name)
+    except ConfigurationError:
+        left_out.append(f"scorer {name!r}: gives labels")
+        return None
+    pairs = [CaseChange(case, old[case], new[case]) for case in old if case in cases and case in new]
+    missing = len(cases) - len(pairs)
+    if missing:
+        left_out.append(f"scorer {name!r}: {missing} of {len(cases)} cases have no score before, or none after")
+    if not pairs:
+        return None
+    sign = 1 if measure.better == "higher" else -1
+    interval = bootstrap([pair.difference for pair in pairs], level)
+    worse = [pair for pair in pairs if sign * pair.difference < 0]
+    better = [pair for pair in pairs if sign * pair.difference > 0]
+    return Change(
+        scorer=name,
+        better=measure.better,
+        variant=(before.variants[0], after.variants[0]),
+        cases=len(pairs),
+        before=fmean(pair.before for pair in pairs),
+        after=fmean(pair.after for pair in pairs),
+        interval=interval,
+        verdict=_verdict(sign, interval, same=not worse and not better),
+        regressions=tuple(sorted(worse, key=lambda pair: sign * pair.difference)),
+        improvements=tuple(sorted(better, key=lambda pair: -sign * pair.difference)),
+    )
+
+
+def _verdict(sign: int, interval: Interval, *, same: bool) -> Verdict:
+    if same:
+        return "same"
+    if interval.low > 0 or interval.high < 0:
+        return "better" if sign * interval.low > 0 else "worse"
+    return "unclear"

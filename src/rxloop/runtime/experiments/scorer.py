@@ -1,0 +1,215 @@
+"""Scorers: what gives a run of a case a number, a verdict or a label, and the value that it gives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+from reactivex.internal.exceptions import SequenceContainsNoElementsError
+from typing_extensions import override
+
+from rxloop.errors import AttemptError, ConfigurationError
+from rxloop.pipeline.logs import EventLog
+from rxloop.protocol.events import Event
+from rxloop.protocol.messages import Usage, Wire
+from rxloop.run.result import Result
+from rxloop.runtime.experiments.case import Case
+from rxloop.stream.bridges import emit
+from rxloop.stream.merge import merge
+
+Value = bool | float | str
+"""What a scorer gives: a verdict, a number, or a label."""
+Better = Literal["higher", "lower"]
+
+
+class Score(Wire):
+    """What a scorer says of one run."""
+
+    value: bool | int | float | str | None = None
+    """A verdict (which counts as 1 or 0), a number, or a label; None where the scorer failed."""
+    reason: str = ""
+    """Why, for people."""
+    error: str | None = None
+    """What the scorer raised."""
+    usage: Usage | None = None
+    """What a judging model used for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run of a case came to: what scorers see."""
+
+    case: Case
+    task_id: str
+    events: Sequence[Event]
+    """The durable events of the run; of a fork, those that came after what it has taken over."""
+    result: Result[Any] | None
+    """None for a run that was refused before it began, or that waits for an answer."""
+    error: str | None
+    """Why there is no answer."""
+
+
+Measured = Score | bool | int | float | str | None
+Ask = Callable[[Outcome], Awaitable[Measured]]
+
+
+class Scorer:
+    """Gives each run a value. A plain function in the list of scorers becomes one, under its own name.
+
+    Example:
+        >>> Scorer("length", lambda result: len(result.content), better="lower")
+    """
+
+    of_failures = False
+    """Whether it has something to say of a run that has no answer; otherwise such a run gets False, which counts 0."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *, better: Better = "higher") -> None:
+        """Name a function.
+
+        Args:
+            name: The name in reports.
+            function: Takes the result of a run, or the case and the result; sync or async. It gives a bool, a number, a
+                label, a `Score`, or None where it does not apply.
+            better: Whether higher or lower numbers are better: which changes are regressions.
+
+        Raises:
+            ConfigurationError: The name is empty, or the function takes something else.
+        """
+        if not name.strip() or name == "<lambda>":
+            raise ConfigurationError("a scorer needs a name: Scorer('short', lambda result: len(result.content) < 200)")
+        if better not in ("higher", "lower"):
+            raise ConfigurationError(f"better must be higher or lower, not {better!r}")
+        self.name = name
+        self.better: Better = better
+        self._function = function
+        self._with_case = _takes_case(name, function)
+
+    def __repr__(self) -> str:
+        return f"<Scorer {self.name}>"
+
+    @asynccontextmanager
+    async def opened(self, log: EventLog | None) -> AsyncGenerator[Ask]:
+        """Give what asks it, for the time of one experiment.
+
+        Args:
+            log: That of the experiment, for scorers that make runs themselves.
+        """
+        yield self._ask
+
+    async def _ask(self, outcome: Outcome) -> Measured:
+        assert outcome.result is not None
+        arguments = (outcome.case, outcome.result) if self._with_case else (outcome.result,)
+        value = self._function(*arguments)
+        return await value if inspect.isawaitable(value) else value
+
+
+class EventScorer(Scorer):
+    """A scorer that is a fold of the events of a run; one without an answer has events, too."""
+
+    of_failures = True
+
+    def __init__(
+        self, name: str, function: Callable[[Case, Sequence[Event]], Any], *, better: Better = "higher"
+    ) -> None:
+        """Name a function of a case and the events of its run."""
+        super().__init__(name, function, better=better)
+
+    @override
+    async def _ask(self, outcome: Outcome) -> Measured:
+        value = self._function(outcome.case, outcome.events)
+        return await value if inspect.isawaitable(value) else value
+
+
+def view(name: str, *views: Callable[[Any], Any], better: Better = "higher") -> Scorer:
+    """Score by a view of the run's stream: its last value is the score.
+
+    ::
+
+        source                            --t--l--s-S--l--c--F|
+        view("tools", tool_calls, count)  --------------------2|
+
+    Example:
+        >>> view("bergen", op.tool_calls(), rx.filter(lambda event: event.arguments["city"] == "Bergen"), rx.count())
+
+    Args:
+        name: The name in reports.
+        *views: Views, or any reactivex operators, as `run.pipe` takes them. They see the durable events of the run,
+            after its end, all at once; times are those on the events.
+        better: Whether higher or lower is better.
+    """
+
+    async def last(case: Case, events: Sequence[Event]) -> Any:
+        try:
+            return await merge(emit(*events)).pipe(*views)
+        except SequenceContainsNoElementsError as error:
+            raise ConfigurationError(
+                f"the view {name!r} gave nothing: let it end with a value, as rx.count() does"
+            ) from error
+
+    return EventScorer(name, last, better=better)
+
+
+def as_scorer(given: object) -> Scorer:
+    """Make a scorer of what stands in the list of scorers.
+
+    Raises:
+        ConfigurationError: It is neither a scorer nor a function with a name.
+    """
+    if isinstance(given, Scorer):
+        return given
+    if isinstance(given, type) or not callable(given):
+        raise ConfigurationError(f"{given!r} is not a scorer: give a function of the result, or one of rxloop.score")
+    return Scorer(getattr(given, "__name__", ""), given)
+
+
+def _takes_case(name: str, function: Callable[..., Any]) -> bool:
+    if not callable(function):
+        raise ConfigurationError(f"the scorer {name!r} is {function!r}: give a function of the result")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return False
+    for arguments in (1, 2):
+        try:
+            signature.bind(*range(arguments))
+        except TypeError:
+            continue
+        return arguments == 2
+    raise ConfigurationError(f"the scorer {name!r} takes {signature}: it gets (result), or (case, result)")
+
+
+async def scored(scorer: Scorer, ask: Ask, outcome: Outcome) -> Score | None:
+    """Ask a scorer; what it raises is a score with its error, and None says that it does not apply."""
+    if outcome.error is not None and not scorer.of_failures:
+        return Score(value=False, reason=f"no answer: {outcome.error}")
+    try:
+        value = await ask(outcome)
+        return None if value is None else as_score(value)
+    except AttemptError as error:
+        return Score(error=f"{type(error).__name__}: {error}", usage=error.result.usage)
+    except Exception as error:
+        return Score(error=f"{type(error).__name__}: {error}")
+
+
+def as_score(value: Any) -> Score:
+    """Make a score of what a scorer gave.
+
+    Raises:
+        ConfigurationError: It is something else, or a number that is not finite.
+    """
+    score = (
+        value
+        if isinstance(value, Score)
+        else Score(value=value)
+        if isinstance(value, bool | int | float | str)
+        else None
+    )
+    if score is None:
+        raise ConfigurationError(f"a scorer gives a bool, a number, a label, a Score or None, not {value!r}")
+    if isinstance(score.value, float) and not isfinite(score.value):
+        raise ConfigurationError(f"a scorer gave {score.value}, which has no mean")
+    return score

@@ -1,0 +1,152 @@
+"""Reports and comparisons as tables of text, which no answer of a model can turn into anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rxloop.errors import ConfigurationError
+from rxloop.runtime.experiments.changes import CaseChange, Change
+from rxloop.runtime.experiments.statistics import bootstrap
+from rxloop.runtime.experiments.trials import Trials
+from rxloop.thoughts.drawing import one_line, visible
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+_SHOWN = 10
+"""How many failures a table lists, and cases of each scorer that became worse."""
+_GAP = 3
+
+Rows = list[tuple[str, ...]]
+"""The cells of a table, its head first."""
+
+
+def report_rows(report: Trials) -> Rows:
+    """Give a row to each scorer, and a column to each variant."""
+    head = ("", *(_safe(variant) for variant in report.variants))
+    parts = [report.of(variant) for variant in report.variants]
+    rows: Rows = [(_safe(each.name), *(_cell(part, each.name) for part in parts)) for each in report.measures]
+    failed = tuple(str(sum(trial.error is not None for trial in part.trials)) for part in parts)
+    return [head, *rows, ("no answer", *failed), ("tokens used", *(f"{part.usage.total_tokens:,}" for part in parts))]
+
+
+def report_notes(report: Trials) -> Iterator[str]:
+    """Say what a table has no place for, a line for each."""
+    cases = len({trial.case for trial in report.trials})
+    yield f"{_safe(report.name)}: {len(report.trials)} of {report.planned} trials, {_many(cases, 'case')}"
+    if report.judging.total_tokens:
+        yield f"judging took {report.judging.total_tokens:,} tokens more"
+    failures = report.failures
+    for trial in failures[:_SHOWN]:
+        place = f"{_safe(trial.variant)}, {_safe(trial.case)}{f' #{trial.repeat}' if trial.repeat > 1 else ''}"
+        yield f"! {place}: {_safe('; '.join(trial.reasons), 200)}"
+    if len(failures) > _SHOWN:
+        yield f"! and {len(failures) - _SHOWN} more failures"
+
+
+def comparison_rows(changes: Sequence[Change]) -> Rows:
+    """Give a row to each scorer of each variant."""
+    rows: Rows = [("", "before", "after", "difference", "")]
+    for change in changes:
+        low, high = change.interval
+        difference = f"{change.difference:+.3g} [{low:+.3g}, {high:+.3g}]"
+        rows.append((_named(change), number(change.before), number(change.after), difference, change.verdict))
+    return rows
+
+
+def comparison_notes(changes: Sequence[Change], left_out: Sequence[str]) -> Iterator[str]:
+    """List the cases that became worse, and what could not be compared.
+
+    Of what a run takes the mean says enough: where each run takes a little more or less, every second case is worse.
+    """
+    for change in (each for each in changes if each.better == "higher"):
+        for case in change.regressions[:_SHOWN]:
+            yield f"- {_named(change)}, {_safe(case.case)}: {_moved(case)}"
+        if len(change.regressions) > _SHOWN:
+            yield f"- {_named(change)}: and {len(change.regressions) - _SHOWN} more cases are worse"
+    for reason in left_out:
+        yield f"! not compared: {_safe(reason, 200)}"
+
+
+def report_text(report: Trials) -> str:
+    """Write a report as plain text."""
+    first, *rest = report_notes(report)
+    return "\n".join([first, *aligned(report_rows(report)), *rest])
+
+
+def comparison_text(changes: Sequence[Change], left_out: Sequence[str]) -> str:
+    """Write a comparison as plain text."""
+    return "\n".join([*aligned(comparison_rows(changes)), *comparison_notes(changes, left_out)])
+
+
+def report_table(report: Trials) -> Group:
+    """Make what rich prints of a report."""
+    first, *rest = report_notes(report)
+    return _rich(report_rows(report), [first], rest)
+
+
+def comparison_table(changes: Sequence[Change], left_out: Sequence[str]) -> Group:
+    """Make what rich prints of a comparison."""
+    return _rich(comparison_rows(changes), [], [*comparison_notes(changes, left_out)])
+
+
+def _rich(rows: Rows, above: Sequence[str], below: Sequence[str]) -> Group:
+    # Whoever prints by rich has it; nobody else needs it.
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"better": "green", "worse": "bold red"}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, name in enumerate(rows[0]):
+        table.add_column(Text(name), justify="left" if place == 0 else "right")
+    for row in rows[1:]:
+        table.add_row(*(Text(cell, colours.get(cell, "")) for cell in row))
+    return Group(*(Text(line, "bold") for line in above), table, *(Text(line, "red") for line in below))
+
+
+def aligned(rows: Rows) -> list[str]:
+    """Write rows as lines, the first column to the left and the others to the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return [(" " * _GAP).join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def number(value: float) -> str:
+    """Write a number with three digits, or as many as it has before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def _cell(report: Trials, name: str) -> str:
+    """The mean of a scorer with its interval, or its labels; and how often it failed."""
+    errors = sum(trial.scores[name].error is not None for trial in report.trials if name in trial.scores)
+    failed = f", {_many(errors, 'error')}" if errors else ""
+    try:
+        values = [*report.by_case(name).values()]
+    except ConfigurationError:
+        counts = report.labels(name).most_common()
+        return ", ".join(f"{_safe(label)} {count}" for label, count in counts)
+    if not values:
+        return f"-{failed}"
+    low, high = bootstrap(values)
+    return f"{number(sum(values) / len(values))} [{number(low)}, {number(high)}]{failed}"
+
+
+def _named(change: Change) -> str:
+    before, after = change.variant
+    variant = before if before == after else f"{before} > {after}"
+    return f"{_safe(change.scorer)} ({_safe(variant)})"
+
+
+def _moved(case: CaseChange) -> str:
+    return f"{number(case.before)} > {number(case.after)}"
+
+
+def _safe(text: str, width: int = 60) -> str:
+    """A text on one line, with nothing in it that a terminal would act upon."""
+    return visible(one_line(text, width))
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
