@@ -8,16 +8,12 @@ from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, cast, overload
 
-from reactivex import Observable, abc
+from reactivex import Observable
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.errors import (
-    AttemptError,
     ConfigurationError,
     EventLogError,
-    LimitReached,
-    RunCancelled,
-    RunError,
     RxloopError,
 )
 from rxloop.operators.views.after import after as after_cursor
@@ -25,9 +21,9 @@ from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.text import text
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
+from rxloop.run.outcome import or_failure, outcome
 from rxloop.run.ownership import RunHold
 from rxloop.run.result import Result
-from rxloop.state.limits import LimitHit
 from rxloop.stream.buffer import Overflow
 from rxloop.stream.stream import A, B, C, D, E, Pipes, Stream, V, check_reader
 
@@ -146,30 +142,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
             LimitReached: Behind the last piece, if a limit ended the run.
             RunError: Behind the last piece, if the run failed. A cancelled one just ends.
         """
-        return self.pipe(text(), self._or_failure)
-
-    def _or_failure(self, source: Observable[str]) -> Observable[str]:
-        """The same values, and after them the error of a run that failed: a view would end as if all were well."""
-        attempt = self._attempt
-
-        def subscribe(
-            observer: abc.ObserverBase[str], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            def on_completed() -> None:
-                try:
-                    if attempt.final is not None:
-                        outcome(attempt)
-                except RunCancelled:
-                    pass
-                except AttemptError as error:
-                    attempt.noticed = True
-                    observer.on_error(error)
-                    return
-                observer.on_completed()
-
-            return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
-
-        return Observable(subscribe)
+        return self.pipe(text(), or_failure(self._attempt))
 
     def sse(self, after: str | None = None, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
         """The public events as server-sent events.
@@ -359,45 +332,3 @@ class Run(Pipes[AnyEvent], Generic[O]):
 
         def __exit__(self, *exception: object) -> None:
             """For `with`, which looks for it before it calls `__enter__`."""
-
-
-def outcome(attempt: Attempt) -> Result[Any]:
-    """The result of an attempt that is over.
-
-    Raises:
-        AttemptError: It has no answer, and waits for none.
-    """
-    final = attempt.final
-    if not isinstance(final, StatusUpdateEvent):
-        raise RxloopError(f"the run {attempt.task_id} has no final event")
-    state = attempt.state()
-    completed = final.state == "completed"
-    parsed, misfit = attempt.parsed(final.content or "") if completed else (None, None)
-    result: Result[Any] = Result(
-        task_id=attempt.task_id,
-        context_id=attempt.context_id,
-        state=final.state,
-        reason=final.reason,
-        messages=list(state.messages),
-        usage=state.usage,
-        thoughts=attempt.recorder.graph,
-        content=final.content or "",
-        finish_reason=final.finish_reason,
-        pending=final.pending,
-        error=final.error,
-        compression=state.compression,
-        parsed=parsed,
-        misfit=misfit,
-    )
-    if completed or final.state in ("input-required", "auth-required"):
-        return result
-    info = final.error
-    message = info.message if info is not None else final.state
-    code = info.code if info is not None else final.state
-    if final.state == "canceled":
-        raise RunCancelled(message, code=code, result=result)
-    if final.reason != "error":
-        raise LimitReached(message, code=code, result=result)
-    end = attempt.life.end
-    cause = end if isinstance(end, Exception) and not isinstance(end, LimitHit) else None
-    raise RunError(message, code=code, result=result) from cause
