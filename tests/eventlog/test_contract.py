@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.eventlog import MemoryEventLog, SqliteEventLog
 from rxloop.protocol.events import ContentDeltaEvent, State
+from rxloop.protocol.mail import CancelMail
 from rxloop.testing import event_log_contract
 from rxloop.testing.event_log_contract._tools import Follower, begun, note, status, task
 
@@ -45,6 +47,11 @@ async def log(make_log: MakeLog) -> AsyncIterator[BuiltIn]:
 @pytest.mark.parametrize("check", event_log_contract.CHECKS, ids=lambda check: check.__name__)
 async def test_the_log_keeps_the_contract(make_log: MakeLog, check: event_log_contract.Check) -> None:
     await check(make_log)
+
+
+@pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
+async def test_two_logs_on_one_file_keep_the_contract(tmp_path: Path, check: event_log_contract.SharedCheck) -> None:
+    await check(lambda: (SqliteEventLog(tmp_path / "runs.db"), SqliteEventLog(tmp_path / "runs.db")))
 
 
 def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
@@ -111,6 +118,18 @@ async def test_a_finished_run_can_be_deleted(log: BuiltIn) -> None:
         await log.read("old")
     with pytest.raises(UnknownRun, match="old"):
         await log.delete("old")
+
+
+async def test_mail_is_removed_with_its_run(log: BuiltIn) -> None:
+    await finished(log, "old", "completed")
+    number = await log.send("old", CancelMail())
+    await log.delete("old")
+    with pytest.raises(UnknownRun, match="old"):
+        await log.mail("old")
+
+    await finished(log, "old", "completed")
+    assert await log.mail("old") == []
+    assert await log.send("old", CancelMail()) > number
 
 
 async def test_a_run_that_was_removed_is_no_part_of_its_conversation(log: BuiltIn) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,8 @@ from typing_extensions import override
 from rxloop import Event, MemoryEventLog
 from rxloop.errors import ConflictError, UnknownRun
 from rxloop.pipeline.values import RunRecord
-from rxloop.testing.event_log_contract import CHECKS, check_event_log
+from rxloop.protocol.mail import Mail
+from rxloop.testing.event_log_contract import CHECKS, SHARED_CHECKS, check_event_log
 
 
 class Forgets(MemoryEventLog):
@@ -69,9 +70,37 @@ class Sorted(MemoryEventLog):
         return sorted(await super().runs(**options), key=lambda record: record.created)
 
 
+class Generous(MemoryEventLog):
+    """It gives the turn to everybody."""
+
+    @override
+    async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
+        await super().take_turn(context_id, task_id, lost)
+        return True
+
+
+class Adopting(MemoryEventLog):
+    """It takes every run that can go on for an orphan."""
+
+    @override
+    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+        return await self.runs(unfinished=True)
+
+
+class Repeating(MemoryEventLog):
+    """It gives a letter again to who has it."""
+
+    @override
+    async def mail(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Mail]]:
+        return await super().mail(task_id, after=after - 1)
+
+
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
+        (Generous, "a_conversation_has_one_turn"),
+        (Adopting, "an_orphan_is_under_way_and_has_no_turn"),
+        (Repeating, "letters_are_read_back_in_order"),
         (Forgets, "appended_events_are_read_back_in_order"),
         (Silent, "a_writer_that_expects_another_last_event_is_refused"),
         (Trusting, "of_two_writers_at_once_one_wins"),
@@ -110,3 +139,9 @@ def test_every_check_makes_its_own_logs_so_that_they_may_run_side_by_side() -> N
         await asyncio.gather(*(check(MemoryEventLog) for check in CHECKS))
 
     asyncio.run(all_at_once())
+
+
+async def test_two_logs_that_share_nothing_fail_the_checks_of_two() -> None:
+    for check in SHARED_CHECKS:
+        with pytest.raises((AssertionError, UnknownRun)):
+            await check(lambda: (MemoryEventLog(), MemoryEventLog()))

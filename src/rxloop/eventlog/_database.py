@@ -82,6 +82,46 @@ SCHEMA = (
     """
     CREATE INDEX tool_sessions_by_id ON tool_sessions (session_id, number);
     """,
+    """
+    ALTER TABLE runs RENAME COLUMN owner TO writer;
+    ALTER TABLE runs ADD COLUMN model TEXT NOT NULL DEFAULT '';
+    ALTER TABLE runs ADD COLUMN owner TEXT;
+    ALTER TABLE runs ADD COLUMN metadata TEXT;
+    ALTER TABLE runs ADD COLUMN usage TEXT;
+    ALTER TABLE runs ADD COLUMN error TEXT;
+    CREATE TEMP VIEW ends AS
+        SELECT run, seq, CASE WHEN json_valid(CAST(json AS TEXT)) THEN CAST(json AS TEXT) ELSE '{}' END AS json
+        FROM events WHERE sub = 0;
+    UPDATE runs SET (model, metadata) = (
+        SELECT ifnull(json_extract(json, '$.model'), ''), json_extract(json, '$.metadata')
+        FROM ends WHERE run = number AND seq = 1
+    ) WHERE EXISTS (SELECT 1 FROM ends WHERE run = number AND seq = 1);
+    UPDATE runs SET (usage, error) = (
+        SELECT json_extract(json, '$.usage'), json_extract(json, '$.error')
+        FROM ends WHERE run = number AND ends.seq = runs.seq
+    ) WHERE at_rest = 1;
+    DROP VIEW ends;
+    CREATE INDEX runs_by_owner ON runs (owner, number) WHERE owner IS NOT NULL;
+    CREATE INDEX runs_under_way ON runs (number) WHERE at_rest = 0;
+    CREATE TABLE holders (
+        holder TEXT PRIMARY KEY,
+        process TEXT NOT NULL,
+        beat REAL NOT NULL,
+        lease REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE turns (
+        context_id TEXT PRIMARY KEY,
+        task_id TEXT NOT NULL,
+        holder TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX turns_by_holder ON turns (holder);
+    CREATE TABLE mail (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        run INTEGER NOT NULL,
+        json BLOB NOT NULL
+    );
+    CREATE INDEX mail_by_run ON mail (run, number);
+    """,
 )
 """The steps from each version of the schema to the next; the version is how many of them a file has had."""
 

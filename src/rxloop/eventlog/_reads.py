@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from rxloop.errors import EventLogError
+import orjson
+
+from rxloop.errors import ConfigurationError, EventLogError
+from rxloop.eventlog._followers import STANDING, Standing
 from rxloop.eventlog.rules import FINISHED
 from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
 from rxloop.protocol.events import Event, State
+from rxloop.protocol.mail import Mail, read_mail
+from rxloop.protocol.messages import ErrorInfo, Usage
 
 log = logging.getLogger("rxloop")
 
 Corrupt = Literal["refuse", "skip"]
 Place = tuple[int, int]
 """The `seq` and `sub` of an event."""
-_RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated"
+RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
+"""The columns that `record_of` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,7 @@ class Page:
     """How many there are, with those that were left out."""
     end: Place
     """The last of them, or where the page begins."""
-    standing: tuple[int, int]
-    """The last `seq` of the run, and whether it is at rest."""
+    standing: Standing
     state: State
 
     def last(self, until: Until) -> bool:
@@ -46,18 +51,18 @@ def page(
 ) -> Page | None:
     """The events of a run after a place; None if the log has no such run."""
     with one_moment(connection):
-        query = "SELECT number, seq, at_rest, state FROM runs WHERE task_id = ?"
+        query = f"SELECT number, state, {STANDING} FROM runs WHERE task_id = ?"
         found = connection.execute(query, (task_id,)).fetchone()
         if found is None:
             return None
-        number, seq, at_rest, state = found
+        number, state, *standing = found
         query = "SELECT ?, seq, sub, json FROM events WHERE run = ?" + (
             " AND (seq, sub) > (?, ?)" if deltas else " AND seq > ? AND sub = 0"
         )
         place = after if deltas else after[:1]
         rows = connection.execute(f"{query} ORDER BY seq, sub LIMIT ?", (task_id, number, *place, limit)).fetchall()
     end = rows[-1][1:3] if rows else after
-    return Page(parsed(rows, corrupt), len(rows), end, (seq, at_rest), state)
+    return Page(parsed(rows, corrupt), len(rows), end, (standing[0], standing[1], standing[2]), state)
 
 
 def records(connection: sqlite3.Connection, context_id: str | None, unfinished: bool) -> list[RunRecord]:
@@ -68,8 +73,39 @@ def records(connection: sqlite3.Connection, context_id: str | None, unfinished: 
         values.append(context_id)
     if unfinished:
         where.append("state NOT IN ('completed', 'failed')")
-    query = f"SELECT {_RECORD} FROM runs WHERE {' AND '.join(where)} ORDER BY number"
-    return [RunRecord(*row) for row in connection.execute(query, values)]
+    query = f"SELECT {RECORD} FROM runs WHERE {' AND '.join(where)} ORDER BY number"
+    return [record_of(row) for row in connection.execute(query, values)]
+
+
+def record_of(row: Sequence[Any]) -> RunRecord:
+    """The record that a row of `RECORD` makes."""
+    *plain, metadata, usage, error = row
+    return RunRecord(
+        *plain,
+        metadata=orjson.loads(metadata) if metadata else {},
+        usage=Usage.model_validate_json(usage) if usage else None,
+        error=ErrorInfo.model_validate_json(error) if error else None,
+    )
+
+
+def mail_of(connection: sqlite3.Connection, task_id: str, after: int) -> list[tuple[int, Mail]] | None:
+    """The letters of a run after a number; None if the log has no such run."""
+    with one_moment(connection):
+        found = connection.execute("SELECT number FROM runs WHERE task_id = ?", (task_id,)).fetchone()
+        if found is None:
+            return None
+        query = "SELECT number, json FROM mail WHERE run = ? AND number > ? ORDER BY number"
+        rows = connection.execute(query, (found[0], after)).fetchall()
+    return [(number, _letter(task_id, number, json)) for number, json in rows]
+
+
+def _letter(task_id: str, number: int, json: bytes) -> Mail:
+    try:
+        return read_mail(json)
+    except ConfigurationError as error:
+        raise EventLogError(
+            f"the letter {number} to the run {task_id} cannot be read: {error}", retryable=False
+        ) from error
 
 
 def histories(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+
+import orjson
 
 from rxloop.errors import ConflictError
 from rxloop.eventlog import _database
 from rxloop.eventlog._database import begin, roll_back
-from rxloop.eventlog.rules import conflict, repeated, state_after
+from rxloop.eventlog.rules import conflict, last_end, repeated, state_after, unknown_run
 from rxloop.protocol.events import Event, TaskEvent, ends_attempt
 
 
@@ -30,12 +32,19 @@ def transaction(connection: sqlite3.Connection, *, wait: float | None = None) ->
         raise
 
 
+Fence = Callable[[sqlite3.Connection, str, str], ConflictError | None]
+"""Says why nothing may be appended to a run, by its conversation and its id."""
+
+
 def append(
-    connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, writer: str
+    connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, writer: str, fence: Fence
 ) -> ConflictError | None:
     """Append a batch; a conflict is given back, so that the other batches of the transaction stand."""
-    query = "SELECT number, seq, state, owner FROM runs WHERE task_id = ?"
-    number, held, state, last_writer = connection.execute(query, (task_id,)).fetchone() or (None, 0, "submitted", "")
+    query = "SELECT number, seq, state, writer, context_id FROM runs WHERE task_id = ?"
+    found = connection.execute(query, (task_id,)).fetchone()
+    number, held, state, last_writer, context_id = found or (None, 0, "submitted", "", events[0].context_id)
+    if fenced := fence(connection, context_id, task_id):
+        return fenced
     if held != expected_seq:
         new = repeated(events, held) if writer and writer == last_writer else None
         if number is None or new is None or not _is_there(connection, number, _rows(events[:new])):
@@ -43,13 +52,7 @@ def append(
         events = events[new:]
     rows = _rows(events)
     if number is None:
-        first = events[0]
-        agent_name = first.agent_name if isinstance(first, TaskEvent) else ""
-        number = connection.execute(
-            "INSERT INTO runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated, owner)"
-            " VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0, '')",
-            (task_id, first.context_id, agent_name, first.timestamp),
-        ).lastrowid
+        number = _new_run(connection, task_id, events[0])
     # Transient events alone do not move `seq`: the same batch a second time replaces the first.
     connection.executemany(
         "INSERT OR REPLACE INTO events (run, seq, sub, json) VALUES (?, ?, ?, ?)", [(number, *row) for row in rows]
@@ -58,10 +61,26 @@ def append(
     if durable:
         last = durable[-1]
         connection.execute(
-            "UPDATE runs SET state = ?, at_rest = ?, attempt = ?, seq = ?, updated = ?, owner = ? WHERE number = ?",
+            "UPDATE runs SET state = ?, at_rest = ?, attempt = ?, seq = ?, updated = ?, writer = ? WHERE number = ?",
             (state_after(state, durable), ends_attempt(last), last.attempt, last.seq, last.timestamp, writer, number),
         )
+    if final := last_end(durable):
+        usage, error = (None if part is None else part.model_dump_json() for part in (final.usage, final.error))
+        connection.execute("UPDATE runs SET usage = ?, error = ? WHERE number = ?", (usage, error, number))
     return None
+
+
+def _new_run(connection: sqlite3.Connection, task_id: str, first: Event) -> int | None:
+    task = first if isinstance(first, TaskEvent) else None
+    return connection.execute(
+        "INSERT INTO runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated, writer,"
+        " model, owner, metadata) VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0, '', ?, ?, ?)",
+        (
+            *(task_id, first.context_id, task.agent_name if task else "", first.timestamp),
+            *(task.model if task else "", task.owner if task else None),
+            orjson.dumps(first.metadata).decode() if first.metadata else None,
+        ),
+    ).lastrowid
 
 
 def _rows(events: Sequence[Event]) -> list[tuple[int, int, bytes]]:
@@ -79,4 +98,18 @@ def remove(connection: sqlite3.Connection, numbers: Sequence[int], deltas_only: 
     keys = [(number,) for number in numbers]
     connection.executemany(f"DELETE FROM events WHERE run = ?{' AND sub > 0' if deltas_only else ''}", keys)
     if not deltas_only:
+        connection.executemany("DELETE FROM mail WHERE run = ?", keys)
         connection.executemany("DELETE FROM runs WHERE number = ?", keys)
+
+
+def put_mail(connection: sqlite3.Connection, task_id: str, letter: bytes) -> int:
+    """Put a letter into the mail of a run; give its number.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+    """
+    query = "INSERT INTO mail (run, json) SELECT number, ? FROM runs WHERE task_id = ? RETURNING number"
+    found = connection.execute(query, (letter, task_id)).fetchone()
+    if found is None:
+        raise unknown_run(task_id)
+    return found[0]

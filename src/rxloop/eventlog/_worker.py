@@ -54,13 +54,15 @@ class Answer(Generic[T]):
 class _Shared:
     """What a worker and its thread both know."""
 
-    def __init__(self, look: Work | None) -> None:
+    def __init__(self, look: Work | None, every: float, looking: bool) -> None:
         self.queue: SimpleQueue[tuple[Work, Callable[[Exception], None]] | None] = SimpleQueue()
         self.lock = threading.Lock()
         """Held by whoever uses the connection."""
         self.connection: sqlite3.Connection | None = None
         self.look = look
-        self.looking = False
+        self.every = every
+        self.looking = looking
+        self.looked = time.monotonic()
         self.reopen = False
         """It was closed for a fork of the process."""
         self.pid = os.getpid()
@@ -79,17 +81,20 @@ class Worker:
     closed before, and the parent opens it again; the child makes a connection and a thread of its own.
     """
 
-    def __init__(self, connect: Connect, name: str, look: Work | None = None) -> None:
+    def __init__(self, connect: Connect, name: str, look: Work | None = None, every: float = LOOK_SECONDS) -> None:
         """Make a worker; no thread is started yet.
 
         Args:
             connect: Opens the connection.
             name: The name of the thread.
-            look: What the thread does every 20 ms, while that is wanted. It keeps neither this object nor its owner.
+            look: What the thread does now and then, while that is wanted. It keeps neither this object nor its owner.
+            every: Seconds between two looks.
         """
         self._connect = connect
         self._name = name
         self._look = look
+        self._every = every
+        self._looking = False
         self._shared: _Shared | None = None
         self._thread: threading.Thread | None = None
         _WORKERS.add(self)
@@ -105,17 +110,18 @@ class Worker:
         self._running().queue.put((work, failed))
 
     def keep_looking(self, wanted: bool) -> None:
-        """Make the thread look every 20 ms, or stop it from looking."""
+        """Make the thread look now and then, or stop it from looking; this outlasts `aclose`."""
+        self._looking = wanted
         shared = self._running() if wanted else self._shared
         if shared is not None and shared.looking != wanted:
-            shared.looking = wanted
+            shared.looking, shared.looked = wanted, time.monotonic()
             # It may sleep until there is something to do.
             shared.queue.put(_NOTHING)
 
     def _running(self) -> _Shared:
         shared = self._shared
         if shared is None:
-            shared = self._shared = _Shared(self._look)
+            shared = self._shared = _Shared(self._look, self._every, self._looking)
             # A daemon: at the end of the process, everything that anybody waits for is done.
             self._thread = threading.Thread(target=_serve, args=(shared, self._connect), name=self._name, daemon=True)
             self._thread.start()
@@ -168,15 +174,15 @@ class Worker:
             if child:
                 # It has no thread.
                 self._shared = self._thread = None
+                self._looking = False
 
         return after
 
 
 def _serve(shared: _Shared, connect: Connect) -> None:
-    looked = 0.0
     while True:
         try:
-            job = shared.queue.get(timeout=LOOK_SECONDS if shared.looking else None)
+            job = shared.queue.get(timeout=shared.every if shared.looking else None)
         except Empty:
             job = _NOTHING
         if job is None:
@@ -192,8 +198,8 @@ def _serve(shared: _Shared, connect: Connect) -> None:
                 failed(error)
             if shared.looking and shared.look is not None and shared.connection is not None:
                 now = time.monotonic()
-                if now - looked >= LOOK_SECONDS:
-                    looked = now
+                if now - shared.looked >= shared.every:
+                    shared.looked = now
                     shared.look(shared.connection)
         # What the job holds would otherwise be kept until the next one.
         del job, work, failed

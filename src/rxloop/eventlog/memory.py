@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 
-from rxloop.eventlog.rules import FINISHED, check_batch, check_finished, conflict, repeated, state_after, unknown_run
+from rxloop.eventlog.rules import (
+    FINISHED,
+    check_batch,
+    check_finished,
+    conflict,
+    last_end,
+    repeated,
+    state_after,
+    unknown_run,
+)
 from rxloop.pipeline.values import RunRecord, Until
-from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
+from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.protocol.mail import Mail
 
 _ALL_SUBS = 1 << 62
 
@@ -29,6 +39,7 @@ class MemoryEventLog:
     """
 
     keeps_deltas = False
+    lease: float | None = None
 
     def __init__(self, *, keep_deltas: bool = False) -> None:
         """Make an empty log.
@@ -40,6 +51,9 @@ class MemoryEventLog:
         self._runs: dict[str, _Run] = {}
         # What a run of a conversation costs does not depend on how many others there are.
         self._by_context: dict[str, dict[str, _Run]] = {}
+        self._turns: dict[str, tuple[str, asyncio.AbstractEventLoop]] = {}
+        self._watching: dict[str, set[_Watcher]] = {}
+        self._letters = 0
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         """Append a batch to a run, or nothing of it, as `EventLog.append` says.
@@ -105,6 +119,68 @@ class MemoryEventLog:
         runs = self._runs if context_id is None else self._by_context.get(context_id, {})
         return [run.record() for run in runs.values() if not (unfinished and run.state in FINISHED)]
 
+    async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
+        """Take the turn of a conversation for a run, as `TakesTurns.take_turn` says; here it is never lost."""
+        if context_id in self._turns and not self._turns[context_id][1].is_closed():
+            return False
+        self._turns[context_id] = task_id, asyncio.get_running_loop()
+        return True
+
+    async def has_turn(self, context_id: str, task_id: str) -> bool:
+        """Tell whether a run has the turn of its conversation."""
+        run, loop = self._turns.get(context_id, (None, None))
+        return run == task_id and loop is not None and not loop.is_closed()
+
+    async def give_turn_back(self, context_id: str, task_id: str) -> None:
+        """Give the turn back, as `TakesTurns.give_turn_back` says."""
+        if await self.has_turn(context_id, task_id):
+            del self._turns[context_id]
+
+    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+        """The runs that wait for somebody to go on with them, as `TakesTurns.orphans` says."""
+        before = round((time.time() - submitted_before) * 1000)
+        return [
+            run.record()
+            for run in self._runs.values()
+            if not run.at_rest
+            and not await self.has_turn(run.context_id, run.task_id)
+            and (run.state != "submitted" or run.events[0].timestamp <= before)
+        ]
+
+    async def send(self, task_id: str, mail: Mail) -> int:
+        """Put a letter into the mail of a run, as `Mailbox.send` says.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+        """
+        run = self._run(task_id)
+        self._letters += 1
+        run.mail.append((self._letters, mail))
+        for watcher in self._watching.get(task_id, ()):
+            watcher.wake()
+        return self._letters
+
+    async def mail(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Mail]]:
+        """The letters of a run after that number, as `Mailbox.mail` gives them.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+        """
+        return [(number, mail) for number, mail in self._run(task_id).mail if number > after]
+
+    def watch(self, task_id: str, arrived: Callable[[], None]) -> Callable[[], None]:
+        """Be told when there is new mail for a run, as `Mailbox.watch` says."""
+        watcher = _Watcher(arrived)
+        self._watching.setdefault(task_id, set()).add(watcher)
+
+        def stop() -> None:
+            watching = self._watching.get(task_id, set())
+            watching.discard(watcher)
+            if not watching:
+                self._watching.pop(task_id, None)
+
+        return stop
+
     async def delete(self, task_id: str) -> None:
         """Remove a run that has ended for good.
 
@@ -169,7 +245,9 @@ class _Run:
     events: list[Event] = field(default_factory=list[Event])
     deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"
+    end: StatusUpdateEvent | None = None
     writer: str = ""
+    mail: list[tuple[int, Mail]] = field(default_factory=list[tuple[int, Mail]])
     # One for each follower that waits, made in its event loop and gone when the wait is over.
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
 
@@ -180,6 +258,7 @@ class _Run:
         self.events.extend(durable)
         self.deltas.extend(event for event in events if not event.durable)
         self.state = state_after(self.state, durable)
+        self.end = last_end(durable) or self.end
         for waiter in self.waiters:
             # A loop that was closed in the middle of a wait has no follower any more.
             if not waiter.done() and not waiter.get_loop().is_closed():
@@ -215,16 +294,32 @@ class _Run:
 
     def record(self) -> RunRecord:
         first, last = self.events[0], self.events[-1]
+        task = first if isinstance(first, TaskEvent) else None
         return RunRecord(
             task_id=self.task_id,
             context_id=self.context_id,
-            agent_name=first.agent_name if isinstance(first, TaskEvent) else "",
+            agent_name=task.agent_name if task else "",
+            model=task.model if task else "",
+            owner=task.owner if task else None,
+            metadata=first.metadata,
+            usage=self.end.usage if self.end else None,
+            error=self.end.error if self.end else None,
             state=self.state,
             attempt=last.attempt,
             seq=last.seq,
             created=first.timestamp,
             updated=last.timestamp,
         )
+
+
+class _Watcher:
+    def __init__(self, arrived: Callable[[], None]) -> None:
+        self._arrived = arrived
+        self._loop = asyncio.get_running_loop()
+
+    def wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon(self._arrived)
 
 
 def _place(event: Event) -> tuple[int, int]:

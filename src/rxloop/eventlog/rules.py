@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rxloop.errors import ConflictError, EventLogError, UnknownRun
-from rxloop.protocol.events import Event, State, StatusUpdateEvent
+from rxloop.protocol.events import Event, State, StatusUpdateEvent, ends_attempt
 
 FINISHED: tuple[State, ...] = ("completed", "failed")
 """The states of runs that have ended for good."""
@@ -99,3 +99,9 @@ def state_after(state: State, events: Iterable[Event]) -> State:
         if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None:
             state = event.state
     return state
+
+
+def last_end(events: Iterable[Event]) -> StatusUpdateEvent | None:
+    """The last event that ends an attempt of the run itself, for the usage and the error of its `RunRecord`."""
+    ends = [event for event in events if isinstance(event, StatusUpdateEvent) and ends_attempt(event)]
+    return ends[-1] if ends else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
@@ -9,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeVar
@@ -17,12 +19,14 @@ from rxloop.errors import ConfigurationError
 from rxloop.eventlog._database import Fsync, errors_of
 from rxloop.eventlog._file import OpenFile
 from rxloop.eventlog._followers import Followers
-from rxloop.eventlog._reads import Corrupt, Page, Place, histories, page, records
-from rxloop.eventlog._rows import append, remove, transaction
+from rxloop.eventlog._reads import Corrupt, Page, Place, histories, mail_of, page, records
+from rxloop.eventlog._rows import append, put_mail, remove, transaction
+from rxloop.eventlog._turns import Turn, Turns, orphans
 from rxloop.eventlog._worker import Answer, Worker
 from rxloop.eventlog.rules import FINISHED, check_batch, check_finished, unknown_run
 from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
 from rxloop.protocol.events import Event, State
+from rxloop.protocol.mail import Mail
 
 T = TypeVar("T")
 
@@ -54,6 +58,7 @@ class SqliteEventLog:
         fsync: Fsync = "normal",
         keep_deltas: bool = False,
         corrupt: Corrupt = "refuse",
+        lease: float = 10,
     ) -> None:
         """Make a log; nothing is opened yet.
 
@@ -66,9 +71,12 @@ class SqliteEventLog:
             corrupt: What becomes of an event that cannot be read, since the disk or another program has damaged it:
                 `"refuse"` makes an error of whatever reads its run, and `"skip"` leaves it out, with a warning that
                 names it. Other runs are read as they are in both cases.
+            lease: Seconds for which this process may be silent until others on this machine take its turns: it says
+                four times as often that it is alive. One that is killed is found after so long, and one that was
+                frozen for longer has lost its turns.
 
         Raises:
-            ConfigurationError: The path, `fsync` or `corrupt` cannot be used.
+            ConfigurationError: The path, `fsync`, `corrupt` or `lease` cannot be used.
         """
         if fspath(path) in ("", ":memory:"):
             raise ConfigurationError(f"{path!r} is not a file: use MemoryEventLog for a log in memory")
@@ -76,6 +84,8 @@ class SqliteEventLog:
             raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
         if corrupt not in ("refuse", "skip"):
             raise ConfigurationError(f"corrupt is 'refuse' or 'skip', not {corrupt!r}")
+        if not 0 < lease < inf:
+            raise ConfigurationError(f"lease is a number of seconds, more than 0, not {lease!r}")
         # Both connections open the same file, whatever folder the process goes to meanwhile.
         self.path = Path(path).absolute()
         self.identity = ("sqlite", str(self.path.resolve()))
@@ -85,8 +95,10 @@ class SqliteEventLog:
         self._fsync: Fsync = fsync
         self._written, self._read = OpenFile(self.path, fsync), OpenFile(self.path, fsync)
         self._followers = Followers()
-        self._writer = Worker(self._written.open, "rxloop-log-writer")
-        self._reader = Worker(self._read.open, "rxloop-log-reader", look=self._followers.look)
+        self.lease: float | None = lease
+        self._turns = Turns(lease)
+        self._writer = Worker(self._written.open, "rxloop-log-writer", self._turns.beat, lease / 4)
+        self._reader = Worker(self._read.open, "rxloop-log-reader", self._followers.look)
         self._batches: deque[_Batch] = deque()
 
     def __repr__(self) -> str:
@@ -127,7 +139,7 @@ class SqliteEventLog:
                 return False
             try:
                 with transaction(connection, wait=0):
-                    outcome = append(connection, task_id, events, expected_seq, writer)
+                    outcome = append(connection, task_id, events, expected_seq, writer, self._turns.fenced)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                     return False
@@ -172,10 +184,9 @@ class SqliteEventLog:
                 if found.last(until):
                     return
                 if not found.rows:
-                    follower.standing = found.standing
                     # Since the log may have been closed, and is used again by that.
                     self._reader.keep_looking(True)
-                    await follower.more()
+                    await follower.more(found.standing)
                 place = found.end
 
     async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
@@ -201,6 +212,95 @@ class SqliteEventLog:
         """
         return await self._reading(lambda connection: records(connection, context_id, unfinished), [])
 
+    async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
+        """Take the turn of a conversation for a run, as `TakesTurns.take_turn` says.
+
+        Raises:
+            EventLogError: The file cannot be written.
+        """
+        turn = Turn(context_id, task_id, lost)
+
+        def work(connection: sqlite3.Connection) -> bool:
+            taken = self._turns.take(connection, turn)
+            self._writer.keep_looking(bool(self._turns.held))
+            return taken
+
+        try:
+            return await self._writing(work)
+        except asyncio.CancelledError:
+            # The thread may take it all the same.
+            self._writer.submit(lambda connection: self._give_back(connection, turn), lambda error: None)
+            raise
+
+    async def has_turn(self, context_id: str, task_id: str) -> bool:
+        """Tell whether the turn is still that of this log object, as `TakesTurns.has_turn` says.
+
+        Raises:
+            EventLogError: The file cannot be written.
+        """
+        return await self._writing(lambda connection: self._turns.has(connection, context_id, task_id))
+
+    async def give_turn_back(self, context_id: str, task_id: str) -> None:
+        """Give the turn back, as `TakesTurns.give_turn_back` says.
+
+        Raises:
+            EventLogError: The file cannot be written.
+        """
+        turn = self._turns.held.get(context_id)
+        if turn is not None and turn.task_id == task_id:
+            await self._writing(lambda connection: self._give_back(connection, turn))
+
+    def _give_back(self, connection: sqlite3.Connection, turn: Turn) -> None:
+        try:
+            self._turns.give_back(connection, turn)
+        finally:
+            self._writer.keep_looking(bool(self._turns.held))
+
+    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+        """The runs that wait for somebody to go on with them, as `TakesTurns.orphans` says.
+
+        Raises:
+            EventLogError: The file cannot be read.
+        """
+        return await self._reading(lambda connection: orphans(connection, submitted_before), [])
+
+    async def send(self, task_id: str, mail: Mail) -> int:
+        """Put a letter into the mail of a run, as `Mailbox.send` says; then it is in the file.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+            EventLogError: The file cannot be written.
+        """
+        letter = mail.to_json()
+
+        def work(connection: sqlite3.Connection) -> int:
+            with transaction(connection):
+                return put_mail(connection, task_id, letter)
+
+        number = await self._writing(work)
+        self._followers.sent(task_id)
+        return number
+
+    async def mail(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Mail]]:
+        """The letters of a run after that number, as `Mailbox.mail` gives them.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+            EventLogError: The file cannot be read.
+        """
+        found = await self._reading(lambda connection: mail_of(connection, task_id, after), None)
+        if found is None:
+            raise unknown_run(task_id)
+        return found
+
+    def watch(self, task_id: str, arrived: Callable[[], None]) -> Callable[[], None]:
+        """Be told when there may be new mail for a run, as `Mailbox.watch` says: at most 20 ms after it was sent."""
+        stop = self._followers.watch(task_id, arrived, self._reader.keep_looking)
+        if not self._reader.open:
+            # Who cannot look for mail has to read, and gets the error.
+            self._reader.submit(lambda connection: None, lambda error: self._followers.wake_all())
+        return stop
+
     async def delete(self, task_id: str) -> None:
         """Remove a run that has ended for good.
 
@@ -216,7 +316,7 @@ class SqliteEventLog:
             check_finished(task_id, found[1])
             remove(connection, [found[0]])
 
-        await self._writing(work)
+        await self._removing(work)
 
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
@@ -245,7 +345,7 @@ class SqliteEventLog:
             remove(connection, [number for number, _ in found], deltas_only)
             return [task_id for _, task_id in found]
 
-        return await self._writing(work)
+        return await self._removing(work)
 
     async def aclose(self) -> None:
         """Close the file; may be called more than once. A log that is used again opens it again."""
@@ -257,13 +357,13 @@ class SqliteEventLog:
 
     def _write(self, connection: sqlite3.Connection) -> None:
         """Write all batches that wait, in one transaction."""
-        batches = self._waiting()
+        batches, fence = self._waiting(), self._turns.fenced
         if not batches:
             return
         try:
             with errors_of(self.path), transaction(connection):
                 outcomes = [
-                    append(connection, batch.task_id, batch.events, batch.expected_seq, batch.writer)
+                    append(connection, batch.task_id, batch.events, batch.expected_seq, batch.writer, fence)
                     for batch in batches
                 ]
             if self._written.written(sum(len(batch.events) for batch in batches)):
@@ -292,15 +392,25 @@ class SqliteEventLog:
         return [batch for batch in batches if batch.pid == os.getpid()]
 
     async def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What short work gives that writes, in a transaction of its own."""
+
         def write(connection: sqlite3.Connection) -> T:
             with errors_of(self.path):
-                with transaction(connection):
-                    result = work(connection)
-                self._written.check()
-                connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
+                result = work(connection)
+                if self._written.written(1):
+                    self._written.move(connection)
                 return result
 
         return await self._writer.do(write)
+
+    async def _removing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def write(connection: sqlite3.Connection) -> T:
+            with transaction(connection):
+                result = work(connection)
+            connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
+            return result
+
+        return await self._writing(write)
 
     async def _reading(self, work: Callable[[sqlite3.Connection], T], empty: T) -> T:
         """What a query gives; of a file that is not there yet, what it would give of an empty one."""

@@ -5,18 +5,29 @@
         await check(MyLog)
 
 Each check is an async function that makes new, empty logs with the function it is given, and raises an
-`AssertionError` if a log does something else. None needs pytest.
+`AssertionError` if a log does something else. None needs pytest. What a log may have beside the methods of `EventLog`,
+such as turns and mail, is checked if it has it.
+
+A log that several processes may use at once has to keep `SHARED_CHECKS` too, which are given a function that makes two
+log objects over one store:
+
+    @pytest.mark.parametrize("check", SHARED_CHECKS, ids=lambda check: check.__name__)
+    async def test_two_of_my_logs_keep_the_contract(check):
+        store = new_store()
+        await check(lambda: (MyLog(store), MyLog(store)))
 """
 
 from __future__ import annotations
 
-from rxloop.testing.event_log_contract import _following, _writing
-from rxloop.testing.event_log_contract._tools import Check, MakeLog
+from rxloop.testing.event_log_contract import _following, _mail, _turns, _writing
+from rxloop.testing.event_log_contract._tools import Check, MakeLog, MakeTwo, SharedCheck
 
-__all__ = ["CHECKS", "Check", "MakeLog", "check_event_log"]
+__all__ = ["CHECKS", "SHARED_CHECKS", "Check", "MakeLog", "MakeTwo", "SharedCheck", "check_event_log"]
 
-CHECKS: tuple[Check, ...] = (*_writing.CHECKS, *_following.CHECKS)
-"""All checks of the contract."""
+CHECKS: tuple[Check, ...] = (*_writing.CHECKS, *_following.CHECKS, *_turns.CHECKS, *_mail.CHECKS)
+"""All checks of the contract of one log object."""
+SHARED_CHECKS: tuple[SharedCheck, ...] = (*_turns.SHARED, *_mail.SHARED)
+"""All checks of the contract between two log objects over one store."""
 
 
 async def check_event_log(make_log: MakeLog) -> None:

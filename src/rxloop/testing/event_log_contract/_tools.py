@@ -27,6 +27,10 @@ class MakeLog(Protocol):
 
 Check = Callable[[MakeLog], Awaitable[None]]
 """One check of the contract."""
+MakeTwo = Callable[[], tuple[EventLog, EventLog]]
+"""Makes two log objects, as two processes would, over one store that is new and empty at each call."""
+SharedCheck = Callable[[MakeTwo], Awaitable[None]]
+"""One check of the contract between two log objects."""
 
 
 class Follower:
@@ -89,9 +93,9 @@ def end(seq: int, state: State = "completed", **fields: Any) -> Event:
     return status(seq, state, final=True, **fields)
 
 
-def begun(task_id: str = "run") -> list[Event]:
+def begun(task_id: str = "run", **fields: Any) -> list[Event]:
     """The first two events of a run."""
-    return [task(task_id=task_id), status(2, "working", task_id=task_id)]
+    return [task(task_id=task_id, **fields), status(2, "working", task_id=task_id, **fields)]
 
 
 def begun_at(timestamp: int) -> list[Event]:
@@ -112,6 +116,17 @@ async def new_log(make_log: MakeLog, *, keep_deltas: bool = False) -> AsyncGener
         yield log
     finally:
         await log.aclose()
+
+
+@asynccontextmanager
+async def two_logs(make_two: MakeTwo) -> AsyncGenerator[tuple[EventLog, EventLog]]:
+    """Two log objects over one store, both closed at the end of the block."""
+    one, two = make_two()
+    try:
+        yield one, two
+    finally:
+        await one.aclose()
+        await two.aclose()
 
 
 async def wait_for(*followers: Follower) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from rxloop.errors import ConflictError, EventLogError, UnknownRun
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, ToolCompleteEvent
-from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.messages import ErrorInfo, ToolCall, Usage
 from rxloop.testing.event_log_contract._tools import (
     ENDS,
     Check,
@@ -242,27 +243,29 @@ async def transient_events_have_to_be_in_order_too(make_log: MakeLog) -> None:
 
 
 async def a_record_has_what_the_events_of_its_run_say(make_log: MakeLog) -> None:
-    """Times are those of the first and the last event."""
+    """The state is that of the last status, numbers are those of the last event, usage and error of the last end."""
     async with new_log(make_log) as log:
-        await log.append("run", [task(context_id="c", timestamp=1_000)], expected_seq=0)
-        equal([record.state for record in await log.runs()], ["submitted"])
-
+        first = task(context_id="c", timestamp=1_000, owner="ann", metadata={"tenant": "t", "public": {"n": [1, None]}})
+        await log.append("run", [first], expected_seq=0)
         await log.append("run", [status(2, "working", attempt=1, timestamp=1_010)], expected_seq=1)
-        await log.append("run", [end(3, "input-required", attempt=1, timestamp=1_020)], expected_seq=2)
-        await log.append("run", [status(4, "working", attempt=2, resumed=True, timestamp=2_000)], expected_seq=3)
-        await log.append("run", [note(5, attempt=2, timestamp=2_010)], expected_seq=4)
-
-        record = RunRecord(
-            task_id="run",
-            context_id="c",
-            agent_name="helper",
-            state="working",
-            attempt=2,
-            seq=5,
-            created=1_000,
-            updated=2_010,
+        begun_record = RunRecord(
+            *("run", "c", "helper", "working", 1, 2, 1_000, 1_010), model="m", owner="ann", metadata=first.metadata
         )
-        equal(list(await log.runs()), [record])
+        equal(list(await log.runs()), [begun_record])
+
+        usage, error = Usage(input_tokens=7, cached_tokens=3), ErrorInfo(code="server", message="503", retryable=True)
+        failed = end(3, "failed", attempt=1, timestamp=1_020, usage=usage, error=error)
+        nested = end(4, attempt=2, timestamp=2_005, parent_task_id="run", usage=Usage(input_tokens=99))
+        await log.append("run", [failed], expected_seq=2)
+        await log.append("run", [nested], expected_seq=3)
+        await log.append("run", [status(5, "working", attempt=2, resumed=True, timestamp=2_010)], expected_seq=4)
+        again = replace(begun_record, attempt=2, seq=5, updated=2_010, usage=usage, error=error)
+        equal(list(await log.runs()), [again])
+
+        usage = Usage(input_tokens=12)
+        await log.append("run", [end(6, attempt=2, timestamp=2_020, usage=usage)], expected_seq=5)
+        over = replace(again, state="completed", seq=6, updated=2_020, usage=usage, error=None)
+        equal(list(await log.runs()), [over])
 
 
 async def runs_come_in_the_order_in_which_the_log_got_them(make_log: MakeLog) -> None:

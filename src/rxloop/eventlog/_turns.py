@@ -1,0 +1,183 @@
+"""The turns that one log object holds in its SQLite file, and the beat that says that it is alive.
+
+Times are those of the machine's monotonic clock, which all of its processes share, read inside the transactions that
+compare them: so a beat never seems to come from the future, unless the machine has started again since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf
+
+from rxloop.errors import Fenced
+from rxloop.eventlog._processes import has_died, this_process
+from rxloop.eventlog._reads import RECORD, record_of
+from rxloop.eventlog._rows import transaction
+from rxloop.pipeline.values import RunRecord
+
+clock = time.monotonic
+_LIFE = "process, beat, lease"
+"""The columns that `_alive` takes; all of them are null for a holder that is not there."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """The turn of a run in its conversation."""
+
+    context_id: str
+    task_id: str
+    lost: Callable[[], None]
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+
+class Turns:
+    """The turns of one log object in one process, which is one holder. Used by whoever has the connection."""
+
+    def __init__(self, lease: float) -> None:
+        """Hold nothing.
+
+        Args:
+            lease: Seconds after its last beat for which the holder is taken for alive.
+        """
+        self.lease = lease
+        self._token, self._pid = secrets.token_hex(8), os.getpid()
+        self._held: dict[str, Turn] = {}
+
+    @property
+    def held(self) -> dict[str, Turn]:
+        """The turns, by their conversations."""
+        self._here()
+        return self._held
+
+    @property
+    def holder(self) -> str:
+        """What this log object is called in the file."""
+        self._here()
+        return self._token
+
+    def take(self, connection: sqlite3.Connection, turn: Turn) -> bool:
+        """Take a turn, unless it has a living holder."""
+        held = self.held.get(turn.context_id)
+        if held is not None and not held.loop.is_closed():
+            return False
+        asked = clock()
+        with transaction(connection):
+            now = clock()
+            query = f"SELECT turns.holder, {_LIFE} FROM turns LEFT JOIN holders USING (holder) WHERE context_id = ?"
+            found = connection.execute(query, (turn.context_id,)).fetchone()
+            if found is not None and found[0] != self.holder:
+                _, process, beat, lease = found
+                # While a third one kept the file to itself, nobody could write a beat.
+                held_up = now - asked > self.lease / 4
+                if _alive(process, beat, inf if held_up else lease, now, has_died):
+                    return False
+            if self._beat(connection, now):
+                connection.execute(
+                    "DELETE FROM holders WHERE NOT (beat <= ?1 AND ?1 < beat + lease)"
+                    " AND holder NOT IN (SELECT holder FROM turns)",
+                    (now,),
+                )
+            connection.execute(
+                "INSERT OR REPLACE INTO turns (context_id, task_id, holder) VALUES (?, ?, ?)",
+                (turn.context_id, turn.task_id, self.holder),
+            )
+        self.held[turn.context_id] = turn
+        return True
+
+    def has(self, connection: sqlite3.Connection, context_id: str, task_id: str) -> bool:
+        """Whether a turn is still here; then it is for another lease."""
+        turn = self.held.get(context_id)
+        if turn is None or turn.task_id != task_id:
+            return False
+        with transaction(connection):
+            query = "SELECT 1 FROM turns WHERE context_id = ? AND task_id = ? AND holder = ?"
+            found = connection.execute(query, (context_id, task_id, self.holder)).fetchone()
+            if found:
+                self._beat(connection, clock())
+        return found is not None
+
+    def give_back(self, connection: sqlite3.Connection, turn: Turn) -> None:
+        """Give a turn back; one that is lost already is passed over."""
+        if self.held.get(turn.context_id) is not turn:
+            return
+        # First: if the file cannot be written now, the next beat makes the turn free, or the next one that is missing.
+        del self.held[turn.context_id]
+        with transaction(connection):
+            query = "DELETE FROM turns WHERE context_id = ? AND holder = ?"
+            connection.execute(query, (turn.context_id, self.holder))
+
+    def beat(self, connection: sqlite3.Connection) -> None:
+        """Say that the holder is alive, and find out which turns somebody else has taken meanwhile."""
+        if not self.held:
+            return
+        for turn in [turn for turn in self.held.values() if turn.loop.is_closed()]:
+            # Nobody is there to give it back.
+            del self.held[turn.context_id]
+        try:
+            with transaction(connection, wait=self.lease / 4):
+                self._beat(connection, clock())
+                query = "SELECT context_id, task_id FROM turns WHERE holder = ?"
+                found = dict[str, str](connection.execute(query, (self.holder,)).fetchall())
+                given_up = [(context_id, self.holder) for context_id in found if context_id not in self.held]
+                connection.executemany("DELETE FROM turns WHERE context_id = ? AND holder = ?", given_up)
+        except sqlite3.Error:
+            # Nobody can take a turn of a file that cannot be written; whoever appends to it gets the error.
+            return
+        for turn in list(self.held.values()):
+            if found.get(turn.context_id) != turn.task_id:
+                del self.held[turn.context_id]
+                # Its loop may be closed by now.
+                with suppress(RuntimeError):
+                    turn.loop.call_soon_threadsafe(turn.lost)
+
+    def fenced(self, connection: sqlite3.Connection, context_id: str, task_id: str) -> Fenced | None:
+        """Why this log object may not append to a run: its turn is somebody else's. Inside the transaction."""
+        query = "SELECT task_id, holder FROM turns WHERE context_id = ?"
+        run, holder = connection.execute(query, (context_id,)).fetchone() or (None, None)
+        mine = self.held.get(context_id)
+        if holder == self.holder or (run != task_id and (mine is None or mine.task_id != task_id)):
+            return None
+        return Fenced(
+            f"run {task_id}: somebody else has the turn of the conversation {context_id} now and goes on there; "
+            "nothing was written"
+        )
+
+    def _here(self) -> None:
+        if self._pid != os.getpid():
+            # The turns are those of the process that was forked.
+            self._token, self._pid, self._held = secrets.token_hex(8), os.getpid(), {}
+
+    def _beat(self, connection: sqlite3.Connection, now: float) -> bool:
+        """Write the beat; give whether it is the first one."""
+        query = "UPDATE holders SET beat = ? WHERE holder = ?"
+        if connection.execute(query, (now, self.holder)).rowcount:
+            return False
+        query = "INSERT INTO holders (holder, process, beat, lease) VALUES (?, ?, ?, ?)"
+        connection.execute(query, (self.holder, this_process(), now, self.lease))
+        return True
+
+
+def orphans(connection: sqlite3.Connection, submitted_before: float) -> list[RunRecord]:
+    """The runs under way without a living holder, and those that were submitted long ago."""
+    rows = connection.execute(
+        f"SELECT {_LIFE}, {RECORD} FROM runs LEFT JOIN turns USING (context_id, task_id)"
+        " LEFT JOIN holders USING (holder)"
+        " WHERE at_rest = 0 AND (state <> 'submitted' OR created <= ?) ORDER BY number",
+        (round((time.time() - submitted_before) * 1000),),
+    ).fetchall()
+    # After the beats were read, none of which can be later then.
+    now, died = clock(), cache(has_died)
+    return [record_of(row) for process, beat, lease, *row in rows if not _alive(process, beat, lease, now, died)]
+
+
+def _alive(process: str | None, beat: float, lease: float, now: float, died: Callable[[str], bool]) -> bool:
+    """Whether a holder is alive: its row is there, its last beat is not too old, and its process has not died."""
+    return process is not None and beat <= now < beat + lease and not died(process)

@@ -1,0 +1,40 @@
+"""Holds the turn of a run, and writes the run when it is told to: `holder.py FILE LEASE`.
+
+It says `has` or `busy`, then `lost` when the turn is; to each line that it reads it answers with the error of an
+append, or `written`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from rxloop import EventLogError, SqliteEventLog
+from rxloop.protocol.events import CustomEvent, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.messages import Message
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+async def main(path: str, lease: float) -> None:
+    log = SqliteEventLog(path, lease=lease)
+    taken = await log.take_turn("c", "run", lambda: say("lost"))
+    say("has" if taken else "busy")
+    begun = TaskEvent(seq=1, attempt=1, context_id="c", messages=[Message.user("Hi")], model="m", agent_name="a")
+    await log.append("run", [begun, StatusUpdateEvent(seq=2, state="working")], expected_seq=0, writer="holder")
+    seq = 2
+    while await asyncio.to_thread(sys.stdin.readline):
+        try:
+            await log.append("run", [CustomEvent(seq=seq + 1, name="note")], expected_seq=seq, writer="holder")
+        except EventLogError as error:
+            say(type(error).__name__)
+        else:
+            seq += 1
+            say("written")
+    await log.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
