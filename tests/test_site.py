@@ -117,6 +117,12 @@ def test_every_public_name_has_its_place_in_the_reference(pages: dict[Path, Page
 
 
 @pytest.mark.timeout(300)
+def test_a_run_and_a_stream_are_shown_with_what_they_inherit(pages: dict[Path, Page]) -> None:
+    anchors = {anchor for page in pages.values() for anchor in page.anchors}
+    assert anchors >= {"rxloop.run.handle.Run.pipe", "rxloop.stream.stream.Stream.pipe"}
+
+
+@pytest.mark.timeout(300)
 def test_every_operator_is_shown_with_its_picture(site: Path) -> None:
     made = sorted((site / "reference/op").glob("*.html"))
     assert len(made) > 30
