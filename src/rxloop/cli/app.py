@@ -30,6 +30,7 @@ class _Command(NamedTuple):
 COMMANDS = {
     "run": _Command("run:run", "Ask a model."),
     "chat": _Command("chat:chat", "Talk with a model."),
+    "map": _Command("map:map_", "Ask for each line of a file, and go on where it was left."),
     "runs": _Command("runs:runs", "List the runs, newest first."),
     "show": _Command("show:show", "Show what is on record of a run."),
     "replay": _Command("show:replay", "Show a run once more as it was seen live."),

@@ -65,7 +65,7 @@ class LiveRuns:
         return result
 
     async def _watch(self, run: Run[Any]) -> Result[Any]:
-        with _interrupts(run.cancel):
+        with interrupts(run.cancel, "cancelling"):
             # The run ends with what shows it: when the reader of a pipe has left, the model is not asked any further.
             async with run:
                 with self._status(run):
@@ -141,13 +141,13 @@ async def show(events: Stream[Event], thoughts: ThoughtLevel, *, json: bool) -> 
 
 
 @contextmanager
-def _interrupts(cancel: Callable[[str], None]) -> Generator[None]:
-    """Ctrl-C cancels, once; the second one leaves at once."""
+def interrupts(cancel: Callable[[str], None], doing: str) -> Generator[None]:
+    """Ctrl-C cancels, once, and says what is being done about it; the second one leaves at once."""
     loop = asyncio.get_running_loop()
     pressed = False
 
     def begin() -> None:
-        say("\ncancelling; Ctrl-C once more leaves at once")
+        say(f"\n{doing}; Ctrl-C once more leaves at once")
         cancel("interrupted at the terminal")
 
     def on_signal(*_: Any) -> None:

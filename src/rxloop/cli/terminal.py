@@ -94,6 +94,11 @@ def status_line() -> StatusLine | None:
     return _STATUS if there and not _ERR.is_dumb_terminal and not _ERR.legacy_windows else None
 
 
+def drawing() -> Console | None:
+    """Return what a progress bar is drawn on; None where nobody would see it."""
+    return _ERR if status_line() is not None else None
+
+
 @contextmanager
 def reporting() -> Generator[None]:
     """Make of an error a line on stderr, and the exit code that says what it was.

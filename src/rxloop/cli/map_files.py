@@ -1,0 +1,165 @@
+"""The files of `rxloop map`: lines that are asked for, and the answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from io import BufferedWriter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, cast
+
+import orjson
+from pydantic_core import to_json
+
+from rxloop.errors import ConfigurationError, NotFinished
+from rxloop.run.batch import Outcome
+
+
+class Line(NamedTuple):
+    """A line of the file."""
+
+    key: str
+    prompt: str
+
+
+class Lines:
+    """The lines of a file, read anew by each iteration, and never all at once."""
+
+    def __init__(self, file: Path, template: str | None, key: str | None) -> None:
+        """Read a file of JSON values.
+
+        Args:
+            file: One value on each line.
+            template: Makes the prompt of an object, by the names of its fields in braces.
+            key: The field that is the key of an object; without it the prompt is the key.
+        """
+        self._file = file
+        self._template = template
+        self._key = key
+
+    def __iter__(self) -> Iterator[Line]:
+        with self._file.open("rb") as lines:
+            for number, text in enumerate(lines, 1):
+                if text.strip():
+                    yield self._line(text, f"{self._file}, line {number}")
+
+    def keys(self) -> set[str]:
+        """Read the whole file, so that what is wrong with it is said before a model is asked.
+
+        Raises:
+            ConfigurationError: A line cannot be read, or has the key of another one.
+        """
+        seen: set[str] = set()
+        for line in self:
+            if line.key in seen:
+                raise ConfigurationError(
+                    f"{self._file} has two lines of the key {line.key[:80]!r}: "
+                    "--key names a field that tells them apart"
+                )
+            seen.add(line.key)
+        return seen
+
+    def _line(self, text: bytes, where: str) -> Line:
+        try:
+            value: Any = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise ConfigurationError(f"{where} is not JSON: {error}") from None
+        prompt = self._prompt(value, where)
+        if not prompt.strip():
+            raise ConfigurationError(f"{where} has an empty prompt")
+        return Line(prompt if self._key is None else _field(value, self._key, where, "--key"), prompt)
+
+    def _prompt(self, value: Any, where: str) -> str:
+        if self._template is None:
+            return value if isinstance(value, str) else _field(value, "prompt", where, "--prompt TEMPLATE")
+        if not isinstance(value, dict):
+            raise ConfigurationError(f"{where} is {_short(value)}, and --prompt takes the fields of objects")
+        try:
+            return self._template.format_map(cast("dict[str, Any]", value))
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            raise ConfigurationError(
+                f"{where}: --prompt {self._template!r} cannot be filled in from {_short(value)}: {error!r}"
+            ) from None
+
+
+def _field(value: Any, name: str, where: str, option: str) -> str:
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    found = fields.get(name)
+    if isinstance(found, bool) or not isinstance(found, str | int):
+        raise ConfigurationError(f"{where} is {_short(value)}, without a text {name!r}: {option} names another field")
+    return str(found)
+
+
+def _short(value: Any) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 80 else text[:80] + "..."
+
+
+class Output:
+    """The file of the answers, one a line, opened for what is to come.
+
+    Attributes:
+        answered: The keys whose answers are there already.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Read what is there; what failed, and a line that a crash has cut off, is taken out.
+
+        Raises:
+            ConfigurationError: It is a file of something else.
+        """
+        self._file = file
+        self.answered: set[str] = set()
+        if file.exists():
+            self._take_up()
+
+    def _take_up(self) -> None:
+        kept: list[bytes] = []
+        lines = self._file.read_bytes().splitlines(keepends=True)
+        for number, text in enumerate(lines, 1):
+            if not text.endswith(b"\n"):
+                continue
+            key, answered = self._read(text, number)
+            if answered:
+                self.answered.add(key)
+                kept.append(text)
+        if len(kept) < len(lines):
+            beside = self._file.with_name(f"{self._file.name}.new")
+            beside.write_bytes(b"".join(kept))
+            beside.replace(self._file)
+
+    def _read(self, text: bytes, number: int) -> tuple[str, bool]:
+        try:
+            value = orjson.loads(text)
+            return str(value["key"]), "output" in value
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            raise ConfigurationError(
+                f"{self._file}, line {number} was not written by rxloop map, which leaves it as it is: "
+                "--out names another file"
+            ) from None
+
+    def __enter__(self) -> Self:
+        self._out: BufferedWriter = self._file.open("ab")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        self._out.close()
+
+    def write(self, outcome: Outcome[Line, Any]) -> None:
+        """Write what came of a line; a reader of the file sees it at once."""
+        told: dict[str, Any] = {"key": outcome.key}
+        try:
+            told["output"] = outcome.output
+        except NotFinished as waits:
+            told["error"] = {"code": "input-required", "message": str(waits)}
+        except Exception as error:
+            told["error"] = {"code": getattr(error, "code", type(error).__name__), "message": str(error)}
+        if outcome.result is not None:
+            told |= {"taskId": outcome.result.task_id, "usage": outcome.result.usage.model_dump(by_alias=True)}
+        self._out.write(to_json(told) + b"\n")
+        self._out.flush()
