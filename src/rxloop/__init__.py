@@ -153,6 +153,7 @@ if TYPE_CHECKING:
     from rxloop.recorded.diff import RunSide as RunSide
     from rxloop.recorded.diff import diff as diff
     from rxloop.recorded.follow import follow as follow
+    from rxloop.recorded.history import history as history
     from rxloop.recorded.replay import Replay as Replay
     from rxloop.recorded.replay import replay as replay
     from rxloop.recorded.stream import RecordedStream as RecordedStream

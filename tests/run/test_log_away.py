@@ -81,9 +81,9 @@ class Unreadable(MemoryEventLog):
         self._ask()
         return await super().read(task_id, after_seq=after_seq, deltas=deltas)
 
-    async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Any:
+    async def runs(self, **options: Any) -> Any:
         self._ask()
-        return await super().runs(context_id=context_id, unfinished=unfinished)
+        return await super().runs(**options)
 
 
 GOES_ON: dict[str, Callable[[Agent[None, str], Result[str]], Run[str]]] = {

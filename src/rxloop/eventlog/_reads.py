@@ -65,16 +65,20 @@ def page(
     return Page(parsed(rows, corrupt), len(rows), end, (standing[0], standing[1], standing[2]), state)
 
 
-def records(connection: sqlite3.Connection, context_id: str | None, unfinished: bool) -> list[RunRecord]:
-    """The runs of a conversation, or of all, by their numbers."""
-    where, values = ["1"], list[str]()
-    if context_id is not None:
-        where.append("context_id = ?")
-        values.append(context_id)
-    if unfinished:
-        where.append("state NOT IN ('completed', 'failed')")
-    query = f"SELECT {RECORD} FROM runs WHERE {' AND '.join(where)} ORDER BY number"
-    return [record_of(row) for row in connection.execute(query, values)]
+def record(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
+    """The record of a run; None if the log has no such run."""
+    row = connection.execute(f"SELECT {RECORD} FROM runs WHERE task_id = ?", (task_id,)).fetchone()
+    return None if row is None else record_of(row)
+
+
+def records(
+    connection: sqlite3.Connection, where: str, values: Sequence[Any], after: str | None, limit: int | None
+) -> list[RunRecord]:
+    """The runs that meet a condition, by their numbers, from the one after that run."""
+    if after is not None:
+        where, values = f"{where} AND number > (SELECT number FROM runs WHERE task_id = ?)", [*values, after]
+    query = f"SELECT {RECORD} FROM runs WHERE {where} ORDER BY number LIMIT ?"
+    return [record_of(row) for row in connection.execute(query, (*values, -1 if limit is None else limit))]
 
 
 def record_of(row: Sequence[Any]) -> RunRecord:

@@ -78,7 +78,7 @@ def _new_run(connection: sqlite3.Connection, task_id: str, first: Event) -> int 
         (
             *(task_id, first.context_id, task.agent_name if task else "", first.timestamp),
             *(task.model if task else "", task.owner if task else None),
-            orjson.dumps(first.metadata).decode() if first.metadata else None,
+            orjson.dumps(first.metadata, option=orjson.OPT_SORT_KEYS).decode() if first.metadata else None,
         ),
     ).lastrowid
 

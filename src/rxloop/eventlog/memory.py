@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
+from itertools import islice
+from typing import Any
 
+from rxloop.eventlog._wanted import Wanted, check_limit
 from rxloop.eventlog.rules import (
     FINISHED,
     check_batch,
@@ -53,7 +56,7 @@ class MemoryEventLog:
         self._by_context: dict[str, dict[str, _Run]] = {}
         self._turns: dict[str, tuple[str, asyncio.AbstractEventLoop]] = {}
         self._watching: dict[str, set[_Watcher]] = {}
-        self._letters = 0
+        self._letters = self._count = 0
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         """Append a batch to a run, or nothing of it, as `EventLog.append` says.
@@ -74,7 +77,8 @@ class MemoryEventLog:
             events = [event for event in events[new:] if event.durable or not run.holds([event])]
         if run is None:
             context_id = events[0].context_id
-            run = self._runs[task_id] = _Run(task_id, context_id)
+            self._count += 1
+            run = self._runs[task_id] = _Run(task_id, context_id, self._count)
             self._by_context.setdefault(context_id, {})[task_id] = run
         run.extend(events, writer)
 
@@ -109,15 +113,51 @@ class MemoryEventLog:
                 return
             await run.grown()
 
-    async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
-        """The runs of a conversation, or of all, in the order in which the log got them.
+    async def record(self, task_id: str) -> RunRecord:
+        """What is known of a run without its events.
 
-        Args:
-            context_id: Only those of this conversation.
-            unfinished: Only those that are neither completed nor failed.
+        Raises:
+            UnknownRun: The log holds no such run.
         """
-        runs = self._runs if context_id is None else self._by_context.get(context_id, {})
-        return [run.record() for run in runs.values() if not (unfinished and run.state in FINISHED)]
+        return self._run(task_id).record()
+
+    async def runs(
+        self,
+        *,
+        context_id: str | None = None,
+        unfinished: bool = False,
+        states: Collection[State] | None = None,
+        agent_name: str | None = None,
+        owner: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Sequence[RunRecord]:
+        """The runs of the log, or those like this, in the order in which it got them, as `EventLog.runs` lists them.
+
+        Raises:
+            UnknownRun: The log does not hold the run `after`.
+            ConfigurationError: `limit` is less than one.
+        """
+        check_limit(limit)
+        wanted = Wanted(
+            context_id=context_id,
+            unfinished=unfinished,
+            states=states,
+            agent_name=agent_name,
+            owner=owner,
+            since=since,
+            until=until,
+            metadata=metadata,
+        )
+        runs = iter((self._runs if context_id is None else self._by_context.get(context_id, {})).values())
+        if after is not None:
+            number = self._run(after).number
+            runs = (run for run in runs if run.number > number)
+        records = (record for run in runs if wanted.matches(record := run.record()))
+        return list(islice(records, limit))
 
     async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
         """Take the turn of a conversation for a run, as `TakesTurns.take_turn` says; here it is never lost."""
@@ -242,6 +282,8 @@ class _Run:
 
     task_id: str
     context_id: str
+    number: int
+    """Counts the runs in the order in which the log got them."""
     events: list[Event] = field(default_factory=list[Event])
     deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"

@@ -7,21 +7,22 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rxloop.errors import ConfigurationError
 from rxloop.eventlog._database import Fsync, errors_of
 from rxloop.eventlog._file import OpenFile
 from rxloop.eventlog._followers import Followers
-from rxloop.eventlog._reads import Corrupt, Page, Place, histories, mail_of, page, records
+from rxloop.eventlog._reads import Corrupt, Page, Place, histories, mail_of, page, record, records
 from rxloop.eventlog._rows import append, put_mail, remove, transaction
 from rxloop.eventlog._turns import Turn, Turns, orphans
+from rxloop.eventlog._wanted import Wanted, check_limit
 from rxloop.eventlog._worker import Answer, Worker
 from rxloop.eventlog.rules import FINISHED, check_batch, check_finished, unknown_run
 from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
@@ -200,17 +201,54 @@ class SqliteEventLog:
             lambda connection: histories(connection, context_id, before, after, self._corrupt), empty
         )
 
-    async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
-        """The runs of a conversation, or of all, in the order in which the log got them.
-
-        Args:
-            context_id: Only those of this conversation.
-            unfinished: Only those that are neither completed nor failed.
+    async def record(self, task_id: str) -> RunRecord:
+        """What is known of a run without its events.
 
         Raises:
+            UnknownRun: The log holds no such run.
             EventLogError: The file cannot be read.
         """
-        return await self._reading(lambda connection: records(connection, context_id, unfinished), [])
+        found = await self._reading(lambda connection: record(connection, task_id), None)
+        if found is None:
+            raise unknown_run(task_id)
+        return found
+
+    async def runs(
+        self,
+        *,
+        context_id: str | None = None,
+        unfinished: bool = False,
+        states: Collection[State] | None = None,
+        agent_name: str | None = None,
+        owner: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Sequence[RunRecord]:
+        """The runs of the log, or those like this, in the order in which it got them, as `EventLog.runs` lists them.
+
+        Raises:
+            UnknownRun: The log does not hold the run `after`.
+            ConfigurationError: `limit` is less than one.
+            EventLogError: The file cannot be read.
+        """
+        check_limit(limit)
+        wanted = Wanted(
+            context_id=context_id,
+            unfinished=unfinished,
+            states=states,
+            agent_name=agent_name,
+            owner=owner,
+            since=since,
+            until=until,
+            metadata=metadata,
+        )
+        if after is not None:
+            await self.record(after)
+        where, values = wanted.condition()
+        return await self._reading(lambda connection: records(connection, where, values, after, limit), [])
 
     async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
         """Take the turn of a conversation for a run, as `TakesTurns.take_turn` says.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from rxloop.protocol.events import Event
+from rxloop.protocol.events import Event, State
 
 if TYPE_CHECKING:
     from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
@@ -63,8 +63,46 @@ class EventLog(Protocol):
         """
         ...
 
-    async def runs(self, *, context_id: str | None = None, unfinished: bool = False) -> Sequence[RunRecord]:
-        """List the runs of a conversation, or of all, in the order in which the log got them, never by a clock."""
+    async def record(self, task_id: str) -> RunRecord:
+        """Tell what is known of a run without its events.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+        """
+        ...
+
+    async def runs(
+        self,
+        *,
+        context_id: str | None = None,
+        unfinished: bool = False,
+        states: Collection[State] | None = None,
+        agent_name: str | None = None,
+        owner: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Sequence[RunRecord]:
+        """List runs in the order in which the log got them, never by a clock: all of them, or those like this.
+
+        Args:
+            context_id: Of this conversation.
+            unfinished: Neither completed nor failed.
+            states: In one of these states.
+            agent_name: Of the agent with this name.
+            owner: Whose they are.
+            since: Created at this time or later, in milliseconds since 1970.
+            until: Created before this time.
+            metadata: With these values in their metadata, and maybe others.
+            after: The last run of the page before; the list begins after it.
+            limit: How many at most.
+
+        Raises:
+            UnknownRun: The log does not hold the run `after`.
+            ConfigurationError: `limit` is less than one.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -33,8 +33,12 @@ def public_metadata(event: Any) -> dict[str, Any]:
 
 
 def public_messages(event: Any) -> Sequence[Message]:
+    """Return the messages of an event as clients may see them."""
+    return messages_for_clients(event.messages)
+
+
+def messages_for_clients(messages: Sequence[Message]) -> Sequence[Message]:
     """Return the messages without those of the system, without hidden calls and their answers."""
-    messages: Sequence[Message] = event.messages
     shown: list[Message] = []
     # The calls of the newest message that has any, each with one answer; ids of vendors occur twice.
     asked: list[ToolCall] = []

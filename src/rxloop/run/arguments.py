@@ -329,7 +329,7 @@ def check_log(log: Any) -> None:
     _LOGS.add(type(log))
 
 
-_LOG = ("append", "read", "follow", "runs", "aclose")
+_LOG = ("append", "read", "follow", "record", "runs", "aclose")
 """The methods of an event log, beside `keeps_deltas`."""
 _LOGS = WeakSet[type]()
 """The classes of logs that were looked at and found good."""

@@ -233,16 +233,19 @@ def fold_all(
     return state
 
 
-def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
-    # A run that never ended leaves its history to the next one of the conversation.
+def left_to_the_next(state: RunState) -> History:
+    """Give the history that a run leaves to the next one of the conversation, also if it never ended."""
     open_batch = state.batch.messages(state.pending.values()) if state.batch else ()
-    before = state.messages.append(*open_batch, *state.held)
-    # So is what was compressed of it, since it only grows.
+    return state.messages.append(*open_batch, *state.held)
+
+
+def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
+    # What was compressed of the history stays compressed, since it only grows.
     fresh = RunState(
         seq=event.seq,
         attempt=event.attempt,
         tries=1,
-        messages=before.append(*event.messages),
+        messages=left_to_the_next(state).append(*event.messages),
         asked=tuple(event.messages),
         compressed=state.compressed,
         measured=state.measured,

@@ -1,0 +1,89 @@
+"""Which runs somebody wants to see: of records in memory, and as the condition of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from rxloop.errors import ConfigurationError
+from rxloop.eventlog.rules import FINISHED
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import State
+from rxloop.protocol.storable import storable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The arguments of `EventLog.runs` that say what a record has to be like."""
+
+    context_id: str | None
+    unfinished: bool
+    states: Collection[State] | None
+    agent_name: str | None
+    owner: str | None
+    since: int | None
+    until: int | None
+    metadata: Mapping[str, Any] | None
+
+    def matches(self, record: RunRecord) -> bool:
+        """Whether a record is like that."""
+        pairs = (
+            (self.context_id, record.context_id),
+            (self.agent_name, record.agent_name),
+            (self.owner, record.owner),
+        )
+        return (
+            all(wanted is None or wanted == found for wanted, found in pairs)
+            and (not self.unfinished or record.state not in FINISHED)
+            and (self.states is None or record.state in self.states)
+            and (self.since is None or record.created >= self.since)
+            and (self.until is None or record.created < self.until)
+            and all(
+                key in record.metadata and _json(record.metadata[key]) == _json(value)
+                for key, value in (self.metadata or {}).items()
+            )
+        )
+
+    def condition(self) -> tuple[str, list[Any]]:
+        """The same as the condition of a query over the table `runs`, and its values."""
+        where, values = ["1"], list[Any]()
+        for column, wanted in (
+            ("context_id = ?", self.context_id),
+            ("agent_name = ?", self.agent_name),
+            ("owner = ?", self.owner),
+            ("created >= ?", self.since),
+            ("created < ?", self.until),
+        ):
+            if wanted is not None:
+                where.append(column)
+                values.append(wanted)
+        if self.states is not None:
+            where.append(f"state IN ({', '.join('?' * len(self.states))})")
+            values += self.states
+        if self.unfinished or (self.states is not None and not {*self.states} & {*FINISHED}):
+            # In these words, for the index that has only these runs.
+            where.append("state NOT IN ('completed', 'failed')")
+        for key, value in (self.metadata or {}).items():
+            where.append(
+                "EXISTS (SELECT 1 FROM json_each(metadata) AS has, json_each(?) AS wanted"
+                " WHERE has.key = ? AND has.type = wanted.type AND has.value IS wanted.value)"
+            )
+            values += [_json([value]), key]
+        return " AND ".join(where), values
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(storable(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def check_limit(limit: int | None) -> None:
+    """Check how many runs somebody wants.
+
+    Raises:
+        ConfigurationError: It is less than one.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit={limit!r}: give the number of runs of a page, from 1, or None for all")
