@@ -14,6 +14,7 @@ from rxloop import (
     Agent,
     AnyEvent,
     Budget,
+    Case,
     ContentDeltaEvent,
     CustomEvent,
     Event,
@@ -27,6 +28,7 @@ from rxloop import (
     Operator,
     PendingInput,
     Replay,
+    Report,
     Result,
     Run,
     RunContext,
@@ -41,11 +43,15 @@ from rxloop import (
     ToolRequest,
     ToolStartEvent,
     UsageEvent,
+    Variant,
+    compare,
     emit,
+    experiment,
     follow,
     merge,
     op,
     replay,
+    score,
     tool,
 )
 from rxloop.strategies import Reasoning, strategy, tree_of_thoughts
@@ -340,6 +346,24 @@ async def many_runs(agent: Agent[None, int], questions: Observable[str]) -> None
         assert_type(event, AnyEvent)
     async for result in merge(questions.pipe(rx.debounce(0.3), rx.flat_map_latest(asked))):
         assert_type(result.output, int)
+
+
+def short(result: Result[City]) -> bool:
+    return len(result.output.name) < 9
+
+
+async def experiments(agent: Agent[None, City], cases: list[Case]) -> None:
+    made = experiment(
+        cases,
+        {"usual": agent, "thinking": Variant(agent, strategy="react", limits=Limits(iterations=3))},
+        [short, score.exact(), score.called("look_up"), score.view("n", op.tool_calls(), rx.count(), better="lower")],
+        deps=lambda case: case.metadata["deps"],
+    )
+    async for report in made.run():
+        assert_type(report, Report)
+    report = await made.run()
+    assert_type(report.of("usual").mean("exact"), float)
+    assert_type(compare(report, made.run_sync()).worse[0].difference, float)
 
 
 def deps_are_asked_for(agent: Agent[Deps, str]) -> None:

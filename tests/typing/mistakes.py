@@ -17,6 +17,7 @@ from rxloop import (
     Agent,
     AnyEvent,
     Budget,
+    Case,
     CustomEvent,
     Event,
     EventLog,
@@ -34,9 +35,11 @@ from rxloop import (
     ToolRequest,
     ToolStartEvent,
     emit,
+    experiment,
     follow,
     op,
     replay,
+    score,
     tool,
 )
 from rxloop.pipeline.requests import Operator
@@ -369,3 +372,14 @@ def used_as_the_function() -> None:
     of_mine(RunContext(Other(3)), "Oslo")  # wrong
     tells_a_number("1")  # wrong
     tells_a_number(1).upper()  # wrong
+
+
+async def experiments(agent: Agent[None, str], cases: list[Case]) -> None:
+    experiment(cases, agent, score.exact())  # wrong
+    experiment(cases, agent, [score.exact()], repeat=3)  # wrong
+    experiment(cases, {"a": "zai:glm-4.7"}, [score.exact()])  # wrong
+    score.view("n", op.text(), op.tool_calls())  # wrong
+    score.cost(better="more")  # wrong
+    report = await experiment(cases, agent, [score.exact()]).run()
+    report.mean(score.exact())  # wrong
+    report.means("exact")  # wrong

@@ -52,11 +52,11 @@ def eval_(
     Exit codes: 0 carried out, 1 a mean is too low, clearly worse than before, or there is no answer at all; 2 wrong
     usage, 130 cancelled.
     """
-    thresholds = [_threshold(text) for text in fail_under or ()]
-    # Read first: a wrong file is reported before anything is paid for.
-    earlier = Report.from_json(before.read_bytes()) if before is not None else None
 
     async def main() -> int:
+        # Read first: what is wrong with it is reported before anything is paid for.
+        thresholds = [_threshold(text) for text in fail_under or ()]
+        earlier = Report.from_json(before.read_bytes()) if before is not None else None
         async with await _experiment(experiment) as made:
             _check(thresholds, made)
             report = await _carried_out(made)

@@ -7,19 +7,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from reactivex.internal.exceptions import SequenceContainsNoElementsError
 from typing_extensions import override
 
 from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.events import Event
+from rxloop.protocol.events import AnyEvent, Event
 from rxloop.protocol.messages import Usage, Wire
 from rxloop.run.result import Result
 from rxloop.runtime.experiments.case import Case
 from rxloop.stream.bridges import emit
 from rxloop.stream.merge import merge
+from rxloop.stream.stream import A, B, C, V
 
 Value = bool | float | str
 """What a scorer gives: a verdict, a number, or a label."""
@@ -124,7 +125,24 @@ class EventScorer(Scorer):
         return await value if inspect.isawaitable(value) else value
 
 
-def view(name: str, *views: Callable[[Any], Any], better: Better = "higher") -> Scorer:
+@overload
+def view(name: str, a: V[AnyEvent, Any], /, *, better: Better = "higher") -> Scorer: ...
+@overload
+def view(name: str, a: V[AnyEvent, A], b: V[A, Any], /, *, better: Better = "higher") -> Scorer: ...
+@overload
+def view(name: str, a: V[AnyEvent, A], b: V[A, B], c: V[B, Any], /, *, better: Better = "higher") -> Scorer: ...
+@overload
+def view(
+    name: str,
+    a: V[AnyEvent, A],
+    b: V[A, B],
+    c: V[B, C],
+    d: V[C, Any],
+    /,
+    *more: Callable[[Any], Any],
+    better: Better = "higher",
+) -> Scorer: ...
+def view(name: str, /, *views: Callable[[Any], Any], better: Better = "higher") -> Scorer:
     """Score by a view of the run's stream: its last value is the score.
 
     ::

@@ -1,0 +1,172 @@
+"""`rxloop eval`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import orjson
+import pytest
+
+from commands import Place
+from rxloop import Report
+
+EVALS = """
+import os
+
+from rxloop import Agent, Case, MemoryEventLog, SqliteEventLog, experiment, score
+from rxloop.testing import ScriptedModel
+
+cases = [Case(f"{n} + 1?", expected=str(n + 1), id=f"c{n}") for n in range(4)]
+
+
+def answers(wrong):
+    def answer(request):
+        with open("asked", "a") as asked:
+            asked.write("x")
+        number = int(request.messages[-1].text.split()[0])
+        if number in map(int, os.environ.get("BROKEN", "").split()):
+            raise RuntimeError("\\x1b[31mbroken\\x07")
+        return "wrong" if number in wrong else str(number + 1)
+
+    return ScriptedModel(*[answer] * 100)
+
+
+def agent(*wrong):
+    return Agent(answers([*wrong, *map(int, os.environ.get("WRONG", "").split())]), thoughts=False)
+
+
+sums = experiment(cases, agent(), [score.exact()], name="sums")
+both = experiment(cases, {"good": agent(), "bad": agent(0, 1, 2)}, [score.exact(), score.steps()], name="both")
+
+
+def made():
+    return experiment(cases, agent(), [score.exact()], name="made", log=SqliteEventLog("evals.db"))
+
+
+async def recorded():
+    log = MemoryEventLog()
+    await agent().with_log(log).run("6 + 1?")
+    return experiment(await Case.recorded(log, expected=True), agent(), [score.exact()])
+
+
+def broken():
+    raise ValueError("no such file")
+
+
+def broken_score(result):
+    raise ValueError("cannot score")
+
+
+scored = experiment(cases, agent(), [broken_score, score.exact()])
+number = 5
+"""
+
+
+@pytest.fixture
+def evals(place: Place) -> Place:
+    (place.folder / "evals.py").write_text(EVALS, encoding="utf-8")
+    return place
+
+
+def run(place: Place, *arguments: str, code: int = 0, **env: str) -> tuple[str, str]:
+    """What the command writes; each has the module anew."""
+    sys.modules.pop("evals", None)
+    done = place.run("eval", *arguments, code=code, **{"WRONG": "", "BROKEN": "", **env})
+    return done.stdout, done.stderr
+
+
+def test_it_shows_a_table(evals: Place) -> None:
+    out, error = run(evals, "evals:both")
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["both:", "8", "of", "8", "trials,", "4", "cases"]
+    assert ["GOOD", "BAD"] in lines
+    assert ["exact", "1", "[1,", "1]", "0.25", "[0,", "0.75]"] in lines
+    assert error == ""
+
+
+def test_the_report_goes_to_files_and_to_stdout(evals: Place) -> None:
+    out, _ = run(evals, "evals:sums", "--out", "report.json", "--html", "report.html", "--json")
+    report = Report.from_json((evals.folder / "report.json").read_bytes())
+    assert report.mean("exact") == 1
+    assert orjson.loads(out) == json.loads(report.to_json())
+    assert (evals.folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("threshold", "code"), [("exact=0.75", 0), ("exact=0.76", 1), ("agent/exact=0.9", 1), ("exact=0", 0)]
+)
+def test_a_mean_below_its_threshold_is_a_failure(evals: Place, threshold: str, code: int) -> None:
+    _, error = run(evals, "evals:sums", "--fail-under", threshold, code=code, WRONG="2")
+    assert ("! exact of agent is 0.75, and should be at least" in error) == bool(code)
+
+
+def test_a_threshold_holds_for_each_variant_or_for_one(evals: Place) -> None:
+    run(evals, "evals:both", "--fail-under", "good/exact=0.9")
+    _, error = run(evals, "evals:both", "--fail-under", "exact=0.9", code=1)
+    assert "exact of bad" in error
+    assert "exact of good" not in error
+
+
+def test_a_scorer_that_failed_cannot_be_vouched_for(evals: Place) -> None:
+    out, _ = run(evals, "evals:scored")
+    assert "-, 4 errors" in out
+    _, error = run(evals, "evals:scored", "--fail-under", "broken_score=0", code=1)
+    assert "failed for 4 of 4 trials" in error
+
+
+def test_what_is_clearly_worse_than_before_is_a_failure(evals: Place) -> None:
+    run(evals, "evals:sums", "--out", "before.json")
+    out, _ = run(evals, "evals:sums", "--compare", "before.json")
+    assert "same" in out
+    out, error = run(evals, "evals:sums", "--compare", "before.json", code=1, WRONG="0 1 2 3")
+    assert "- exact (agent), c0: 1 > 0" in out
+    assert "! exact of agent is worse than before" in error
+    out, _ = run(evals, "evals:sums", "--compare", "before.json", WRONG="3")
+    assert "unclear" in out
+
+
+def test_runs_that_fail_are_shown_and_only_all_of_them_are_a_failure(evals: Place) -> None:
+    out, _ = run(evals, "evals:sums", BROKEN="1")
+    assert "! agent, c1: " in out
+    assert "\x1b" not in out
+    _, error = run(evals, "evals:sums", code=1, BROKEN="0 1 2 3")
+    assert "! no run has an answer" in error
+
+
+def test_a_function_may_make_it_and_with_a_log_nothing_is_asked_twice(evals: Place) -> None:
+    for _ in range(2):
+        out, _ = run(evals, "evals.py:made", "--fail-under", "exact=1")
+        assert "4 of 4 trials" in out
+    assert (evals.folder / "asked").read_text() == "xxxx"
+
+
+def test_an_async_function_may_make_it_of_the_runs_of_a_log(evals: Place) -> None:
+    out, _ = run(evals, "evals:recorded")
+    assert "1 of 1 trials" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["evals:number"], "it must be an experiment"),
+        (["evals:broken"], "did not give an experiment: ValueError: no such file"),
+        (["evals:nothing"], "has no 'nothing'"),
+        (["evals"], "write module:object"),
+        (["evals:sums", "--fail-under", "exact"], "write SCORER=MEAN"),
+        (["evals:sums", "--fail-under", "exact=much"], "write SCORER=MEAN"),
+        (["evals:sums", "--fail-under", "exakt=1"], "the scorers are exact"),
+        (["evals:sums", "--fail-under", "large/exact=1"], "the variants are agent"),
+        (["evals:sums", "--compare", "evals.py"], "not a report"),
+    ],
+)
+def test_wrong_usage_is_said_before_anything_is_asked(evals: Place, arguments: list[str], said: str) -> None:
+    _, error = run(evals, *arguments, code=2)
+    assert said in error
+    assert not (evals.folder / "asked").exists()
+
+
+def test_a_file_that_is_not_there_is_named(evals: Place) -> None:
+    _, error = run(evals, "evals:sums", "--compare", "before.json", code=1)
+    assert "before.json: No such file" in error
+    assert not (evals.folder / "asked").exists()
