@@ -188,10 +188,10 @@ class ToolCall(Wire):
             arguments = storable(value, "the arguments")
         except InvalidEvent as error:
             return cls(id=id, name=name, raw=raw, error=str(error))
-        return _call(id=id, name=name, arguments=arguments, raw=raw)
+        return _call(id=readable(id), name=readable(name), arguments=arguments, raw=readable(raw))
 
 
-_call = unchecked(ToolCall)
+_call = unchecked(ToolCall, settled=True)
 
 
 class Message(Wire):

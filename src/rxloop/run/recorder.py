@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.operators.loop._faults import unordered
@@ -33,7 +33,7 @@ from rxloop.protocol.unchecked import stamp
 from rxloop.run.life import Life, Phase
 from rxloop.state.batch import Slot
 from rxloop.state.earlier_attempts import EarlierAttempts
-from rxloop.state.order import RULES, misplaced
+from rxloop.state.order import RULES
 from rxloop.state.run_state import RunState, fold, fold_beside
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.hub import Hub
@@ -53,6 +53,12 @@ _NEVER = 1 << 62
 class _Traits(NamedTuple):
     """What an event is by its class; to ask `isinstance` of each event would cost more than to number it."""
 
+    rule: Callable[[RunState, Any], str | None] | None
+    """Why it cannot come at any time."""
+    begins: bool
+    """It begins a call."""
+    text: str
+    """The one field of a delta that holds what somebody else wrote; empty for other events."""
     by_run: bool
     """It tells where a run begins and ends."""
     refers: bool
@@ -64,6 +70,9 @@ class _Traits(NamedTuple):
 class _TraitsByClass(dict[type[Event], _Traits]):
     def __missing__(self, cls: type[Event]) -> _Traits:
         traits = self[cls] = _Traits(
+            rule=RULES[cls],
+            begins=issubclass(cls, ToolStartEvent),
+            text=_TEXT.get(cls, ""),
             by_run=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
             refers=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),
             drawn=issubclass(cls, (ThoughtStreamEvent, ContentCompleteEvent, ToolStartEvent)),
@@ -77,7 +86,6 @@ _TEXT: dict[type[Event], str] = {
     ThoughtDeltaEvent: "delta",
     ToolCallDeltaEvent: "fragment",
 }
-"""The one field of a delta that holds what somebody else wrote."""
 
 
 def _drop(event: Event) -> None:
@@ -162,7 +170,7 @@ class Recorder:
             InvalidEvent: It is not one that may come now.
         """
         life = self._life
-        if threading.get_ident() != life.thread:
+        if get_ident() != life.thread:
             life.finish_from_thread()
             return
         if self.attempt > 1 and self._is_recorded(event):
@@ -171,17 +179,17 @@ class Recorder:
         if life.phase not in _TAKING:
             log.debug("%r came when the run was over", event)
             return
+        traits = _TRAITS[type(event)]
         if event.durable:
-            if RULES[type(event)] is not None and self._is_misplaced(event):
+            if traits.rule is not None and self._is_misplaced(event, traits):
                 return
-            if _TRAITS[type(event)].by_run:
+            if traits.by_run:
                 self.check(event)
             event = self.record(event)
         else:
             # A look, and no call, is all that a token of an open message of the main line costs.
-            fits = event.branch is None and event.step == self.states[None].open_step
-            # Where a message is open, no tool can have come anywhere.
-            if (not fits or type(event) is ToolProgressEvent) and self._is_misplaced(event):
+            fits = traits.text and event.branch is None and event.step == self.states[None].open_step
+            if not fits and self._is_misplaced(event, traits):
                 return
             event = self._stamp(event)
             if self.writer is not None:
@@ -240,15 +248,12 @@ class Recorder:
         if event.attempt:
             # Published before, here or in another run: its numbers are those of that time.
             event = event.model_copy()
-        cls = type(event)
-        if event.durable:
-            fields = settle(event)
-        else:
-            fields = stamp(event)
-            text = fields[_TEXT[cls]] if cls in _TEXT and _TEXT[cls] in fields else None
-            # Nearly every token is a delta of our own making with plain text: this is all that it costs.
-            if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
-                settle(event)
+        traits = _TRAITS[type(event)]
+        fields = stamp(event)
+        # Nearly every token is a delta of our own making with plain text: this is all that it costs.
+        text = fields.get(traits.text)
+        if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
+            settle(event)
         if fields["timestamp"]:
             check_time(fields["timestamp"])
         else:
@@ -270,7 +275,7 @@ class Recorder:
         if event.durable:
             self._seq += 1
             self._sub = 0
-            if _TRAITS[cls].refers:
+            if traits.refers:
                 self._refer(event)  # pyright: ignore[reportArgumentType]
         else:
             self._sub += 1
@@ -326,12 +331,16 @@ class Recorder:
 
     # -- order
 
-    def _is_misplaced(self, event: Event) -> bool:
+    def _is_misplaced(self, event: Event, traits: _Traits) -> bool:
         """Whether an event cannot come now, which ends the run: what it says did not happen, or not so."""
         state = self.states.get(event.branch)
-        if state is None or event.parent_task_id is not None or event.task_id not in ("", self.task_id):
+        if state is None or traits.rule is None:
             return False
-        wrong = misplaced(state, event)
+        wrong = traits.rule(state, event)
+        if wrong is None and not traits.begins:
+            return False
+        if event.parent_task_id is not None or event.task_id not in ("", self.task_id):
+            return False
         if wrong is None and isinstance(event, ToolStartEvent):
             # Not in the fold: what an earlier attempt has begun, this one may begin again.
             slot = (event.step or "", event.index)

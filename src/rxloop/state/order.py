@@ -20,17 +20,6 @@ from rxloop.state.by_class import ByClass
 from rxloop.state.run_state import RunState
 
 
-def misplaced(state: RunState, event: Event) -> str | None:
-    """Say why an event of a line cannot follow what that line has come to; None where it can.
-
-    Args:
-        state: The line before it.
-        event: An event of the run itself, not of one that is nested in it.
-    """
-    rule = RULES[type(event)]
-    return None if rule is None else rule(state, event)
-
-
 def _delta(state: RunState, event: Event) -> str | None:
     if event.step is None or event.step == state.open_step:
         return None
@@ -81,4 +70,5 @@ RULES = ByClass[Callable[[RunState, Any], str | None]](
         ToolCompleteEvent: _complete,
     }
 )
-"""The kinds whose events cannot come at any time."""
+"""Why an event of a kind cannot follow what its line has come to; None where it can. Kinds without a rule can come at any
+time. For events of the run itself, not of one that is nested in it."""

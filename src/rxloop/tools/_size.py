@@ -34,7 +34,8 @@ def check_size(value: Any) -> None:
         TooLarge: It is.
         ValueError: It is nested too deep, or has a part that can be read only once and may have no end.
     """
-    if value.__class__ in _SIMPLE:
+    kind = value.__class__
+    if kind in _SIMPLE or (kind is int and value.bit_length() <= _BITS):
         return
     left, room = VALUES, BYTES
     parts: list[Any] = [value]

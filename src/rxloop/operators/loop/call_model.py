@@ -10,9 +10,10 @@ from rxloop.operators.loop._places import handling
 from rxloop.operators.loop.answering import answering
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest, marked
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
+from rxloop.protocol.frozen import FrozenList
 from rxloop.protocol.messages import ErrorInfo, Message
 from rxloop.protocol.settle import settle
-from rxloop.protocol.storable import readable
+from rxloop.protocol.storable import readable, settled_model
 from rxloop.protocol.unchecked import stamp, unchecked
 from rxloop.state.history import History
 from rxloop.stream.bridges import emit
@@ -103,7 +104,7 @@ def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
 class _Call(abc.DisposableBase):
     """One call of the model. A class and not a closure, because each iteration has one."""
 
-    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_request", "_step")
+    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_request", "_shown", "_step")
 
     def __init__(
         self,
@@ -119,6 +120,8 @@ class _Call(abc.DisposableBase):
         self._branch = request.branch
         self._ended = False
         self._failures = 0
+        self._shown: str | None = None
+        """The name of the tool that was called last, if it is for clients."""
         observer.on_next(_about(request, problems))
         model = request.ctx.model
         self._answer = connect(model.call(request), self._on_next, self._on_error, self._on_completed, scheduler)
@@ -151,10 +154,14 @@ class _Call(abc.DisposableBase):
         # Not `isinstance`, which takes ten calls for each token.
         if type(event) is ToolCallDeltaEvent:
             # From here on, everything knows by the call that its tool is not for clients.
-            if not event.hidden and self._host.hides(event.name):
-                fields["hidden"] = True
+            if event.name != self._shown and not event.hidden:
+                fields["hidden"] = self._host.hides(event.name)
+                self._shown = None if event.hidden else event.name
         elif type(event) is ContentCompleteEvent and event.tool_calls:
-            fields["tool_calls"] = [marked(call, self._host) for call in event.tool_calls]
+            calls = (
+                settled_model(marked(call, self._host), "content-complete: tool_calls") for call in event.tool_calls
+            )
+            fields["tool_calls"] = FrozenList(calls)
         if not event.durable:
             self._observer.on_next(event)
         elif not isinstance(event, ContentCompleteEvent):

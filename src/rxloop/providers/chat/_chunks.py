@@ -159,8 +159,9 @@ class ChatReader:
             if text:
                 write(text)
             if calls:
-                for call in objects(calls):
-                    self._calls.feed(call)
+                for call in calls:
+                    if call.__class__ is dict:
+                        self._calls.feed(call)
 
     def last(self, payloads: list[bytes]) -> None:
         """Read what stood after the last complete event: an event without its blank line, or a part of one.
@@ -297,8 +298,9 @@ class ChatReader:
             self._text.write(content)
         else:
             self._parts(content)
-        for call in objects(delta.get("tool_calls")):
-            self._calls.feed(call)
+        if "tool_calls" in delta:
+            for call in objects(delta["tool_calls"]):
+                self._calls.feed(call)
         finish = choice.get("finish_reason")
         if isinstance(finish, str) and (finish or self._finish is None):
             self._finish = finish
@@ -307,7 +309,7 @@ class ChatReader:
 
     def _think(self, delta: dict[str, Any]) -> None:
         """The reasoning of a delta, which some vendors send in two fields at once: the first that has any counts."""
-        details = objects(delta.get("reasoning_details"))
+        details = objects(delta["reasoning_details"]) if "reasoning_details" in delta else ()
         for detail in details:
             self._details.add(detail)
         for name in ("reasoning_content", "reasoning"):
