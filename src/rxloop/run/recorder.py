@@ -47,9 +47,6 @@ _TAKING = (Phase.OPEN, Phase.ANNOUNCING)
 _BEGUN = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
 
 
-_NEVER = 1 << 62
-
-
 class _Traits(NamedTuple):
     """What an event is by its class; to ask `isinstance` of each event would cost more than to number it."""
 
@@ -125,8 +122,8 @@ class Recorder:
         self._sub = 0
         self._started: set[Slot] = set()
         self._deliver: Callable[[Event], None] = self.hub.publish
-        self._last = 0
-        self._silence = _NEVER
+        self._now = self.clock.now
+        self._last = self._silence = 0
         self._doubt: Callable[[], None] | None = None
         self._held: deque[Event] = deque()
 
@@ -257,10 +254,7 @@ class Recorder:
         if fields["timestamp"]:
             check_time(fields["timestamp"])
         else:
-            now = fields["timestamp"] = self.clock.now()
-            if now - self._last > self._silence:
-                self._hold()
-            self._last = now
+            fields["timestamp"] = self._now()
         fields["attempt"] = self.attempt
         if not fields["task_id"]:
             fields["task_id"] = self.task_id
@@ -303,14 +297,22 @@ class Recorder:
         """Deliver nothing after a silence until somebody says that the run is still this process's own.
 
         A frozen process finds out by its clock: between the last event before the freeze and the first one after it
-        there is a gap. The stamp of each event has the time anyway, so that a comparison is all that this costs. A
-        tool that is silent for so long is doubted in vain, and its next event comes when the log has answered.
+        there is a gap. The stamp of each event has the time anyway, so that this costs little. A tool that is silent
+        for so long is doubted in vain, and its next event comes when the log has answered.
 
         Args:
             silence: The longest time between two events that raises no doubt, in milliseconds.
             doubt: Called when it was longer; `trust` or `mute` has to follow.
         """
         self._last, self._silence, self._doubt = self.clock.now(), silence, doubt
+        self._now = self._wary_now
+
+    def _wary_now(self) -> int:
+        now = self.clock.now()
+        if now - self._last > self._silence:
+            self._hold()
+        self._last = now
+        return now
 
     def _hold(self) -> None:
         if self._deliver == self.hub.publish and self._doubt is not None:

@@ -70,5 +70,5 @@ RULES = ByClass[Callable[[RunState, Any], str | None]](
         ToolCompleteEvent: _complete,
     }
 )
-"""Why an event of a kind cannot follow what its line has come to; None where it can. Kinds without a rule can come at any
-time. For events of the run itself, not of one that is nested in it."""
+"""Why an event of a kind cannot follow what its line has come to; None where it can. A kind with no rule can come at
+any time. For events of the run itself, not of one that is nested in it."""

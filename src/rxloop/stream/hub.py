@@ -195,6 +195,11 @@ class Hub:
         if len(self._durable) == self._durable.maxlen:
             self.trimmed += 1
         self._durable.append(event)
+        if self._open:
+            self._close(event)
+
+    def _close(self, event: Event) -> None:
+        """Forget the transient events of what an event completes."""
         if isinstance(event, ContentCompleteEvent | LLMCallEvent):
             # A second call of a step makes the deltas of the first void.
             self._open.pop((event.task_id, event.step), None)

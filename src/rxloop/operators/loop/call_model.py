@@ -31,7 +31,7 @@ _UNSTAMPED: dict[str, Any] = {
     "attempt": 0,
     "timestamp": 0,
 }
-_llm_call = unchecked(LLMCallEvent)
+_llm_call = unchecked(LLMCallEvent, settled=True)
 
 
 def call_model() -> Operator[object]:
@@ -217,13 +217,15 @@ def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list
 def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
     layers = (*request.system, *request.tail)
     repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
-    # A counter of the user's own may not give an integer.
-    make = _llm_call if request.estimate is None else LLMCallEvent
+    name, iteration = request.ctx.model.name, request.iteration
+    # A provider, a strategy or a counter of the user's own may give something else than it should.
+    sound = request.estimate is None and iteration.__class__ is int and name.__class__ is str and name.isascii()
+    make = _llm_call if sound and not problems else LLMCallEvent
     return make(
         step=request.step,
         branch=request.branch,
-        iteration=request.iteration,
-        model=request.ctx.model.name,
+        iteration=iteration,
+        model=name,
         message_count=len(layers) + len(request.messages),
         tool_count=len(request.tools),
         estimated_input_tokens=_estimate(request, layers) if request.estimate is None else request.estimate,

@@ -12,7 +12,7 @@ from rxloop.protocol.unchecked import unchecked
 from rxloop.stream.bridges import Push, emit, from_task
 
 log = logging.getLogger("rxloop")
-_checkpoint = unchecked(CheckpointEvent)
+_checkpoint = unchecked(CheckpointEvent, settled=True)
 
 
 def checkpoint(every: int = 1) -> Operator[object]:
@@ -66,7 +66,9 @@ def checkpoint(every: int = 1) -> Operator[object]:
 
 def _event(end: IterationEnd, durable_seq: int | None) -> CheckpointEvent:
     state = end.ctx.state
-    return _checkpoint(
+    # The end of an iteration may be that of a strategy of the user's own.
+    make = _checkpoint if end.iteration.__class__ is int else CheckpointEvent
+    return make(
         step=end.ctx.step,
         branch=end.ctx.branch,
         iteration=end.iteration,
