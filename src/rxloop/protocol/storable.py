@@ -85,7 +85,7 @@ def settled_model(model: M, name: str) -> M:
         InvalidEvent: Something in it cannot be written as JSON.
     """
     try:
-        return cast("M", _Walk().typed(model, 0))
+        return cast("M", _Walk().model(model, 0))
     except _Misfit as misfit:
         raise misfit.error(name) from misfit.__cause__
 
@@ -139,7 +139,7 @@ class _Walk:
             return value
         # Not `isinstance`, which takes longer than all the rest where the class is not the same.
         if BaseModel in cls.__mro__:
-            return self._model(value, depth)
+            return self.model(value, depth)
         if isinstance(value, list):
             return FrozenList(self._all(cast("list[Any]", value), depth)) if value else EMPTY_LIST
         if isinstance(value, tuple):
@@ -158,7 +158,7 @@ class _Walk:
             raise _too_deep()
         return [self.typed(value, depth + 1) for value in values]
 
-    def _model(self, model: BaseModel, depth: int) -> BaseModel:
+    def model(self, model: BaseModel, depth: int) -> BaseModel:
         """Return the same model, or a copy where something had to be made storable: it may be somebody's constant."""
         plan = plan_of(type(model))
         if plan.mark is not None:

@@ -188,6 +188,8 @@ class AiohttpAnswer:
         # given the connection up: this one ends such a wait.
         self._longest = None if idle is None else 2 * idle
         self._undo: Inflater | None = None
+        self._rest = b""
+        """What came together with the last piece."""
 
     async def read(self, batches: Batches) -> None:
         """Give the body to the batches as it comes. After the end of the answer, read on for a moment only."""
@@ -276,15 +278,21 @@ class AiohttpAnswer:
 
     async def _read_raw(self) -> bytes:
         """The next piece as it was sent; nothing at the end."""
-        try:
-            return await self._response.content.read(PIECE)
-        except aiohttp.ClientError as error:
-            raise _error_of_httpx(error) from error
+        data = self._rest
+        if not data:
+            try:
+                data = await self._response.content.readany()
+            except aiohttp.ClientError as error:
+                raise _error_of_httpx(error) from error
+        if len(data) > PIECE or self._rest:
+            data, self._rest = data[:PIECE], data[PIECE:]
+        return data
 
     def _buffered(self) -> bytes:
         """What has come already."""
+        data, self._rest = self._rest, b""
         try:
-            data = self._response.content.read_nowait(PIECE)
+            data = data or self._response.content.read_nowait(PIECE)
         except aiohttp.ClientError as error:
             raise _error_of_httpx(error) from error
         if self._undo is None or not data:

@@ -10,6 +10,8 @@ import orjson
 from rxloop.errors import ProviderError, ProviderProtocolError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
+from rxloop.protocol.frozen import EMPTY_LIST, FrozenList
+from rxloop.protocol.storable import readable, settled_model, storable
 from rxloop.protocol.unchecked import unchecked
 from rxloop.providers._documents import SMALL, check_document
 from rxloop.providers._errors import Endpoint, cut_short
@@ -40,7 +42,7 @@ _FINISH = {
 _NOTICE = frozenset(("message", "msg", "detail"))
 # Finish reasons with which a vendor reports that the answer failed.
 _FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
-_complete = unchecked(ContentCompleteEvent)
+_complete = unchecked(ContentCompleteEvent, settled=True)
 _usage = unchecked(UsageEvent, settled=True)
 
 
@@ -232,12 +234,13 @@ class ChatReader:
             finish = "tool_calls"
         self._push(
             _complete(
-                content=self._text.content,
-                reasoning=reasoning or None,
-                tool_calls=calls,
+                content=readable(self._text.content),
+                reasoning=readable(reasoning) or None,
+                tool_calls=FrozenList(settled_model(call, "tool_calls") for call in calls) if calls else EMPTY_LIST,
                 finish_reason=finish,
-                raw_finish_reason=self._finish,
-                provider_state={name: value for name, value in state.items() if value} or None,
+                raw_finish_reason=None if self._finish is None else readable(self._finish),
+                provider_state=storable({name: value for name, value in state.items() if value}, "provider_state")
+                or None,
                 step=self._step,
             )
         )
