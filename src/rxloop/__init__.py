@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from rxloop.errors import RunCancelled as RunCancelled
     from rxloop.errors import RunError as RunError
     from rxloop.errors import RunExists as RunExists
+    from rxloop.errors import RunOver as RunOver
     from rxloop.errors import RxloopError as RxloopError
     from rxloop.errors import ScoreMissing as ScoreMissing
     from rxloop.errors import ServerError as ServerError
@@ -164,6 +165,7 @@ if TYPE_CHECKING:
     from rxloop.run.options import ForkOptions as ForkOptions
     from rxloop.run.options import ResumeOptions as ResumeOptions
     from rxloop.run.options import RunOptions as RunOptions
+    from rxloop.run.options import Steer as Steer
     from rxloop.run.result import Result as Result
     from rxloop.runtime.experiments import score as score
     from rxloop.runtime.experiments.case import Case as Case

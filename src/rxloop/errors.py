@@ -20,6 +20,7 @@ RxloopError
  │    ├── SessionFull        a limit of the session, or of its owner, is reached
  │    └── SessionConflict    another writer changed the session first
  ├── ContextBusy             the conversation has a run that has not ended
+ ├── RunOver                 something was to be said to a run whose end is decided; it was not said
  ├── ProviderError           a model call failed; `code` and `retryable` say how
  │    ├── AuthenticationError
  │    ├── PermissionDenied
@@ -182,6 +183,10 @@ class SessionConflict(SessionError):
 
 class ContextBusy(RxloopError):
     """A run was started in a conversation in which another run has not ended yet."""
+
+
+class RunOver(RxloopError):
+    """Something was to be said to a run whose end is decided: it came too late, and was not said."""
 
 
 class ProviderError(RxloopError):

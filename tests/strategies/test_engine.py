@@ -249,7 +249,7 @@ async def test_the_question_stays_what_it_was() -> None:
     @strategy
     async def asked(run: Reasoning) -> str:
         before = run.question
-        run.ctx.host.publish(MessageAddedEvent(content="Be brief."))
+        run.ctx.host.publish(MessageAddedEvent(content="Be brief.", cause="strategy"))
         return f"{before} {run.question}"
 
     result = await Agent(ScriptedModel(), strategy=asked).run(["Hello.", "Q"])

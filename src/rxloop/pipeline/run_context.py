@@ -27,8 +27,19 @@ D_co = TypeVar("D_co", covariant=True, default=object)
 T = TypeVar("T")
 
 
+class ModelCall(Protocol):
+    """A call of the model, while its answer is being written."""
+
+    def interrupt(self) -> None:
+        """Cut the answer off: what there is of it is the message."""
+        ...
+
+
 class Host(Protocol):
     """The run, as it looks to those who work inside it."""
+
+    open_call: ModelCall | None
+    """The call of the main line whose answer is being written."""
 
     @property
     def context_id(self) -> str: ...
@@ -117,6 +128,10 @@ class Host(Protocol):
 
     def take(self, slot: tuple[str, int]) -> bool:
         """Take a call to carry it out; False if this attempt has taken it before."""
+        ...
+
+    def cut_off(self, step: str) -> Sequence[Event]:
+        """The ends of the open message of that step, and of the thought in it, when it is interrupted."""
         ...
 
     def abandon(self, ctx: RunContext[Any]) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, cast
 from weakref import WeakSet
+
+from reactivex import Observable
 
 from rxloop import operators
 from rxloop.errors import ConfigurationError, InvalidEvent
@@ -87,6 +89,7 @@ def check_options(
     limits: Any = None,
     strategy: Any = None,
     on_input: Any = None,
+    steering: Any = None,
     metadata: Any = None,
 ) -> None:
     """Refuse what is said of one run and is of a wrong kind; None stands for what is not said.
@@ -113,6 +116,8 @@ def check_options(
         raise _wrong("strategy", strategy, advice)
     if on_input is not None and not callable(on_input):
         raise _wrong("on_input", on_input, "give a function that takes the question and gives the answer")
+    if steering is not None and not isinstance(steering, Observable | AsyncIterable):
+        raise _wrong("steering", steering, "give an Observable or an async iterable of messages")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise _wrong("metadata", metadata, "give a dict")
     if metadata is not None:

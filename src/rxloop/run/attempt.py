@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from reactivex.abc import DisposableBase
 from reactivex.disposable import SerialDisposable
 
 from rxloop.errors import PipelineError
@@ -14,9 +16,9 @@ from rxloop.operators.loop._faults import no_signal, stuck
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import ModelRequest, Request, RunRequest, Signal, ToolDefinition, ToolRequest, marked
-from rxloop.pipeline.run_context import RunContext
+from rxloop.pipeline.run_context import ModelCall, RunContext
 from rxloop.pipeline.seams import Clock, Provider, Tool
-from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
+from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
@@ -70,6 +72,11 @@ class Attempt:
         """Why the attempt never began."""
         self.noticed = False
         """Whether somebody has learnt how it ended, so that a failure is not silent."""
+        self.said: list[Event] = []
+        """What was said to the run before it had begun."""
+        self.steering: DisposableBase | None = None
+        """The subscription to the messages that steer the run."""
+        self.open_call: ModelCall | None = None
         self.exists = False
         """Whether a run of this id, which is to be a new one, goes on in this process."""
         self.made_at: tuple[str, int] | None = None
@@ -159,6 +166,25 @@ class Attempt:
 
     def _stuck(self) -> None:
         self.life.finish(stuck(self.state(), self.spec.loop))
+
+    # -- steering
+
+    @property
+    def unheard(self) -> bool:
+        """Whether something was said that no request has carried, and the run could go on with it."""
+        state = self.recorder.states[None]
+        in_loop = threading.get_ident() == self.life.thread
+        return bool(state.unheard) and not state.pending and not self.life.ending and in_loop
+
+    def cut_off(self, step: str) -> Sequence[Event]:
+        """The ends of the open message of that step, and of the thought in it, when it is interrupted."""
+        hub = self.recorder.hub
+        thought = hub.open_thought(self.task_id, step)
+        text = hub.open_text(self.task_id, step)
+        message = ContentCompleteEvent(step=step, content=text, reasoning=thought or None, finish_reason="interrupted")
+        if not thought:
+            return [message]
+        return [ThoughtStreamEvent(step=step, content=thought, source="reasoning", incomplete=True), message]
 
     # -- what is left open
 

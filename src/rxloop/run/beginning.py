@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rxloop.errors import ConfigurationError, ConflictError, Paused
-from rxloop.pipeline.requests import RunRequest
+from rxloop.operators.loop.iterate import iterate
+from rxloop.pipeline.requests import Operator, RunRequest
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
@@ -83,6 +84,8 @@ async def begin(attempt: Attempt) -> None:
     life, tools = attempt.life, attempt.spec.tools
     resumed = attempt.attempt > 1
     try:
+        if attempt.said or attempt.spec.steering is not None:
+            _steer(attempt)
         if resumed:
             # So that the calls of before can be closed, whatever happens next.
             attempt.use_tools(tools.plain)
@@ -122,10 +125,42 @@ async def _system(attempt: Attempt) -> tuple[Message, ...]:
     return (Message.system("\n\n".join(texts)),) if texts else ()
 
 
+def _steer(attempt: Attempt) -> None:
+    # Imported here: most runs are not steered, and importing rxloop is quicker without.
+    from rxloop.run.steering import listen, speak
+
+    speak(attempt)
+    if attempt.spec.steering is not None and not attempt.life.ending:
+        attempt.steering = attempt.scope.run(listen, attempt, attempt.spec.steering)
+
+
 def _connect(attempt: Attempt) -> None:
-    pipeline = attempt.spec.loop(emit(RunRequest(attempt.context())))
-    life, scope = attempt.life, attempt.scope
-    scheduler = RunScheduler(asyncio.get_running_loop(), scope)
+    scheduler = RunScheduler(asyncio.get_running_loop(), attempt.scope)
     attempt.watch()
-    attempt.subscription.disposable = connect(pipeline, attempt.publish_signal, life.finish, life.completed, scheduler)
-    scope.settle()
+    _feed(attempt, attempt.spec.loop, scheduler)
+    attempt.scope.settle()
+
+
+def _feed(attempt: Attempt, loop: Operator, scheduler: RunScheduler) -> None:
+    """Feed the run to a loop. When that has nothing more to do, the run is at its end, unless somebody has said more.
+
+    The usual loop has looked for that itself. Another one, such as a strategy, may not have: then the usual one goes on
+    from there.
+    """
+    connecting, again = True, False
+
+    def completed() -> None:
+        nonlocal again
+        if not attempt.unheard:
+            attempt.life.completed()
+        elif connecting:
+            again = True
+        else:
+            _feed(attempt, iterate(attempt.spec.pipeline), scheduler)
+
+    pipeline = loop(emit(RunRequest(attempt.context())))
+    life = attempt.life
+    attempt.subscription.disposable = connect(pipeline, attempt.publish_signal, life.finish, completed, scheduler)
+    connecting = False
+    if again:
+        _feed(attempt, iterate(attempt.spec.pipeline), scheduler)

@@ -20,6 +20,7 @@ from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.text import text
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
+from rxloop.protocol.messages import Message, as_messages
 from rxloop.run.attempt import Attempt
 from rxloop.run.outcome import or_failure, outcome
 from rxloop.run.ownership import RunHold
@@ -264,6 +265,27 @@ class Run(Pipes[AnyEvent], Generic[O]):
             attempt.noticed = True
             raise
         return self
+
+    def say(self, message: str | Message | Sequence[Message | str], *, interrupt: bool = False) -> None:
+        """Say something to the model while the run goes on; from any thread, from tools and from readers.
+
+        It enters the history at once; where the model is writing, or tools are running, behind that message and the
+        results of all its calls. A model that has just answered, or is answering, is asked once more, as long as the
+        limits of the run allow it. What is said before the run begins follows its prompt.
+
+        Args:
+            message: A text of the user, a message of the user or the system, or several.
+            interrupt: Cut off the answer that is being written: what there is of it stands in the history, its tool
+                calls are not carried out, and the model goes on with the new message. Tools that run are not cut off.
+
+        Raises:
+            RunOver: The end of the run is decided; nothing was said.
+            ConfigurationError: It is no message that can be said to a run.
+        """
+        # Imported here: most runs are not steered, and importing rxloop is quicker without.
+        from rxloop.run.steering import say
+
+        say(self._attempt, as_messages(message), interrupt=interrupt)
 
     def cancel(self, reason: str | None = None) -> None:
         """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""

@@ -58,6 +58,8 @@ async def carry_out(attempt: Attempt) -> None:
         raise
     finally:
         life.limit(None)
+        if attempt.said:
+            log.warning("the run %s was over before it heard what had been said to it", attempt.task_id)
         if attempt.turn is not None:
             await life.insist(attempt.turn.give_back)
         attempt.scope.close()
@@ -86,6 +88,8 @@ async def _load(attempt: Attempt) -> Event | None:
 async def _stop(attempt: Attempt) -> None:
     """Dispose the pipeline, and wait for its tasks to stop."""
     try:
+        if attempt.steering is not None:
+            attempt.steering.dispose()
         attempt.subscription.dispose()
     except BaseException as error:
         # What somebody's Disposable does must not keep the run from its end.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
+
+from reactivex import Observable
 
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Strategy
 from rxloop.pipeline.seams import Provider
+from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
 from rxloop.tools import AnyTool, Thoughts
@@ -28,6 +32,23 @@ class AgentOptions(TypedDict, total=False):
     settings: ModelSettings | None
 
 
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """A message to a run that goes on, for `steering=`, and how it is said.
+
+    Attributes:
+        message: A text, a message, or several.
+        interrupt: Cut off the answer that is being written.
+    """
+
+    message: str | Message | Sequence[Message | str]
+    interrupt: bool = False
+
+
+Said = str | Message | Sequence[Message | str] | Steer
+Steering = Observable[Said] | AsyncIterable[Said]
+
+
 class Options(TypedDict, total=False):
     """What can be said of one run and of a fork."""
 
@@ -41,6 +62,9 @@ class Options(TypedDict, total=False):
     on_input: OnInput | None
     """Answers the questions of `ctx.ask` while the run waits: a function on the event loop that gives the value, or an
     awaitable of it. What blocks, such as `input()`, belongs in `asyncio.to_thread`."""
+    steering: Steering | None
+    """Messages that steer the run, each as by `run.say`: an Observable or an async iterable of texts, messages or
+    `Steer`. It is subscribed when the run begins and disposed when it ends; its error ends the run."""
     metadata: dict[str, Any] | None
 
 

@@ -12,7 +12,7 @@ from rxloop.pipeline.seams import Provider
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
-from rxloop.run.options import WhenBusy
+from rxloop.run.options import Steering, WhenBusy
 from rxloop.tools import Toolset
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class RunSpec(NamedTuple):
     model: Provider
     loop: Operator
     """Answers the `RunRequest`."""
+    pipeline: Operator
+    """Carries out one iteration."""
     strategy: str | None
     """What the strategy is called that made the loop; None for the usual one."""
     tools: Toolset
@@ -61,5 +63,7 @@ class RunSpec(NamedTuple):
     """What its `task` event keeps of the options of a new run."""
     as_begun: Callable[[Mapping[str, Any]], RunSpec] | None = None
     """Gives the spec of a resumed run with what the `task` event has kept."""
+    steering: Steering | None = None
+    """Messages that steer the run."""
     chosen_id: bool = False
     """Whether the id was given, so that there may be a run of that id already."""

@@ -6,7 +6,7 @@ There is no other memory of a run. Live, resumed and replayed, the messages that
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -81,6 +81,8 @@ class RunState:
     """The tool calls that are not all answered."""
     held: tuple[Message, ...] = ()
     """Messages that enter the history after the open message and its batch."""
+    unheard: int = 0
+    """How many of the newest messages, held ones included, follow one of steering that no request has carried yet."""
     last: ContentCompleteEvent | None = None
     """The newest complete message of the model."""
     content: str = ""
@@ -131,6 +133,14 @@ class RunState:
         return self.answered and newest.role == "tool"
 
     @property
+    def has_answered(self) -> bool:
+        """Whether the model has answered, be it before something that it has not heard."""
+        if not self.unheard or self.held or self.last is None or len(self.messages) <= self.unheard:
+            return self.done
+        newest = self.messages[-1 - self.unheard]
+        return (newest.role == "assistant" and not newest.tool_calls) or (self.answered and newest.role == "tool")
+
+    @property
     def finished(self) -> bool:
         """Whether the run is over: nobody goes on with it unless somebody asks for that."""
         return self.state in ("completed", "failed")
@@ -170,7 +180,15 @@ class RunState:
     def branched(self) -> RunState:
         """Start a branch: the same history, and a count of its own."""
         return self.changed(
-            iteration=0, last=None, batch=None, open_step=None, held=(), failures=0, answered=False, pending={}
+            iteration=0,
+            last=None,
+            batch=None,
+            open_step=None,
+            held=(),
+            unheard=0,
+            failures=0,
+            answered=False,
+            pending={},
         )
 
 
@@ -278,6 +296,9 @@ def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
         changes["tries"] = state.tries + 1
     elif event.final and event.state in _RESTS:
         changes["tries"] = 0
+    if event.resumed and state.open_step is not None and state.held:
+        # The answer that was being written is lost with its attempt: the next one hears what was said meanwhile.
+        changes.update(messages=state.messages.append(*state.held), held=())
     if state.batch is not None and state.pending and (event.final or event.resumed):
         # A call that waits for an answer was left at its question, and begins once more when the answer is there.
         batch = state.batch
@@ -294,7 +315,10 @@ def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
 
 
 def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
-    return {"iteration": event.iteration, "open_step": event.step, "failure": None}
+    changes = {"iteration": event.iteration, "open_step": event.step, "failure": None}
+    if state.unheard and not state.held:
+        changes["unheard"] = 0
+    return changes
 
 
 def _llm_failed(state: RunState, event: LLMFailedEvent) -> dict[str, Any]:
@@ -309,6 +333,8 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
             "messages": state.messages.append(*state.held),
             "held": (),
         }
+    if event.finish_reason == "interrupted":
+        return _interrupted(state, event)
     message = _message(
         role="assistant",
         content=event.content,
@@ -320,12 +346,38 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
     changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "answered": False}
     changes["content"] = event.content
     if not event.tool_calls:
-        changes.update(messages=state.messages.append(message, *state.held), held=(), failures=0, thought_streak=0)
+        before, after = _around(state)
+        changes.update(messages=before.append(message, *after), held=(), failures=0, thought_streak=0)
         return changes
     calls = state.calls
     for call in event.tool_calls:
         calls = calls.add(call.id, call)
     return {**changes, "batch": Batch(event.step or "", message), "calls": calls}
+
+
+def _around(state: RunState) -> tuple[History, Sequence[Message]]:
+    """What comes before a new answer, and what after it: an answer is never to what its author has not heard."""
+    if state.open_step is not None or not state.unheard:
+        return state.messages, state.held
+    # A strategy gives an answer that no request of the main line has led to.
+    return History(state.messages[: -state.unheard]), state.messages[-state.unheard :]
+
+
+def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
+    """Keep what was said of an answer that was cut off; half a thought, and its signature, nobody takes back."""
+    kept: list[Message] = []
+    if event.content.strip():
+        message_id = f"{event.task_id}:{event.step}"
+        kept.append(_message(role="assistant", content=event.content, message_id=message_id))
+    return {
+        "open_step": None,
+        "failure": None,
+        "last": event,
+        "answered": False,
+        "content": event.content,
+        "messages": state.messages.append(*kept, *state.held),
+        "held": (),
+    }
 
 
 def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
@@ -373,6 +425,8 @@ def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
     message_id = event.message_id or f"{event.task_id}:added:{event.seq}"
     message = Message(role=event.role, content=event.content, message_id=message_id)
     changes: dict[str, Any] = {"retries": state.retries + 1} if event.cause == "retry" else {}
+    if state.unheard or event.cause == "steering":
+        changes["unheard"] = state.unheard + 1
     if state.batch is not None or state.open_step is not None:
         return {**changes, "held": (*state.held, message)}
     return {**changes, "messages": state.messages.append(message)}

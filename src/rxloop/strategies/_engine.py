@@ -103,13 +103,14 @@ def _reasoning(
 
 async def _answer(text: str, ctx: RunContext[Any], sender: Sender) -> None:
     """Answer on the main line, if it has no answer yet; the model corrects an answer of a wrong type."""
-    if not ctx.state.done:
+    if not ctx.state.has_answered:
         answered = ctx.bind(step=ANSWER)
         source = emit(ContentCompleteEvent(content=text, step=ANSWER), IterationEnd(ctx.state.iteration, answered))
         await sender.send(sender.pipeline, source, answered)
         if ctx.state.done:
             return
-    elif ctx.state.last is None or ctx.state.last.step != ANSWER:
+    elif ctx.state.done and (ctx.state.last is None or ctx.state.last.step != ANSWER):
         return
-    # It does not fit; or an earlier attempt gave it, and nothing at the end of the pipeline has looked at it.
+    # It does not fit, or somebody has said something that the model has not heard; or an earlier attempt gave it, and
+    # nothing at the end of the pipeline has looked at it.
     await sender.iterate(ctx, lambda request: request)

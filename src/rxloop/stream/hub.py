@@ -80,6 +80,11 @@ class _Transient:
         old = self.merged.get(("content-delta", 0))
         return "".join(pieces if old is None else (old.text, *pieces))
 
+    def reasoning(self) -> str:
+        """Return the text that has streamed of a thought that is not complete."""
+        pieces = [event for event in self.events() if event.kind == "thought-delta" and event.seq >= self.thought]
+        return "".join(delta_text(event) or "" for event in pieces)
+
 
 class Hub:
     """Publishes the events of a run to all its subscribers, in one order.
@@ -141,6 +146,11 @@ class Hub:
         """Return the text that has streamed of an open message."""
         kept = self._open.get((task_id, step))
         return "" if kept is None else kept.text()
+
+    def open_thought(self, task_id: str, step: str | None) -> str:
+        """Return the text that has streamed of a thought of an open message, which is not complete either."""
+        kept = self._open.get((task_id, step))
+        return "" if kept is None else kept.reasoning()
 
     def _deliver(self, event: Event) -> None:
         if event.durable:

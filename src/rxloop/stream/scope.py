@@ -125,6 +125,17 @@ class Scope:
         """Call a function with the context variables of the run, by which what it starts is known as the run's."""
         return self._context.run(function, *arguments)
 
+    def soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function in the next round of the event loop, with the context variables of the run."""
+
+        def call() -> None:
+            try:
+                function(*arguments)
+            except Exception as error:
+                self.failed(error)
+
+        asyncio.get_running_loop().call_soon(call, context=self._context.copy())
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         # While there are more tasks than wait, one of them may bring the pipeline on.

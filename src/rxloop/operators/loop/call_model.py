@@ -124,6 +124,8 @@ class _Call(abc.DisposableBase):
         """The name of the tool that was called last, if it is for clients."""
         observer.on_next(_about(request, problems))
         model = request.ctx.model
+        if request.branch is None:
+            self._host.open_call = self
         self._answer = connect(model.call(request), self._on_next, self._on_error, self._on_completed, scheduler)
 
     def dispose(self) -> None:
@@ -131,8 +133,23 @@ class _Call(abc.DisposableBase):
             self._answer.dispose()
         finally:
             if not self._ended:
-                self._ended = True
+                self._over()
                 self._host.abandon(self._request.ctx)
+
+    def interrupt(self) -> None:
+        """Cut the answer off: what there is of it is the message, and the iteration ends."""
+        if self._ended:
+            return
+        self._over()
+        self._answer.dispose()
+        for event in self._host.cut_off(self._step):
+            self._observer.on_next(event)
+        self._observer.on_completed()
+
+    def _over(self) -> None:
+        self._ended = True
+        if self._branch is None:
+            self._host.open_call = None
 
     def _on_next(self, event: Event) -> None:
         try:
@@ -177,7 +194,7 @@ class _Call(abc.DisposableBase):
                 self._observer.on_next(tool_request)
 
     def _on_error(self, error: Exception) -> None:
-        self._ended = True
+        self._over()
         try:
             if not isinstance(error, PipelineError):
                 self._observer.on_next(self._failed(error))
@@ -201,7 +218,7 @@ class _Call(abc.DisposableBase):
         )
 
     def _on_completed(self) -> None:
-        self._ended = True
+        self._over()
         self._observer.on_completed()
 
 
