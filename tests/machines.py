@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from rxloop import Event, MemoryEventLog
+from rxloop import Agent, Event, MemoryEventLog, tool
 from rxloop.errors import Fenced
 from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.mail import Mail
+from rxloop.testing import ScriptedModel
 
 LEASE = 10.0
 
@@ -19,12 +23,10 @@ class Shared:
     log: MemoryEventLog = field(default_factory=MemoryEventLog)
     turns: dict[str, tuple[MachineLog, str, Callable[[], None]]] = field(default_factory=dict)
     """By conversation: the log object that has the turn, for which run, and whom to tell when it is lost."""
+    letters: list[tuple[int, str, Mail]] = field(default_factory=list)
+    watching: dict[object, tuple[str, Callable[[], None]]] = field(default_factory=dict)
     asked: int = 0
     """How often a machine has asked whether it still has a turn."""
-
-    def machine(self) -> MachineLog:
-        """The log as one more machine has it."""
-        return MachineLog(self)
 
 
 class MachineLog(MemoryEventLog):
@@ -66,6 +68,23 @@ class MachineLog(MemoryEventLog):
         held = {task_id for _, task_id, _ in self.shared.turns.values()}
         return [record for record in await self.runs() if record.state == "working" and record.task_id not in held]
 
+    async def send(self, task_id: str, mail: Mail) -> int:
+        self._run(task_id)
+        self.shared.letters.append((len(self.shared.letters) + 1, task_id, mail))
+        for watched, arrived in list(self.shared.watching.values()):
+            if watched == task_id:
+                asyncio.get_running_loop().call_soon(arrived)
+        return len(self.shared.letters)
+
+    async def mail(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Mail]]:
+        self._run(task_id)
+        return [(number, mail) for number, to, mail in self.shared.letters if to == task_id and number > after]
+
+    def watch(self, task_id: str, arrived: Callable[[], None]) -> Callable[[], None]:
+        token = object()
+        self.shared.watching[token] = task_id, arrived
+        return lambda: self.shared.watching.pop(token, None) and None
+
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
         if task_id in self._had and not self._holds(self._had[task_id], task_id):
             raise Fenced(f"the turn of {task_id} belongs to somebody else")
@@ -75,3 +94,45 @@ class MachineLog(MemoryEventLog):
         """This machine stops for longer than its lease; call what is returned when it finds out."""
         _, _, lost = self.shared.turns.pop(context_id)
         return lost
+
+
+class Machine:
+    """A machine with an agent whose tool takes a minute, and another one that asks before it pays."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.log = MachineLog(shared)
+        self.begun = 0
+        self.cut = 0
+        self.paid: list[int] = []
+
+        @tool
+        async def work() -> str:
+            """Works for a minute."""
+            self.begun += 1
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cut += 1
+                raise
+            return "worked"
+
+        @tool(approve=True)
+        async def pay(amount: int) -> str:
+            """Pays."""
+            self.paid.append(amount)
+            return "paid"
+
+        self.tools: list[Any] = [work, pay]
+
+    def agent(self, *turns: Any) -> Agent[None, str]:
+        """An agent on the log of this machine that plays a script."""
+        return Agent(ScriptedModel(*turns), tools=self.tools, log=self.log)
+
+
+Machines = tuple[Machine, Machine]
+
+
+def two_machines() -> Machines:
+    """Two machines on one log."""
+    shared = Shared()
+    return Machine(shared), Machine(shared)

@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from machines import LEASE, MachineLog, Shared
+from machines import LEASE, Machines, two_machines
 from run_checks import durable, finals, kinds, nothing_left, until
 from runs import collect
-from rxloop import Agent, ContextBusy, RunError, StatusUpdateEvent, tool
+from rxloop import ContextBusy, RunError, StatusUpdateEvent
 from rxloop.protocol.events import CustomEvent
-from rxloop.testing import ScriptedModel, call, frames, virtual_time
-
-
-class Machine:
-    """A machine with an agent whose tool takes a minute."""
-
-    def __init__(self, shared: Shared) -> None:
-        self.log = MachineLog(shared)
-        self.begun = 0
-        self.cut = 0
-
-        @tool
-        async def work() -> str:
-            """Works for a minute."""
-            self.begun += 1
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                self.cut += 1
-                raise
-            return "worked"
-
-        self.work = work
-
-    def agent(self, *turns: Any) -> Agent[None, str]:
-        return Agent(ScriptedModel(*turns), tools=[self.work], log=self.log)
+from rxloop.testing import call, frames, virtual_time
 
 
 @pytest.fixture
-def machines() -> tuple[Machine, Machine]:
-    shared = Shared()
-    return Machine(shared), Machine(shared)
-
-
-Machines = tuple[Machine, Machine]
+def machines() -> Machines:
+    return two_machines()
 
 
 def test_a_run_elsewhere_makes_a_conversation_busy(machines: Machines) -> None:

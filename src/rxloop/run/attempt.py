@@ -32,6 +32,7 @@ from rxloop.stream.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from rxloop.run.held_turn import HeldTurn
+    from rxloop.run.post import Post
 
 log = logging.getLogger("rxloop")
 
@@ -60,6 +61,10 @@ class Attempt:
         `task` of a run that nobody had begun."""
         self.news: Iterable[Event] = ()
         """What the attempt says as soon as it has begun: the answers that it is resumed with, the changes of a fork."""
+        self.passed = 0
+        """The number of the last letter that the attempt found at its beginning, and that comes to nothing."""
+        self.post: Post | None = None
+        """Takes its mail, while the attempt goes on and has a log with mail."""
         self.turn: HeldTurn | None = None
         """The turn in the conversation, while the attempt has it."""
         self.subscription = SerialDisposable()

@@ -14,6 +14,7 @@ from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import run_exists
 from rxloop.run.life import CLOSING
+from rxloop.state.run_state import MAIL_ID
 from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
@@ -35,20 +36,27 @@ async def announce(attempt: Attempt) -> None:
             attempt.publish(event)
 
 
+def task_event(attempt: Attempt) -> TaskEvent:
+    """The first event of a new run."""
+    spec = attempt.spec
+    return TaskEvent(
+        messages=attempt.asked(spec.messages),
+        model=spec.model.name,
+        agent_name=spec.agent_name,
+        strategy=spec.strategy,
+        owner=spec.owner,
+        options=spec.begun_with,
+        metadata=spec.metadata,
+    )
+
+
 def _first_events(attempt: Attempt) -> Iterator[Event]:
-    spec, resumed = attempt.spec, attempt.attempt > 1
+    resumed = attempt.attempt > 1
     if not attempt.recorder.begun:
-        yield TaskEvent(
-            messages=attempt.asked(spec.messages),
-            model=spec.model.name,
-            agent_name=spec.agent_name,
-            strategy=spec.strategy,
-            owner=spec.owner,
-            options=spec.begun_with,
-            metadata=spec.metadata,
-        )
+        yield task_event(attempt)
     after = attempt.state().seq if resumed else None
-    yield StatusUpdateEvent(state="working", resumed=resumed, after_seq=after)
+    metadata = {MAIL_ID: attempt.passed} if attempt.passed else {}
+    yield StatusUpdateEvent(state="working", resumed=resumed, after_seq=after, metadata=metadata)
     yield from attempt.news
 
 

@@ -13,12 +13,12 @@ from rxloop.errors import (
     RxloopError,
     StrategyError,
 )
-from rxloop.protocol.events import State, StatusUpdateEvent
+from rxloop.protocol.events import Event, State, StatusUpdateEvent, ends_attempt
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.run.life import Canceled, End, Released
 from rxloop.run.spec import RunSpec
 from rxloop.state.limits import LimitHit
-from rxloop.state.run_state import RunState
+from rxloop.state.run_state import MAIL_ID, RunState
 from rxloop.stream.foreign_errors import raiser
 
 _NEVER_BEGAN = Canceled("released before it began")
@@ -26,7 +26,10 @@ _NEVER_BEGAN = Canceled("released before it began")
 
 def final_event(state: RunState, end: Exception | Canceled | None) -> StatusUpdateEvent:
     """The last event of an attempt that ended so."""
-    return _final(state, *_outcome(state, end))
+    final = _final(state, *_outcome(state, end))
+    if isinstance(end, Canceled) and end.mail is not None:
+        return final.model_copy(update={"metadata": {MAIL_ID: end.mail}})
+    return final
 
 
 def unrecorded_end(task_id: str, state: RunState, cause: EventLogError | Released) -> StatusUpdateEvent:
@@ -56,6 +59,13 @@ def end_before_it_began(spec: RunSpec, state: RunState, end: End) -> StatusUpdat
     if not isinstance(end, EventLogError):
         end = EventLogError(f"the attempt had to end ({spec.cancel or end}) before the log had told of its run")
     return unrecorded_end(spec.task_id, state, end)
+
+
+def is_over(last: Event | None) -> bool:
+    """Whether nobody can go on with a run that has this last event."""
+    if not isinstance(last, StatusUpdateEvent) or not ends_attempt(last):
+        return False
+    return last.state == "completed" or (last.state == "failed" and not (last.error and last.error.retryable))
 
 
 def run_exists(task_id: str, where: str) -> RunExists:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rxloop.errors import InvalidEvent, InvalidInput
+from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.storable import storable
 from rxloop.run.json_schema import misfit
 from rxloop.state.run_state import RunState
+
+WAITING = ("input-required", "auth-required")
+"""The states of a run that waits for an answer."""
 
 
 def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,6 +66,30 @@ def check_waiting(task_id: str, state: RunState) -> None:
     Raises:
         InvalidInput: It waits.
     """
-    if state.pending and state.state in ("input-required", "auth-required"):
+    if state.pending and state.state in WAITING:
         waiting = ", ".join(state.pending)
         raise InvalidInput(f"the run {task_id} waits for {waiting}: give inputs={{...}} or on_input=")
+
+
+def check_not_let_go(task_id: str, state: RunState, records: Sequence[RunRecord]) -> None:
+    """See that no later run of the conversation has let the questions of this one go.
+
+    That one went on without an answer, and its model was told so: an answer now would make two courses of one history.
+
+    Args:
+        task_id: The run.
+        state: Where it stands.
+        records: The runs of its conversation, in order.
+
+    Raises:
+        InvalidInput: There is such a run.
+    """
+    place = next((place for place, record in enumerate(records) if record.task_id == task_id), len(records))
+    # One that nobody has begun has let nothing go.
+    later = next((record for record in records[place + 1 :] if record.state != "submitted"), None)
+    if later is not None and state.pending:
+        raise InvalidInput(
+            f"the run {task_id} does not wait for {', '.join(state.pending)} any more: the later run "
+            f"{later.task_id} of the conversation {later.context_id} has let the question go. Ask anew in a new run, "
+            "or go on from the question apart from the conversation: agent.fork(task_id, at=seq, on_input=...)"
+        )

@@ -46,6 +46,8 @@ class Canceled(NamedTuple):
     """A run was cancelled."""
 
     reason: str
+    mail: int | None = None
+    """The number of the letter that asked for it."""
 
 
 class Released(NamedTuple):
@@ -134,8 +136,15 @@ class Life:
         self.scheduler = RunScheduler(event_loop, for_readers=True)
         self.thread = self.scheduler.thread
 
-    def limit(self, seconds: float | None) -> None:
-        """End the attempt so many seconds after it was started; None for no limit. It replaces the one before."""
+    def limit(self, seconds: float | None, *, anew: bool = False) -> None:
+        """End the attempt so many seconds after it was started; None for no limit. It replaces the one before.
+
+        Args:
+            seconds: The limit.
+            anew: Count from now on.
+        """
+        if anew and self.event_loop is not None:
+            self._started = self.event_loop.time()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

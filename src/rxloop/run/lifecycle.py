@@ -38,6 +38,8 @@ async def carry_out(attempt: Attempt) -> None:
             life.phase = Phase.ANNOUNCING
             await announce(attempt)
             life.open()
+            if attempt.post is not None:
+                attempt.post.open()
             await begin(attempt)
             await life.until_end()
             if isinstance(life.end, Released):
@@ -60,6 +62,8 @@ async def carry_out(attempt: Attempt) -> None:
         life.limit(None)
         if attempt.said:
             log.warning("the run %s was over before it heard what had been said to it", attempt.task_id)
+        if attempt.post is not None:
+            await life.insist(attempt.post.aclose)
         if attempt.turn is not None:
             await life.insist(attempt.turn.give_back)
         attempt.scope.close()

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from rxloop.errors import ConflictError, InvalidInput, UnknownRun
-from rxloop.pipeline.logs import EventLog
+from rxloop.errors import ConflictError, UnknownRun
+from rxloop.pipeline.logs import EventLog, Mailbox
 from rxloop.protocol.events import (
     Event,
     InputReceivedEvent,
-    StatusUpdateEvent,
     TaskEvent,
     ToolCompleteEvent,
-    ends_attempt,
 )
+from rxloop.protocol.mail import SayMail
 from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
-from rxloop.run.ends import run_exists
-from rxloop.run.inputs import check_waiting, new_answers
+from rxloop.run.ends import is_over, run_exists
+from rxloop.run.inputs import WAITING, check_not_let_go, check_waiting, new_answers
+from rxloop.run.letters import Letters, messages_in, take
+from rxloop.run.post import Post
 from rxloop.run.taking import take_turn, try_turn
 from rxloop.state.conversation import check_whole, conversation, read_log
 from rxloop.state.earlier_attempts import EarlierAttempts
@@ -43,6 +45,8 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
     Without such an event, and without a writer, the attempt had to end before it was loaded.
     """
     spec = attempt.spec
+    if isinstance(event_log, Mailbox):
+        attempt.post = Post(attempt.life, attempt.recorder, event_log, partial(_say, attempt))
     if spec.resume:
         return await _load_run(attempt, event_log)
     if spec.chosen_id:
@@ -87,7 +91,7 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
     if gives_up:
         # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
         await prepare(try_turn(attempt, event_log), GRACE)
-    elif not _over(events[-1]):
+    elif not is_over(events[-1]):
         taken = await take_turn(attempt, event_log)
         # Somebody may have gone on with this run meanwhile.
         newer = await prepare(read_log(event_log.read, task_id, after_seq=events[-1].seq), GRACE)
@@ -98,14 +102,12 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
             return None
     await prepare(_see_that_it_can_go_on(attempt, event_log, events), GRACE)
     before = await prepare(conversation(event_log, attempt.context_id, before=task_id), GRACE)
-    return None if before is None else _take_up(attempt, event_log, events, before)
-
-
-def _over(last: Event) -> bool:
-    """Whether nobody can go on with a run that has this last event."""
-    if not isinstance(last, StatusUpdateEvent) or not ends_attempt(last):
-        return False
-    return last.state == "completed" or (last.state == "failed" and not (last.error and last.error.retryable))
+    post, letters = attempt.post, ()
+    if post is not None and not is_over(events[-1]):
+        letters = await prepare(post.letters(0), GRACE)
+    if before is None or letters is None:
+        return None
+    return _take_up(attempt, event_log, events, before, letters)
 
 
 def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
@@ -134,29 +136,14 @@ async def _see_that_it_can_go_on(attempt: Attempt, event_log: EventLog, events: 
         # Read once more: somebody may have written it just now, and who that was is told by a conflict.
         check_whole(attempt.task_id, await read_log(event_log.read, attempt.task_id), records[place].seq)
     if attempt.spec.cancel is None and not attempt.life.ending:
-        # One that nobody has begun has let nothing go.
-        later = [record.task_id for record in records[place + 1 :] if record.state != "submitted"]
-        _see_that_it_waits(attempt, fold_all(events), later)
+        state = fold_all(events)
+        if attempt.spec.inputs or state.state in WAITING:
+            check_not_let_go(attempt.task_id, state, records)
 
 
-def _see_that_it_waits(attempt: Attempt, state: RunState, later: Sequence[str]) -> None:
-    """See that no later run of the conversation has let the questions of this one go.
-
-    That one went on without an answer, and its model was told so: an answer now would make two courses of one history.
-
-    Raises:
-        InvalidInput: There is such a run.
-    """
-    paused = state.state in ("input-required", "auth-required")
-    if later and state.pending and (paused or attempt.spec.inputs):
-        raise InvalidInput(
-            f"the run {attempt.task_id} does not wait for {', '.join(state.pending)} any more: the later run "
-            f"{later[0]} of the conversation {attempt.context_id} has let the question go. Ask anew in a new run, or "
-            "go on from the question apart from the conversation: agent.fork(task_id, at=seq, on_input=...)"
-        )
-
-
-def _take_up(attempt: Attempt, event_log: EventLog, events: Sequence[Event], before: RunState) -> Event | None:
+def _take_up(
+    attempt: Attempt, event_log: EventLog, events: Sequence[Event], before: RunState, letters: Letters
+) -> Event | None:
     """Go on with a run as its next attempt; give its final event if it has ended for good."""
     spec = attempt.spec
     earlier = EarlierAttempts(events, before)
@@ -174,7 +161,8 @@ def _take_up(attempt: Attempt, event_log: EventLog, events: Sequence[Event], bef
     attempt.news = [InputReceivedEvent(input_id=input_id, value=value) for input_id, value in answers.items()]
     if state.finished and not state.retryable:
         return events[-1]
-    if not inputs and spec.on_input is None and not attempt.life.ending:
+    by_mail = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), letters)
+    if not inputs and not by_mail and spec.on_input is None and not attempt.life.ending:
         check_waiting(attempt.task_id, state)
     if spec.cancel is None:
         _compare_strategy(attempt, events[0])
@@ -183,6 +171,26 @@ def _take_up(attempt: Attempt, event_log: EventLog, events: Sequence[Event], bef
             attempt.life.finish(limit)
     _write_after(attempt, event_log, state.seq)
     return None
+
+
+def _take_mail(attempt: Attempt, state: RunState, letters: Letters) -> bool:
+    """Take the letters that the run has not taken yet, unless it ends anyway; give whether they answer a question."""
+    taken = take(attempt.task_id, state, [(number, letter) for number, letter in letters if number > state.mail])
+    if taken.cancel is not None and attempt.spec.cancel is not None:
+        # It is there for a cancel, and this is the one.
+        attempt.life.revise(taken.cancel)
+    elif taken.cancel is not None:
+        attempt.life.finish(taken.cancel)
+    if attempt.life.ending:
+        return False
+    attempt.news = (*attempt.news, *taken.news)
+    attempt.passed = taken.passed
+    return taken.answers
+
+
+def _say(attempt: Attempt, number: int, letter: SayMail) -> None:
+    for event in messages_in(attempt.state(), number, letter):
+        attempt.publish(event)
 
 
 async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:

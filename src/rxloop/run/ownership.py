@@ -56,6 +56,11 @@ class RunHold:
         return self._attempt.log is not None
 
     @property
+    def surrounds(self) -> bool:
+        """Whether the caller is one of the tools of the run."""
+        return self._attempt.scope.surrounds()
+
+    @property
     def goes_on(self) -> bool:
         """Whether the run is under way, in an event loop that turns."""
         loop = self._attempt.life.event_loop

@@ -53,6 +53,8 @@ class RunSpec(NamedTuple):
     response_schema: dict[str, Any] | None = None
     when_busy: WhenBusy = "refuse"
     resume: bool = False
+    settles: bool = False
+    """Whether the attempt is one to settle the run: it waits for its turn for as long as that takes."""
     inputs: Mapping[str, Any] | None = None
     cancel: str | None = None
     """The reason for which the attempt is there to cancel the run, and to do nothing else."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rxloop.errors import ContextBusy, EventLogError
+from rxloop.errors import ContextBusy
 from rxloop.pipeline.logs import EventLog
+from rxloop.protocol.events import Event
 from rxloop.run import turns
 from rxloop.run.attempt import Attempt
+from rxloop.run.ends import is_over
 from rxloop.run.held_turn import HeldTurn
 from rxloop.stream.scope import GRACE
 
@@ -19,7 +21,10 @@ RETRY = 0.5
 
 
 async def take_turn(attempt: Attempt, event_log: EventLog) -> bool:
-    """Take the turn in the conversation, or wait for it; False if the attempt has to end before it is its turn.
+    """Take the turn in the conversation, or wait for it.
+
+    Returns:
+        False if the attempt has to end before it is its turn, or the run is over by now.
 
     Raises:
         ContextBusy: Somebody has it, here or in another process, and the attempt is not to wait.
@@ -50,7 +55,10 @@ async def _wait(attempt: Attempt, event_log: EventLog) -> bool:
         attempt.turn = HeldTurn(
             attempt.life, attempt.recorder, event_log, await turns.wait(event_log, attempt.context_id)
         )
-    # Who has it may end this very run: that is worth an earlier look.
+    if attempt.spec.settles:
+        # It waits for as long as others go on, which is none of its own time.
+        attempt.life.limit(None)
+    # Who has it may end this very run, for good, so that there is nothing to take the turn for.
     ending = asyncio.ensure_future(_end(attempt, event_log)) if attempt.spec.resume else None
     try:
         while not await attempt.turn.take():
@@ -58,16 +66,22 @@ async def _wait(attempt: Attempt, event_log: EventLog) -> bool:
                 await asyncio.sleep(RETRY)
             else:
                 await asyncio.wait([ending], timeout=RETRY)
+            if ending is not None and ending.done() and is_over(ending.result()):
+                return False
     finally:
         if ending is not None:
             ending.cancel()
+    if attempt.spec.settles:
+        attempt.life.limit(attempt.limits.seconds, anew=True)
     return True
 
 
-async def _end(attempt: Attempt, event_log: EventLog) -> None:
-    """Wait for the end of the attempt that goes on elsewhere."""
+async def _end(attempt: Attempt, event_log: EventLog) -> Event | None:
+    """Wait for the end of the attempt that goes on elsewhere; its last event, if the log tells it."""
+    last: Event | None = None
     try:
-        async for _ in event_log.follow(attempt.task_id):
-            pass
-    except EventLogError as error:
+        async for event in event_log.follow(attempt.task_id):
+            last = event
+    except Exception as error:
         log.debug("the run %s cannot be followed: %s", attempt.task_id, error)
+    return last

@@ -1,0 +1,131 @@
+"""What somebody wants of a run that he does not hold: cancel it, answer it, say something to it, by way of its log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RxloopError
+from rxloop.pipeline.log_retry import PATIENCE
+from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
+from rxloop.protocol.events import InputReceivedEvent
+from rxloop.protocol.mail import AnswerMail, CancelMail, SayMail
+from rxloop.protocol.messages import Message
+from rxloop.run.handle import Run
+from rxloop.run.ids import new_id
+from rxloop.run.inputs import check_not_let_go, new_answers
+from rxloop.run.letters import take
+from rxloop.run.settling import over_or_later
+from rxloop.state.conversation import read_log
+from rxloop.state.run_state import RunState, fold_all
+
+
+async def cancel(event_log: EventLog, task_id: str, reason: str, close: Callable[[], Run[Any]]) -> None:
+    """Cancel a run that does not go on in this process; see `Agent.cancel`.
+
+    Args:
+        event_log: Holds it.
+        task_id: The run.
+        reason: What its final event says.
+        close: Makes an attempt that does nothing but write its end.
+
+    Raises:
+        UnknownRun: The log does not have it.
+        ConflictError: Somebody else goes on with it, and has not ended it in time.
+    """
+    state = await _state(event_log, task_id)
+    if state.finished or state.state == "canceled":
+        return
+    letter = 0
+    if isinstance(event_log, Mailbox):
+        letter = await read_log(event_log.send, task_id, CancelMail(reason=reason))
+    loop = asyncio.get_running_loop()
+    late = loop.time() + PATIENCE
+    while not (state.finished or state.state == "canceled" or (letter and state.mail >= letter)):
+        if loop.time() > late:
+            raise ConflictError(
+                f"the run {task_id} goes on in another process, which has not ended it for {PATIENCE:g} s; it gets to "
+                "know of it by its mail"
+            )
+        if await _goes_on(event_log, task_id, state):
+            await over_or_later(event_log, task_id, state.seq)
+        elif await _closed(close()):
+            return
+        elif not letter:
+            raise ConflictError(
+                f"the run {task_id} goes on in another process, and cannot be cancelled from here: cancel it there"
+            )
+        state = await _state(event_log, task_id)
+
+
+async def _closed(run: Run[Any]) -> bool:
+    """Whether an attempt that is there to end a run has done so; False if somebody else goes on with the run."""
+    try:
+        await run
+    except ConflictError:
+        return False
+    except AttemptError as error:
+        if error.result.state != "working":
+            return True
+        if error.code in ("conflict", "fenced"):
+            return False
+        raise
+    return True
+
+
+async def _goes_on(event_log: EventLog, task_id: str, state: RunState) -> bool:
+    """Whether somebody alive carries the run out elsewhere, as far as the log can tell."""
+    if state.state != "working" or not isinstance(event_log, TakesTurns):
+        return False
+    return all(record.task_id != task_id for record in await read_log(event_log.orphans))
+
+
+async def answer(event_log: EventLog, task_id: str, inputs: Mapping[str, Any]) -> None:
+    """Answer questions of a run; see `Agent.answer`.
+
+    Raises:
+        InvalidInput: The run does not wait for an answer, has another one, or the answer does not fit the question.
+    """
+    mailbox = _mailbox(event_log, "agent.resume(task_id, inputs=...) answers")
+    events = await read_log(event_log.read, task_id)
+    state = fold_all(events)
+    coming = take(task_id, state, await read_log(mailbox.mail, task_id, after=state.mail), warn=False).news
+    known = {event.input_id: event.value for event in coming if isinstance(event, InputReceivedEvent)}
+    new = new_answers(task_id, state.changed(answers={**state.answers, **known}), inputs)
+    if not new:
+        return
+    check_not_let_go(task_id, state, await read_log(event_log.runs, context_id=events[0].context_id))
+    await read_log(mailbox.send, task_id, AnswerMail(inputs=new))
+
+
+async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *, interrupt: bool) -> None:
+    """Send messages to a run; see `Agent.say`.
+
+    Raises:
+        RxloopError: The run is over.
+    """
+    mailbox = _mailbox(event_log, "run.say(...) goes")
+    state = await _state(event_log, task_id)
+    if state.finished:
+        raise RxloopError(
+            f"the run {task_id} is {state.state}, and nothing can be said to it: begin a new run in its conversation"
+        )
+    # By its id a message is known that was sent twice, since nobody heard that it had arrived.
+    named = [
+        message if message.message_id is not None else message.model_copy(update={"message_id": f"said:{new_id()}"})
+        for message in messages
+    ]
+    await read_log(mailbox.send, task_id, SayMail(messages=named, interrupt=interrupt))
+
+
+def _mailbox(event_log: EventLog, other: str) -> Mailbox:
+    if not isinstance(event_log, Mailbox):
+        raise ConfigurationError(
+            f"{type(event_log).__name__} has no mail (send, mail and watch): {other} without, where the run goes on"
+        )
+    return event_log
+
+
+async def _state(event_log: EventLog, task_id: str) -> RunState:
+    return fold_all(await read_log(event_log.read, task_id))

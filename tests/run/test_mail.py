@@ -1,0 +1,282 @@
+"""A run that somebody else carries out, or nobody at the moment, is cancelled, answered and spoken to by its mail."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from machines import Machine, Machines, two_machines
+from run_checks import finals, nothing_left, settled, until
+from rxloop import ConflictError, InputReceivedEvent, Message, MessageAddedEvent, RunCancelled, agent
+from rxloop.errors import ConfigurationError, InvalidInput, RxloopError
+from rxloop.pipeline.log_retry import PATIENCE
+from rxloop.protocol.mail import AnswerMail, CancelMail, SayMail
+from rxloop.state.run_state import fold_all
+from rxloop.testing import call, frames, virtual_time
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
+    # They are in one process here, in which a run is found without any mail.
+    monkeypatch.setattr(agent, "alive", lambda task_id: None)
+    return two_machines()
+
+
+async def waiting(machine: Machine, **options: Any) -> str:
+    """A run that waits for an approval."""
+    return (await machine.agent(call("pay", amount=5)).run("Pay", **options)).task_id
+
+
+async def states(machine: Machine, task_id: str) -> list[str]:
+    return [event.state for event in finals(await machine.log.read(task_id))]
+
+
+async def mail_of(machine: Machine, task_id: str) -> int:
+    return fold_all(await machine.log.read(task_id)).mail
+
+
+# -- cancel
+
+
+def test_a_run_that_goes_on_elsewhere_is_cancelled_there(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = await a.agent(call("work")).run("Go").begin()
+            await until(lambda: a.begun)
+            await b.agent().cancel(run.task_id, "enough")
+            with pytest.raises(RunCancelled, match="enough"):
+                await run
+            [end] = finals(await b.log.read(run.task_id))
+            assert (end.metadata, a.cut, time.now < 1) == ({"mail_id": 1}, 1, True)
+            await nothing_left()
+
+        time.run(main())
+
+
+async def test_a_run_that_waits_is_cancelled_by_whoever_asks(machines: Machines) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    await b.agent().cancel(task_id)
+    assert await states(a, task_id) == ["input-required", "canceled"]
+    assert await mail_of(a, task_id) == 1
+
+
+async def test_a_run_whose_machine_died_is_cancelled_by_whoever_asks(machines: Machines) -> None:
+    a, b = machines
+    run = await a.agent(frames("-never")).run("Go", context_id="c").begin()
+    a.log.freezes("c")
+    await b.agent().cancel(run.task_id)
+    assert await states(b, run.task_id) == ["canceled"]
+    await run.aclose()
+    assert await states(b, run.task_id) == ["canceled"]
+
+
+async def test_a_submitted_run_is_cancelled_before_anybody_begins_it(machines: Machines) -> None:
+    a, b = machines
+    record = await a.agent().submit("Go")
+    await b.agent().cancel(record.task_id)
+    assert (await a.agent().settle(record.task_id)).state == "canceled"
+
+
+def test_a_cancel_that_nobody_takes_is_told_after_a_while_and_counts_later(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = await a.agent(call("work"), "never").run("Go", context_id="c").begin()
+            # Alive, as far as the log can tell, and deaf.
+            a.log.shared.watching.clear()
+            begun = time.now
+            with pytest.raises(ConflictError, match="by its mail"):
+                await b.agent().cancel(run.task_id)
+            assert PATIENCE <= time.now - begun <= PATIENCE + 1
+            await run.release()
+            assert (await b.agent().settle(run.task_id)).state == "canceled"
+
+        time.run(main())
+
+
+async def test_a_cancel_that_came_twice_does_not_end_what_somebody_resumes_later(machines: Machines) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    await a.log.send(task_id, CancelMail(reason="first"))
+    await b.agent().settle(task_id)
+    await a.log.send(task_id, CancelMail(reason="late"))
+    assert (await b.agent().settle(task_id)).state == "canceled"
+
+    assert (await b.agent("Go on").resume(task_id)).output == "Go on"
+    assert await mail_of(a, task_id) == 2
+
+
+async def test_a_cancel_goes_before_the_answers_and_messages_beside_it(machines: Machines) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    for letter in (AnswerMail(inputs={"1.0.1": True}), CancelMail(), SayMail(messages=[Message.user("Hm")])):
+        await a.log.send(task_id, letter)
+    assert (await b.agent().settle(task_id)).state == "canceled"
+    assert (await mail_of(a, task_id), b.paid) == (3, [])
+
+
+# -- answer
+
+
+async def test_an_answer_is_taken_by_whoever_settles_next(machines: Machines) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    await a.agent().answer(task_id, {"1.0.1": True})
+    record = await b.agent("paid").settle(task_id)
+    [received] = [e for e in await a.log.read(task_id) if isinstance(e, InputReceivedEvent)]
+    assert (record.state, received.metadata, b.paid) == ("completed", {"mail_id": 1}, [5])
+
+
+async def test_a_plain_resume_takes_an_answer_too(machines: Machines) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    with pytest.raises(InvalidInput, match="waits for"):
+        await b.agent("paid").resume(task_id)
+    await a.agent().answer(task_id, {"1.0.1": True})
+    assert (await b.agent("paid").resume(task_id)).output == "paid"
+    assert b.paid == [5]
+
+
+async def test_an_answer_is_checked_before_it_is_sent(machines: Machines) -> None:
+    a, _ = machines
+    task_id = await waiting(a)
+    for inputs in ({"1.0.1": "perhaps"}, {"nothing": True}):
+        with pytest.raises(InvalidInput):
+            await a.agent().answer(task_id, inputs)
+    await a.agent().answer(task_id, {"1.0.1": True})
+    await a.agent().answer(task_id, {"1.0.1": True})
+    with pytest.raises(InvalidInput, match="has its answer already"):
+        await a.agent().answer(task_id, {"1.0.1": False})
+    assert len(a.log.shared.letters) == 1
+
+
+async def test_an_answer_to_a_run_that_is_over_is_refused(machines: Machines) -> None:
+    a, _ = machines
+    run = a.agent("done").run("Go")
+    await run
+    with pytest.raises(InvalidInput, match="is completed"):
+        await a.agent().answer(run.task_id, {"1.0.1": True})
+
+
+async def test_an_answer_to_a_question_that_was_let_go_is_refused(machines: Machines) -> None:
+    a, _ = machines
+    task_id = await waiting(a, context_id="c")
+    await a.agent("Fine.").run("Never mind", context_id="c")
+    with pytest.raises(InvalidInput, match="has let the question go"):
+        await a.agent().answer(task_id, {"1.0.1": True})
+
+
+async def test_wrong_letters_are_passed_over_and_never_come_again(
+    machines: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": "perhaps", "nothing": 1}))
+    assert (await b.agent().settle(task_id)).state == "input-required"
+    assert caplog.text == ""
+
+    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
+    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": False}))
+    assert (await b.agent("paid").settle(task_id)).state == "completed"
+    assert (b.paid, await mail_of(a, task_id)) == ([5], 3)
+    assert [text.split(" ")[1] for text in caplog.messages if "comes to nothing" in text] == ["1", "1", "3"]
+
+
+def test_an_answer_waits_for_the_pause_and_whoever_settles_takes_it_then(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            # The question is asked while the other tool works for a minute.
+            submitted = await a.agent().submit("Go")
+            asking = a.agent([call("pay", amount=5), call("work")], "paid")
+            settling = asyncio.ensure_future(asking.settle(submitted.task_id))
+            await until(lambda: a.begun)
+            await settled()
+            await asyncio.sleep(1)
+            await b.agent().answer(submitted.task_id, {"1.0.1": True})
+            await b.agent().say(submitted.task_id, "Thank you")
+            record = await settling
+            assert (record.state, record.attempt, a.paid, time.now) == ("completed", 2, [5], 60)
+            events = await b.log.read(submitted.task_id)
+            assert [e.metadata for e in events if e.metadata] == [{"mail_id": 1}, {"mail_id": 2}]
+            [said] = [e for e in events if isinstance(e, MessageAddedEvent)]
+            assert (said.attempt, said.content) == (2, "Thank you")
+
+        time.run(main())
+
+
+# -- say
+
+
+def test_a_message_enters_the_history_of_a_run_that_goes_on_elsewhere(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = await a.agent(call("work"), "done").run("Go").begin()
+            await until(lambda: a.begun)
+            await b.agent().say(run.task_id, "Only half of it")
+            result = await run
+            assert [message.text for message in result.messages][-2:] == ["Only half of it", "done"]
+            [said] = [e for e in await b.log.read(run.task_id) if isinstance(e, MessageAddedEvent)]
+            assert (said.cause, said.metadata) == ("steering", {"mail_id": 1})
+
+        time.run(main())
+
+
+async def test_a_message_to_a_run_that_waits_comes_with_its_next_attempt(machines: Machines) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    await a.agent().say(task_id, "In euros, please")
+    assert (await b.agent().settle(task_id)).state == "input-required"
+    result = await b.agent("paid").resume(task_id, inputs={"1.0.1": True})
+    assert [message.text for message in result.messages][-2:] == ["In euros, please", "paid"]
+
+
+async def test_a_message_that_was_sent_twice_enters_the_history_once(machines: Machines) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    for _ in range(2):
+        await a.agent().say(task_id, Message.user("Once", message_id="m1"))
+    await b.agent("paid").resume(task_id, inputs={"1.0.1": True})
+    assert len([e for e in await a.log.read(task_id) if isinstance(e, MessageAddedEvent)]) == 1
+
+
+async def test_nothing_can_be_said_to_a_run_that_is_over(machines: Machines) -> None:
+    a, _ = machines
+    run = a.agent("done").run("Go")
+    await run
+    with pytest.raises(RxloopError, match="is completed"):
+        await a.agent().say(run.task_id, "Wait")
+    with pytest.raises(ConfigurationError, match="of the user or the system"):
+        await a.agent().say(run.task_id, Message(role="assistant", content="I said"))
+
+
+def test_mail_that_comes_while_a_run_is_taken_up_is_taken(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            task_id = await waiting(a)
+            await a.agent().answer(task_id, {"1.0.1": True})
+            take = b.log.mail
+
+            async def slow(task_id: str, *, after: int = 0) -> Any:
+                found = await take(task_id, after=after)
+                if not after:
+                    # It is sent right after the mail was read.
+                    await a.log.send(task_id, CancelMail())
+                return found
+
+            b.log.mail = slow  # type: ignore[method-assign]
+            with pytest.raises(RunCancelled):
+                await b.agent(frames("-never")).resume(task_id)
+
+        time.run(main())

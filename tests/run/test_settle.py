@@ -1,0 +1,358 @@
+"""Runs that nobody holds: submitted, and brought to rest by any number of callers, anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from machines import Machine, Machines, two_machines
+from run_checks import finals, kinds, nothing_left, until
+from runs import collect
+from rxloop import Agent, Event, Limits, MemoryEventLog, RunExists, UnknownRun, follow, id_of_key
+from rxloop.errors import ConfigurationError, LogUnreachable, RxloopError
+from rxloop.pipeline import log_retry
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+
+
+@pytest.fixture
+def machines() -> Machines:
+    return two_machines()
+
+
+async def states(machine: Machine, task_id: str) -> list[str]:
+    return [event.state for event in finals(await machine.log.read(task_id))]
+
+
+# -- submit
+
+
+async def test_a_submitted_run_is_in_the_log_and_nothing_of_it_begins(machines: Machines) -> None:
+    a, _ = machines
+    record = await a.agent().submit("Go", context_id="c", metadata={"order": 7}, owner="ann")
+
+    assert (record.state, record.attempt, record.seq, record.context_id) == ("submitted", 1, 1, "c")
+    [task] = await a.log.read(record.task_id)
+    assert (task.kind, task.metadata, getattr(task, "owner", None)) == ("task", {"order": 7}, "ann")
+    assert a.log.shared.turns == {}
+    await nothing_left()
+
+
+async def test_the_first_attempt_belongs_to_whoever_begins_it(machines: Machines) -> None:
+    a, b = machines
+    record = await a.agent().submit("Go")
+
+    record = await b.agent("done").settle(record.task_id)
+
+    assert (record.state, record.attempt) == ("completed", 1)
+    assert kinds(await a.log.read(record.task_id))[:3] == ["task", "status-update", "llm-call"]
+
+
+async def test_a_run_is_submitted_once(machines: Machines) -> None:
+    a, b = machines
+    key = id_of_key("order", "7")
+    await a.agent().submit("Go", task_id=key)
+    with pytest.raises(RunExists, match=key):
+        await b.agent().submit("Go", task_id=key)
+    assert [record.task_id for record in await a.log.runs()] == [key]
+
+
+@pytest.mark.parametrize("option", [{"on_input": print}, {"when_busy": "wait"}])
+async def test_what_is_for_whoever_carries_a_run_out_is_not_submitted(machines: Machines, option: Any) -> None:
+    with pytest.raises(ConfigurationError, match="give it to settle"):
+        await machines[0].agent().submit("Go", **option)
+
+
+@pytest.mark.parametrize("way", ["submit", "settle", "answer", "say"])
+async def test_without_a_log_there_is_nothing_to_submit_to(way: str) -> None:
+    agent: Any = Agent(ScriptedModel("done"))
+    with pytest.raises(ConfigurationError, match="needs a log"):
+        await getattr(agent, way)(*(["run", {}] if way == "answer" else ["run", "hi"] if way == "say" else ["run"]))
+
+
+# -- settle
+
+
+@pytest.mark.parametrize("ending", ["done", RuntimeError("broken"), call("pay", amount=5)])
+async def test_a_run_that_is_at_rest_is_left_as_it_is(machines: Machines, ending: Any) -> None:
+    a, b = machines
+    record = await a.agent(ending).settle((await a.agent().submit("Go")).task_id)
+    held = await a.log.read(record.task_id)
+
+    assert await b.agent().settle(record.task_id) == record
+    assert record.state == {"str": "completed", "RuntimeError": "failed"}.get(type(ending).__name__, "input-required")
+    assert await a.log.read(record.task_id) == held
+    assert b.log.taken == []
+
+
+async def test_a_run_that_was_cancelled_is_at_rest(machines: Machines) -> None:
+    a, b = machines
+    record = await a.agent().submit("Go")
+    await a.agent().cancel(record.task_id)
+    assert (await b.agent().settle(record.task_id)).state == "canceled"
+
+
+def test_any_number_settle_a_run_and_it_is_carried_out_once(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            record = await a.agent().submit("Go")
+            agents = [machine.agent(call("work"), "done") for machine in (a, b, a, b)]
+            records = await asyncio.gather(*(agent.settle(record.task_id) for agent in agents))
+            assert [record.state for record in records] == ["completed"] * 4
+            assert (a.begun + b.begun, time.now) == (1, 60)
+            assert await states(a, record.task_id) == ["completed"]
+            await nothing_left()
+
+        time.run(main())
+
+
+def test_settling_a_run_that_somebody_carries_out_waits_for_its_end(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = await a.agent(call("work"), "done").run("Go").begin()
+            record = await b.agent().settle(run.task_id)
+            assert (record.state, time.now, b.begun) == ("completed", 60, 0)
+            await run
+
+        time.run(main())
+
+
+def test_the_time_for_which_others_go_on_is_none_of_ones_own(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            limits = Limits(seconds=50)
+            first = await a.agent(call("work"), call("work"), "done").run("Go", context_id="c").begin()
+            second = await b.agent().submit("And now?", context_id="d", limits=limits)
+            turn = await b.agent(frames("-never")).run("Hold", context_id="d").begin()
+            settling = asyncio.ensure_future(a.agent("second").settle(second.task_id))
+            await first
+            await turn.aclose()
+            assert ((await settling).state, time.now > 100) == ("completed", True)
+
+        time.run(main())
+
+
+def test_a_run_whose_machine_died_is_taken_over(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = await a.agent(call("work"), "done").run("Go", context_id="c").begin()
+            await until(lambda: a.begun)
+            settling = asyncio.ensure_future(b.agent("mine").settle(run.task_id))
+            await asyncio.sleep(3)
+            assert b.log.taken == []
+            lost = a.log.freezes("c")
+            record = await settling
+            assert (record.state, record.attempt, time.now <= 4) == ("completed", 2, True)
+            lost()
+            await run.aclose()
+            assert await states(a, run.task_id) == ["completed"]
+
+        time.run(main())
+
+
+def test_who_is_fenced_while_settling_settles_on_and_finds_the_end(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            submitted = await a.agent().submit("Go", context_id="c")
+            first = asyncio.ensure_future(a.agent(call("work"), "done").settle(submitted.task_id))
+            await until(lambda: a.begun)
+            lost = a.log.freezes("c")
+            second = await b.agent("mine").settle(submitted.task_id)
+            lost()
+            assert await first == second
+            assert (second.state, a.cut) == ("completed", 1)
+
+        time.run(main())
+
+
+def test_who_is_cancelled_while_settling_releases_the_run(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            submitted = await a.agent().submit("Go")
+            settling = asyncio.ensure_future(a.agent(call("work"), "never").settle(submitted.task_id))
+            await until(lambda: a.begun)
+            settling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await settling
+            assert a.log.shared.turns == {}
+            assert await states(a, submitted.task_id) == []
+            assert (await b.agent("done").settle(submitted.task_id)).state == "completed"
+            await nothing_left()
+
+        time.run(main())
+
+
+def test_who_is_cancelled_while_it_waits_for_the_turn_leaves_nothing(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = await a.agent(call("work"), "done").run("Go").begin()
+            settling = asyncio.ensure_future(b.agent().settle(run.task_id))
+            await asyncio.sleep(2)
+            settling.cancel()
+            await asyncio.wait([settling])
+            assert (await run).output == "done"
+            await nothing_left()
+
+        time.run(main())
+
+
+def test_an_earlier_run_of_the_conversation_goes_first(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            first = await a.agent().submit("one", context_id="c")
+            second = await a.agent().submit("two", context_id="c")
+            later = asyncio.ensure_future(b.agent("second").settle(second.task_id))
+            await asyncio.sleep(5)
+            assert await states(b, second.task_id) == []
+            await a.agent("first").settle(first.task_id)
+            assert (await later).state == "completed"
+            assert time.now <= 5.5
+            result = await b.agent().resume(second.task_id)
+            assert [message.text for message in result.messages] == ["one", "first", "two", "second"]
+
+        time.run(main())
+
+
+async def test_a_later_run_that_nobody_has_begun_lets_no_question_go(machines: Machines) -> None:
+    a, b = machines
+    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
+    second = await a.agent().submit("And now?", context_id="c")
+    await a.agent().answer(first.task_id, {"1.0.1": True})
+
+    both = await asyncio.gather(b.agent("later").settle(second.task_id), a.agent("paid").settle(first.task_id))
+
+    assert [record.state for record in both] == ["completed", "completed"]
+    result = await b.agent().resume(second.task_id)
+    assert [message.text for message in result.messages][-3:] == ["paid", "And now?", "later"]
+
+
+async def test_an_answer_to_a_question_that_a_later_run_has_let_go_leaves_the_run_as_it_is(machines: Machines) -> None:
+    a, b = machines
+    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
+    await a.agent().answer(first.task_id, {"1.0.1": True})
+    await a.agent("never mind").run("And now?", context_id="c")
+
+    assert (await b.agent().settle(first.task_id)).state == "input-required"
+    assert b.paid == []
+
+
+async def test_on_input_is_asked_once(machines: Machines) -> None:
+    a, b = machines
+    waiting = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay")).task_id)
+    asked: list[str] = []
+
+    def no_answer(question: Any) -> Any:
+        from rxloop.errors import Paused
+
+        asked.append(question.input_id)
+        raise Paused
+
+    assert (await b.agent().settle(waiting.task_id, on_input=no_answer)).state == "input-required"
+    assert asked == ["1.0.1"]
+    assert (await b.agent("paid").settle(waiting.task_id, on_input=lambda question: True)).state == "completed"
+    assert b.paid == [5]
+
+
+async def test_a_tool_that_settles_its_own_run_is_refused(machines: Machines) -> None:
+    from rxloop import RunContext, tool
+
+    a, _ = machines
+
+    @tool
+    async def settles(ctx: RunContext[Any]) -> str:
+        """Settles."""
+        await a.agent().settle(ctx.task_id)
+        return "never"
+
+    a.tools.append(settles)
+    result = await a.agent(call("settles"), "done").run("Go")
+    assert "settles the run itself" in result.messages[2].text
+
+
+async def test_an_unknown_run_cannot_be_settled(machines: Machines) -> None:
+    with pytest.raises(UnknownRun):
+        await machines[0].agent().settle("nowhere")
+
+
+async def test_a_log_that_cannot_be_reached_is_told_to_who_settles(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_retry, "PATIENCE", 0)
+    a, b = machines
+    record = await a.agent().submit("Go")
+
+    async def away(*args: Any, **options: Any) -> None:
+        raise OSError("the server restarts")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(a.log, "append", away)
+        with pytest.raises(LogUnreachable, match="the server restarts"):
+            await a.agent("done").settle(record.task_id)
+    assert (await b.agent("done").settle(record.task_id)).state == "completed"
+
+
+async def test_an_agent_that_is_closed_settles_nothing(machines: Machines) -> None:
+    a, b = machines
+    agent = a.agent(frames("-never"))
+    record = await a.agent().submit("Go")
+    settling = asyncio.ensure_future(agent.settle(record.task_id))
+    await until(lambda: a.log.taken)
+    await agent.aclose(release=1)
+    with pytest.raises(RxloopError, match="is closed"):
+        await settling
+    assert (await b.agent("done").settle(record.task_id)).state == "completed"
+
+
+def test_a_follower_sees_the_whole_run_whoever_carries_it_out(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> list[Event]:
+            record = await a.agent().submit("Go")
+            following = asyncio.ensure_future(collect(follow(a.log, record.task_id, until="end")))
+            first = asyncio.ensure_future(a.agent(call("work"), "never").settle(record.task_id))
+            await until(lambda: a.begun)
+            first.cancel()
+            await b.agent("done").settle(record.task_id)
+            events = await following
+            assert list(await a.log.read(record.task_id)) == events
+            return events
+
+        assert [event.attempt for event in finals(time.run(main()))] == [2]
+
+
+async def test_one_process_settles_on_a_log_without_turns_and_mail() -> None:
+    class Plain:
+        """An event log with what it must have, and nothing more."""
+
+        keeps_deltas = False
+
+        def __init__(self) -> None:
+            log = MemoryEventLog()
+            self.append, self.read, self.follow = log.append, log.read, log.follow
+            self.runs, self.aclose = log.runs, log.aclose
+
+    log = Plain()
+    record = await Agent(ScriptedModel(), log=log).submit("Go")
+    agents = [Agent(ScriptedModel("done"), log=log) for _ in range(3)]
+    records = await asyncio.gather(*(agent.settle(record.task_id) for agent in agents))
+    assert [record.state for record in records] == ["completed"] * 3
+    with pytest.raises(ConfigurationError, match="has no mail"):
+        await agents[0].say(record.task_id, "Hello")
