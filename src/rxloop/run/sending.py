@@ -48,14 +48,14 @@ async def cancel(event_log: EventLog, task_id: str, reason: str, close: Callable
                 f"the run {task_id} goes on in another process, which has not ended it for {PATIENCE:g} s; it gets to "
                 "know of it by its mail"
             )
-        if await _goes_on(event_log, task_id, state):
-            await over_or_later(event_log, task_id, state.seq)
-        elif await _closed(close()):
-            return
-        elif not letter:
-            raise ConflictError(
-                f"the run {task_id} goes on in another process, and cannot be cancelled from here: cancel it there"
-            )
+        if not await _goes_on(event_log, task_id, state):
+            if await _closed(close()):
+                return
+            if not letter:
+                raise ConflictError(
+                    f"the run {task_id} goes on in another process, and cannot be cancelled from here: cancel it there"
+                )
+        await over_or_later(event_log, task_id, state.seq)
         state = await _state(event_log, task_id)
 
 
