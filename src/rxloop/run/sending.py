@@ -78,6 +78,10 @@ async def _goes_on(event_log: EventLog, task_id: str, state: RunState) -> bool:
     """Whether somebody alive carries the run out elsewhere, as far as the log can tell."""
     if state.state != "working" or not isinstance(event_log, TakesTurns):
         return False
+    # Its last event may be one that the log cannot read: the attempt that is to close it says so.
+    working = await read_log(event_log.runs, unfinished=True)
+    if all(record.task_id != task_id for record in working):
+        return False
     return all(record.task_id != task_id for record in await read_log(event_log.orphans))
 
 
