@@ -347,7 +347,7 @@ async def test_one_process_settles_on_a_log_without_turns_and_mail() -> None:
         def __init__(self) -> None:
             log = MemoryEventLog()
             self.append, self.read, self.follow = log.append, log.read, log.follow
-            self.runs, self.aclose = log.runs, log.aclose
+            self.runs, self.record, self.aclose = log.runs, log.record, log.aclose
 
     log = Plain()
     record = await Agent(ScriptedModel(), log=log).submit("Go")

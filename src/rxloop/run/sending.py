@@ -79,8 +79,7 @@ async def _goes_on(event_log: EventLog, task_id: str, state: RunState) -> bool:
     if state.state != "working" or not isinstance(event_log, TakesTurns):
         return False
     # Its last event may be one that the log cannot read: the attempt that is to close it says so.
-    working = await read_log(event_log.runs, unfinished=True)
-    if all(record.task_id != task_id for record in working):
+    if (await read_log(event_log.record, task_id)).state != "working":
         return False
     return all(record.task_id != task_id for record in await read_log(event_log.orphans))
 

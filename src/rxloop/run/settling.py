@@ -44,7 +44,7 @@ async def submit(event_log: EventLog, spec: RunSpec) -> RunRecord:
         raise run_exists(spec.task_id, "is in the log") from error
     finally:
         await writer.close()
-    return await record_of(event_log, spec.context_id, spec.task_id)
+    return await read_log(event_log.record, spec.task_id)
 
 
 async def settle(event_log: EventLog, task_id: str, resume: Callable[[], Run[Any]], *, asks: bool) -> RunRecord:
@@ -64,7 +64,7 @@ async def settle(event_log: EventLog, task_id: str, resume: Callable[[], Run[Any
         context_id, state = events[0].context_id, fold_all(events)
         asking = asks and state.state in WAITING
         if not asking and await is_at_rest(event_log, task_id, state):
-            return await record_of(event_log, context_id, task_id)
+            return await read_log(event_log.record, task_id)
         earlier = await _earlier(event_log, context_id, task_id)
         if earlier is not None:
             await over_or_later(event_log, earlier.task_id, earlier.seq)
@@ -74,7 +74,7 @@ async def settle(event_log: EventLog, task_id: str, resume: Callable[[], Run[Any
         except InvalidInput as error:
             # A later run of the conversation has let the question go.
             log.warning("the run %s is left as it is: %s", task_id, error)
-            return await record_of(event_log, context_id, task_id)
+            return await read_log(event_log.record, task_id)
 
 
 async def _attempt(task_id: str, run: Run[Any]) -> bool:
@@ -147,9 +147,3 @@ async def over_or_later(event_log: EventLog, task_id: str, after_seq: int) -> No
                 grown = True
             if not grown:
                 await asyncio.sleep(RETRY)
-
-
-async def record_of(event_log: EventLog, context_id: str, task_id: str) -> RunRecord:
-    """What the log knows of a run."""
-    records = await read_log(event_log.runs, context_id=context_id)
-    return next(record for record in reversed(records) if record.task_id == task_id)
