@@ -70,9 +70,9 @@ async def test_recorded_runs_are_cases_with_the_conversation_before_them() -> No
     assert report.mean("exact") == 1
 
 
-async def test_recorded_runs_are_chosen_by_agent_state_and_record() -> None:
+async def test_recorded_runs_are_chosen_as_the_log_chooses_them() -> None:
     log = MemoryEventLog()
-    done = await agent(log=log, name="a").run("Capital of Norway?")
+    done = await agent(log=log, name="a").run("Capital of Norway?", metadata={"kind": "real"})
     failing = agent(knows(), log=log, name="b").run("Capital of Norway?")
     with pytest.raises(Exception, match="not on the map"):
         await failing
@@ -81,9 +81,11 @@ async def test_recorded_runs_are_chosen_by_agent_state_and_record() -> None:
         return [case.id for case in await Case.recorded(log, **options)]
 
     assert await ids() == [done.task_id]
-    assert await ids(agent="b", states=["failed"]) == [failing.task_id]
-    assert await ids(agent="b") == []
-    assert await ids(where=lambda record: record.task_id != done.task_id) == []
+    assert await ids(agent_name="b", states=["failed"]) == [failing.task_id]
+    assert await ids(agent_name="b") == []
+    assert await ids(metadata={"kind": "other"}) == []
+    assert await ids(metadata={"kind": "real"}, since=0, until=2**62) == [done.task_id]
+    assert await ids(until=1) == await ids(owner="nobody") == []
 
 
 async def test_the_runs_of_an_experiment_are_no_cases() -> None:

@@ -24,7 +24,7 @@ from rxloop.run.result import Result
 from rxloop.runtime.experiments.case import MARK, Case, plain_input
 from rxloop.runtime.experiments.plan import Plan, Variant
 from rxloop.runtime.experiments.report import Report
-from rxloop.runtime.experiments.scorer import Ask, Outcome, Scorer, scored
+from rxloop.runtime.experiments.scorer import Ask, Evidence, Scorer, scored
 from rxloop.runtime.experiments.trials import Measure, Trial
 from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push
@@ -53,7 +53,8 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
     trials: dict[int, Trial] = {}
 
     def report() -> Report:
-        return Report(
+        # Without validation, which would go through all trials for each of them.
+        return Report.model_construct(
             name=experiment.name,
             created=round(time.time() * 1000),
             planned=len(plan),
@@ -96,7 +97,8 @@ async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
     if log is None:
         return {}
     ours = {planned.task_id: planned for planned in plan}
-    known = {record.task_id: record for record in await read_log(log.runs) if record.task_id in ours}
+    records = await read_log(log.runs, metadata={MARK: experiment.name})
+    known = {record.task_id: record for record in records if record.task_id in ours}
     for task_id in known:
         planned = ours[task_id]
         first = (await read_log(log.read, task_id))[0]
@@ -128,27 +130,27 @@ def _prompt(experiment: Plan, variant: Variant, case: Case) -> Any:
 
 async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequence[tuple[Scorer, Ask]]) -> Trial:
     case = planned.case
-    outcome = await _outcome(experiment, planned, known)
-    cost, result, record = cost_of(outcome.events), outcome.result, known.get(planned.task_id)
-    scores = [(scorer.name, await scored(scorer, ask, outcome)) for scorer, ask in asks]
+    evidence = await _evidence(experiment, planned, known)
+    cost, result, record = cost_of(evidence.events), evidence.result, known.get(planned.task_id)
+    scores = [(scorer.name, await scored(scorer, ask, evidence)) for scorer, ask in asks]
     return Trial(
         variant=planned.variant,
         case=case.id,
         repeat=planned.repeat,
-        task_id=outcome.task_id,
+        task_id=evidence.task_id,
         input=plain_input(case),
         expected=to_jsonable_python(case.expected, fallback=str),
         metadata=to_jsonable_python(dict(case.metadata), fallback=str),
         state=result.state if result is not None else record.state if record is not None else "failed",
         content=result.content if result is not None else "",
-        error=outcome.error,
+        error=evidence.error,
         usage=cost.usage,
         seconds=cost.seconds,
         scores={name: score for name, score in scores if score is not None},
     )
 
 
-async def _outcome(experiment: Plan, planned: _Planned, known: Known) -> Outcome:
+async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Evidence:
     """Make a run, or find it, and wait for its end; how it fails is a value."""
     result: Result[Any] | None = None
     error: str | None = None
@@ -170,7 +172,7 @@ async def _outcome(experiment: Plan, planned: _Planned, known: Known) -> Outcome
         events = await _events(experiment.log, task_id, kept)
     except Exception as failure:
         events, error = [], error or f"{type(failure).__name__}: {failure}"
-    return Outcome(planned.case, task_id, events, result, error)
+    return Evidence(planned.case, task_id, events, result, error)
 
 
 def _begin(experiment: Plan, planned: _Planned, known: Known) -> Run[Any]:
@@ -183,8 +185,8 @@ def _begin(experiment: Plan, planned: _Planned, known: Known) -> Run[Any]:
         # It may still be on its way to its end, where the experiment was cancelled a moment ago.
         return agent.resume(planned.task_id, when_busy="wait", **options)
     prompt = _prompt(experiment, variant, case)
-    mark = {"name": experiment.name, "variant": planned.variant, "case": case.id, "repeat": planned.repeat}
-    options["metadata"] = {MARK: mark}
+    place = {"variant": planned.variant, "case": case.id, "repeat": planned.repeat}
+    options["metadata"] = {MARK: experiment.name} | {f"{MARK}.{name}": value for name, value in place.items()}
     chosen = planned.task_id if log is not None else None
     if case.fork_of is not None and case.fork_at is not None:
         return agent.fork(case.fork_of, case.fork_at, prompt=prompt, fork_id=chosen, **options)

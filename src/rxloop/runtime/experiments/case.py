@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -13,14 +13,14 @@ from pydantic_core import to_jsonable_python
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.logs import EventLog
-from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message, as_messages
 from rxloop.state.conversation import conversation, read_log
+from rxloop.state.run_state import left_to_the_next
 
 MARK = "rxloop.experiment"
-"""The key in the metadata of a run that an experiment has made: such a run is no case."""
+"""The key in the metadata of a run that an experiment has made: its name; of a judge's run the one that it judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,12 @@ class Case:
         log: EventLog,
         *,
         expected: bool = False,
-        agent: str | None = None,
         states: Collection[State] = ("completed",),
-        where: Callable[[RunRecord], bool] | None = None,
+        agent_name: str | None = None,
+        owner: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> list[Case]:
         """Make cases of the runs of a log: each has what the run was asked, and the conversation before it.
 
@@ -86,21 +89,31 @@ class Case:
         Args:
             log: Holds the runs.
             expected: Take the recorded answer of each for the expected one.
-            agent: Only runs of the agent of this name.
             states: Only runs in these states.
-            where: Only runs of whose record this is true.
+            agent_name: Only runs of the agent of this name.
+            owner: Only runs of this owner.
+            since: Only runs created at this time or later, in milliseconds since 1970.
+            until: Only runs created before this time.
+            metadata: Only runs with these values in their metadata.
         """
         cases: list[Case] = []
-        for record in await read_log(log.runs):
-            wanted = record.state in states and agent in (None, record.agent_name)
-            if not wanted or (where is not None and not where(record)):
+        records = await read_log(
+            log.runs,
+            states=states,
+            agent_name=agent_name,
+            owner=owner,
+            since=since,
+            until=until,
+            metadata=metadata,
+        )
+        for record in records:
+            if MARK in record.metadata:
                 continue
             events = await read_log(log.read, record.task_id)
+            before = left_to_the_next(await conversation(log, record.context_id, before=record.task_id))
             first = events[0]
-            if isinstance(first, TaskEvent) and MARK not in first.metadata:
-                before = await conversation(log, record.context_id, before=record.task_id)
-                asked = [*before.messages, *first.messages]
-                cases.append(cls(asked, _answer(events) if expected else None, id=record.task_id))
+            asked = first.messages if isinstance(first, TaskEvent) else []
+            cases.append(cls([*before, *asked], _answer(events) if expected else None, id=record.task_id))
         return cases
 
 

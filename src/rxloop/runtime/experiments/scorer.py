@@ -41,7 +41,7 @@ class Score(Wire):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Evidence:
     """What a run of a case came to: what scorers see."""
 
     case: Case
@@ -55,7 +55,7 @@ class Outcome:
 
 
 Measured = Score | bool | int | float | str | None
-Ask = Callable[[Outcome], Awaitable[Measured]]
+Ask = Callable[[Evidence], Awaitable[Measured]]
 
 
 class Scorer:
@@ -101,9 +101,9 @@ class Scorer:
         """
         yield self._ask
 
-    async def _ask(self, outcome: Outcome) -> Measured:
-        assert outcome.result is not None
-        arguments = (outcome.case, outcome.result) if self._with_case else (outcome.result,)
+    async def _ask(self, evidence: Evidence) -> Measured:
+        assert evidence.result is not None
+        arguments = (evidence.case, evidence.result) if self._with_case else (evidence.result,)
         value = self._function(*arguments)
         return await value if inspect.isawaitable(value) else value
 
@@ -120,8 +120,8 @@ class EventScorer(Scorer):
         super().__init__(name, function, better=better)
 
     @override
-    async def _ask(self, outcome: Outcome) -> Measured:
-        value = self._function(outcome.case, outcome.events)
+    async def _ask(self, evidence: Evidence) -> Measured:
+        value = self._function(evidence.case, evidence.events)
         return await value if inspect.isawaitable(value) else value
 
 
@@ -200,12 +200,12 @@ def _takes_case(name: str, function: Callable[..., Any]) -> bool:
     raise ConfigurationError(f"the scorer {name!r} takes {signature}: it gets (result), or (case, result)")
 
 
-async def scored(scorer: Scorer, ask: Ask, outcome: Outcome) -> Score | None:
+async def scored(scorer: Scorer, ask: Ask, evidence: Evidence) -> Score | None:
     """Ask a scorer; what it raises is a score with its error, and None says that it does not apply."""
-    if outcome.error is not None and not scorer.of_failures:
-        return Score(value=False, reason=f"no answer: {outcome.error}")
+    if evidence.error is not None and not scorer.of_failures:
+        return Score(value=False, reason=f"no answer: {evidence.error}")
     try:
-        value = await ask(outcome)
+        value = await ask(evidence)
         return None if value is None else as_score(value)
     except AttemptError as error:
         return Score(error=f"{type(error).__name__}: {error}", usage=error.result.usage)

@@ -12,13 +12,13 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import override
 
 from rxloop.agent import Agent
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, RunExists
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.settings import ModelSettings
 from rxloop.run.ids import id_of_key
 from rxloop.runtime.experiments.case import MARK, Case, plain_input
-from rxloop.runtime.experiments.scorer import Ask, Outcome, Score, Scorer
+from rxloop.runtime.experiments.scorer import Ask, Evidence, Score, Scorer
 
 _INSTRUCTIONS = """\
 You judge one answer by a rubric. You get a JSON object: the rubric, what was asked, what was expected if that is \
@@ -79,25 +79,23 @@ class _Judge(Scorer):
             settings=self._settings,
             log=log,
         )
-        known = {record.task_id for record in await log.runs()} if log is not None else set[str]()
 
-        async def ask(outcome: Outcome) -> Score:
-            return await self._judged(agent, outcome, known, kept=log is not None)
+        async def ask(evidence: Evidence) -> Score:
+            return await self._judged(agent, evidence, kept=log is not None)
 
         # Closed with the experiment, and with it the client of a model string; a provider stays open.
         async with agent:
             yield ask
 
-    async def _judged(self, agent: Agent[None, BaseModel], outcome: Outcome, known: set[str], *, kept: bool) -> Score:
-        assert outcome.result is not None
-        question = self._question(outcome.case, outcome.result.content)
-        task_id = id_of_key(MARK, outcome.task_id, self.name, question)
-        if task_id in known:
-            run = agent.resume(task_id)
-        else:
-            mark: dict[str, Any] = {MARK: {"judge": self.name, "of": outcome.task_id}}
-            run = agent.run(question, metadata=mark, task_id=task_id if kept else None)
-        result = await run
+    async def _judged(self, agent: Agent[None, BaseModel], evidence: Evidence, *, kept: bool) -> Score:
+        assert evidence.result is not None
+        question = self._question(evidence.case, evidence.result.content)
+        task_id = id_of_key(MARK, evidence.task_id, self.name, question)
+        mark = {MARK: evidence.task_id, f"{MARK}.judge": self.name}
+        try:
+            result = await agent.run(question, metadata=mark, task_id=task_id if kept else None)
+        except RunExists:
+            result = await agent.resume(task_id)
         given = result.output.model_dump()
         return Score(value=given["verdict"], reason=given["reason"], usage=result.usage)
 
