@@ -163,6 +163,15 @@ def test_the_items_may_be_an_observable() -> None:
         assert time.run(main()) == ["a", "b", "c", "d"]
 
 
+async def test_a_batch_that_is_disposed_lets_go_of_the_observable() -> None:
+    questions: Subject[str] = Subject()
+    subscription = echo().map(questions).subscribe()
+    assert len(questions.observers) == 1
+    subscription.dispose()
+    assert questions.observers == []
+    await settled()
+
+
 async def test_items_of_an_observable_of_the_stock_kind() -> None:
     agent = Agent(ScriptedModel(*[question] * 5))
     outcomes = [outcome async for outcome in agent.map(rx.range(0, 5), prompt=str)]

@@ -12,8 +12,8 @@ from reactivex import operators as ops
 from reactivex.subject import Subject
 
 from run_checks import Recorder, finals, nothing_left, settled, until
-from rxloop import Agent, Limits, ModelRequest, RunContext, merge, op, tool
-from rxloop.errors import ConfigurationError, LimitReached, RunError, ServerError
+from rxloop import Agent, ColdRun, Limits, ModelRequest, RunContext, merge, op, tool
+from rxloop.errors import ConfigurationError, LimitReached, RunCancelled, RunError, ServerError
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from servers import chat, say, serving
@@ -60,6 +60,13 @@ def test_a_subscription_that_is_disposed_cancels_its_run() -> None:
 
         time.run(dispose())
         assert time.now == 0.06
+
+
+async def test_a_run_whose_handle_somebody_has_is_cancelled_all_the_same() -> None:
+    run = Agent(ScriptedModel(frames("-a"))).run("?")
+    ColdRun(lambda: run).subscribe().dispose()
+    with pytest.raises(RunCancelled, match="its subscription was disposed"):
+        await run
 
 
 async def test_an_iteration_that_is_closed_cancels_its_run() -> None:

@@ -95,6 +95,19 @@ async def test_a_slow_reader_that_blocks_holds_every_run_back() -> None:
         await run.aclose()
 
 
+async def test_deltas_of_runs_that_write_at_once_merge_each_with_its_own() -> None:
+    models = [ScriptedModel(turn(frames(f"{letter}-" * 500 + "|", 0.0001))) for letter in "abc"]
+    runs = [Agent(model).run("?") for model in models]
+    reader = aiter(merge(*runs, buffer=20))
+    first = await anext(reader)
+    await asyncio.gather(*(run.result() for run in runs))
+    events = [first] + [event async for event in reader]
+    for run, letter in zip(runs, "abc", strict=True):
+        assert deltas([event for event in events if event.task_id == run.task_id]) == letter * 500
+    # All that is durable, the deltas that came before the buffer was full, and one merged delta of each run.
+    assert len(events) <= 20 + 3 * 5
+
+
 async def test_dropping_the_stream_cancels_the_runs_that_nobody_else_holds() -> None:
     dropped, held = agent(f"-a{'-' * 400}|"), agent("-b|")
     kept = held.run("2")

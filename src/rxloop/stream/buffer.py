@@ -156,7 +156,8 @@ class ReadBuffer:
         return True
 
     def _merge(self, item: Any) -> bool:
-        tail = self._items[-1]
+        place = self._last_of_run(item)
+        tail = self._items[place]
         newest = tail.newest if type(tail) is _Text else tail
         if isinstance(item, str):
             text: str | None = item
@@ -171,8 +172,19 @@ class ReadBuffer:
             tail.pieces.append(text)
         else:
             first = newest if isinstance(newest, str) else delta_text(newest) or ""
-            self._items[-1] = _Text(item, [first, text])
+            self._items[place] = _Text(item, [first, text])
         return True
+
+    def _last_of_run(self, item: Any) -> int:
+        """The place of the last item, of the same run where several runs are read together: others may go between."""
+        if isinstance(item, Event):
+            run = item.root_task_id
+            for place in range(len(self._items) - 1, -1, -1):
+                waiting = self._items[place]
+                event = waiting.newest if isinstance(waiting, _Text | _Dropped) else waiting
+                if not isinstance(event, Event) or event.root_task_id == run:
+                    return place
+        return len(self._items) - 1
 
     def _drop(self) -> None:
         for place, item in enumerate(self._items):
