@@ -16,6 +16,7 @@ from typing import Any, Literal, assert_type
 import httpx
 import reactivex.operators as rx
 from pydantic import BaseModel
+from reactivex import Observable
 
 from rxloop import (
     Agent,
@@ -42,6 +43,7 @@ from rxloop import (
     SlidingWindowCompressor,
     SqliteEventLog,
     StageEvent,
+    Steer,
     Strategy,
     Stream,
     ThinkingSessions,
@@ -57,6 +59,7 @@ from rxloop import (
     UsageEvent,
     diff,
     follow,
+    id_of_key,
     op,
     openai_chat,
     replay,
@@ -437,3 +440,17 @@ async def operated(agent: Agent[Deps, City], task_id: str) -> None:
     assert_type(await events.has_more(None), bool)
     SqliteEventLog("runs.db", corrupt="ignore")  # pyright: ignore[reportArgumentType]
     follow(log, task_id, until="never")  # pyright: ignore[reportArgumentType]
+
+
+async def steered(
+    agent: Agent[Deps, City], deps: Deps, typed: Observable[str], chat: AsyncIterator[str | Steer]
+) -> None:
+    run = await agent.run("Rome", deps=deps, task_id=id_of_key("cities", "rome"), owner="bob", steering=typed).begin()
+    assert_type(run, Run[City])
+    assert_type(run.start(), Run[City])
+    run.say("Not that one.")
+    run.say([Message.user("The other"), "please"], interrupt=True)
+    agent.resume(run.task_id, deps=deps, steering=chat)
+    run.say(7)  # pyright: ignore[reportArgumentType]
+    agent.run("Rome", deps=deps, steering=["a"])  # pyright: ignore[reportArgumentType]
+    agent.resume(run.task_id, deps=deps, owner="bob")  # pyright: ignore[reportCallIssue]

@@ -78,12 +78,13 @@ def _take(attempt: Attempt, events: Sequence[Event], interrupt: bool) -> None:
     life = attempt.life
     if life.ending:
         raise _over(attempt)
+    speaking = bool(attempt.said)
+    attempt.said.extend(events)
     if life.waits:
-        attempt.said.extend(events)
         return
     step = attempt.state().open_step
-    for event in events:
-        attempt.publish(event)
+    if not speaking:
+        speak(attempt)
     if interrupt and step is not None:
         # Later, since this may be called by a reader of the very piece of the answer that is being delivered.
         attempt.scope.soon(_interrupt, attempt, step)
@@ -129,10 +130,12 @@ def _in_loop(attempt: Attempt, function: Callable[[], None]) -> None:
 
 
 def speak(attempt: Attempt) -> None:
-    """Say what was said before the run had begun."""
-    said, attempt.said = attempt.said, []
-    for event in said:
-        attempt.publish(event)
+    """Put what was said on the stream, in order, though a reader of the first of it may say more."""
+    while attempt.said:
+        try:
+            attempt.publish(attempt.said[0])
+        finally:
+            del attempt.said[0]
 
 
 def listen(attempt: Attempt, source: Steering) -> abc.DisposableBase:

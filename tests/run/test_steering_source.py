@@ -1,0 +1,187 @@
+"""`steering=`: an Observable, or an async iterable, of messages steers a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import reactivex as rx
+from reactivex import Observable, abc
+from reactivex import operators as ops
+from reactivex.disposable import Disposable
+from reactivex.subject import Subject
+
+from runs import outcome, shape
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Message, ModelRequest, RunError, Steer, op, tool
+from rxloop.run.options import Said
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+
+
+class Watched:
+    """A source that tells when it is subscribed and disposed."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.subject: Subject[Said] = Subject()
+        self.events: Observable[Said] = Observable(self._subscribe)
+
+    def _subscribe(
+        self, observer: abc.ObserverBase[Said], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        self.seen.append("subscribed")
+        inner = self.subject.subscribe(observer, scheduler=scheduler)
+
+        def dispose() -> None:
+            self.seen.append("disposed")
+            inner.dispose()
+
+        return Disposable(dispose)
+
+
+def test_messages_of_an_observable_enter_the_history() -> None:
+    """model --a------|b---|; steering ----x--------; heard: the second request."""
+    with virtual_time() as time:
+        source: Observable[Said] = rx.timer(0.1).pipe(ops.map(lambda _: "In short."))
+        model = ScriptedModel(frames("-a-------|"), frames("-b-|"))
+        result = time.run(Agent(model).run("Go", steering=source).result())
+
+        assert shape(result.messages) == ["user: Go", "assistant: a", "user: In short.", "assistant: b"]
+
+
+def test_what_is_there_at_once_is_heard_by_the_first_request() -> None:
+    with virtual_time() as time:
+        model = ScriptedModel("Hi")
+        result = time.run(Agent(model).run("Go", steering=rx.of("one", Message.user("two"))).result())
+
+        assert shape(result.messages) == ["user: Go", "user: one", "user: two", "assistant: Hi"]
+
+
+def test_a_source_interrupts() -> None:
+    with virtual_time() as time:
+        source: Observable[Said] = rx.timer(0.06).pipe(ops.map(lambda _: Steer("Stop.", interrupt=True)))
+        model = ScriptedModel(frames("-a-b-c-d-e-|"), "Stopped.")
+        result = time.run(Agent(model).run("Go", steering=source).result())
+
+        assert shape(result.messages) == ["user: Go", "assistant: a", "user: Stop.", "assistant: Stopped."]
+
+
+async def test_it_is_subscribed_when_the_run_begins_and_disposed_when_it_ends() -> None:
+    source = Watched()
+    run = Agent(ScriptedModel(frames("-a-|", 0.001))).run("Go", steering=source.events)
+    assert source.seen == []
+    await run.begin()
+    assert source.seen == ["subscribed"]
+    await run
+
+    assert source.seen == ["subscribed", "disposed"]
+
+
+async def test_it_is_disposed_when_the_run_is_cancelled() -> None:
+    source = Watched()
+    async with Agent(ScriptedModel(frames("--"))).run("Go", steering=source.events) as run:
+        await run.begin()
+
+    assert source.seen == ["subscribed", "disposed"]
+
+
+async def test_its_completion_means_no_more() -> None:
+    result = await Agent(ScriptedModel("Hi")).run("Go", steering=rx.empty())
+
+    assert result.output == "Hi"
+
+
+def test_its_error_ends_the_run_and_is_named() -> None:
+    with virtual_time() as time:
+        source: Observable[Said] = rx.timer(0.1).pipe(ops.flat_map(lambda _: rx.throw(ValueError("the socket broke"))))
+        run = Agent(ScriptedModel(frames("--"))).run("Go", steering=source)
+        with pytest.raises(RunError, match=r"steering=.*ValueError: the socket broke"):
+            time.run(run.result())
+
+
+async def test_what_is_no_message_ends_the_run() -> None:
+    source: Observable[Any] = rx.of(7)
+    with pytest.raises(RunError, match="steering="):
+        await Agent(ScriptedModel(frames("--"))).run("Go", steering=source)
+
+
+def test_an_async_iterable_steers_and_is_closed() -> None:
+    closed: list[str] = []
+
+    async def messages() -> AsyncIterator[str]:
+        try:
+            await asyncio.sleep(0.1)
+            yield "In short."
+            await asyncio.sleep(1000)
+        finally:
+            closed.append("closed")
+
+    with virtual_time() as time:
+        model = ScriptedModel(frames("-a-------|"), frames("-b-|"))
+        result = time.run(Agent(model).run("Go", steering=messages()).result())
+
+        assert shape(result.messages) == ["user: Go", "assistant: a", "user: In short.", "assistant: b"]
+        assert closed == ["closed"]
+        assert time.now < 1
+
+
+def test_a_loop_that_is_stuck_is_found_though_a_source_is_open() -> None:
+    async def silent() -> AsyncIterator[str]:
+        await asyncio.Event().wait()
+        yield ""
+
+    with virtual_time() as time:
+        never: Any = op.answering(ModelRequest, lambda request: rx.never())
+        run = Agent(ScriptedModel(), loop=[never]).run("Go", steering=silent())
+        with pytest.raises(RunError, match="nothing is left"):
+            time.run(run.result())
+
+
+async def test_another_run_steers() -> None:
+    """The thoughts of one run are what another one hears."""
+    teacher = Agent(ScriptedModel(call("think_aloud", thought="Use blue.", thought_type="decision"), "Done."))
+    lesson = teacher.run("Plan it.")
+    source: Observable[Said] = lesson.pipe(op.thoughts()).pipe(ops.map(lambda thought: thought.content))
+    released = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait for the lesson."""
+        await released.wait()
+        return "ready"
+
+    model = ScriptedModel(call("wait"), "Blue.")
+    pupil = Agent(model, tools=[wait]).run("Paint.", steering=source)
+    await pupil.begin()
+    await lesson
+    released.set()
+    result = await pupil
+
+    assert "user: Use blue." in shape(result.messages)
+
+
+async def test_a_resumed_run_can_be_steered_too() -> None:
+    log = MemoryEventLog()
+    async with Agent(ScriptedModel(frames("--")), log=log).run("Go") as run:
+        await run.begin()
+    model = ScriptedModel("Hi")
+    result = await outcome(Agent(model, log=log).resume(run.task_id, steering=rx.of("On.")))
+
+    assert shape(result.messages) == ["user: Go", "user: On.", "assistant: Hi"]
+
+
+@pytest.mark.parametrize("wrong", ["text", ["a", "b"], 7])
+def test_what_is_no_source_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="steering="):
+        Agent(ScriptedModel()).run("Go", steering=wrong)
+
+
+async def test_a_message_that_comes_too_late_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    subject: Subject[Said] = Subject()
+    async with Agent(ScriptedModel(frames("--"))).run("Go", steering=subject) as run:
+        await run.begin()
+        run.cancel()
+        subject.on_next("late")
+
+    assert "a message of steering= came too late" in caplog.text
