@@ -22,8 +22,8 @@ from rxloop import Agent, ContentCompleteEvent, Event, Limits, Message, SqliteEv
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import CheckpointEvent, ContentDeltaEvent, TaskEvent
 from rxloop.protocol.messages import ToolCall
+from rxloop.providers._text import text_delta
 from rxloop.stream.bridges import Push, from_task
-from rxloop.stream.deltas import text_delta
 
 ROUNDS = 6
 

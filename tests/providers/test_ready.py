@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rxloop.providers._ready import before_waiting
+from rxloop.providers._httpx import before_waiting
 
 
 class Chunks:

@@ -25,7 +25,8 @@ from rxloop.protocol.events import (
     ToolProgressEvent,
 )
 from rxloop.protocol.messages import ToolCall
-from rxloop.stream.deltas import delta_text, text_delta
+from rxloop.providers._text import text_delta
+from rxloop.stream.deltas import delta_text
 from rxloop.stream.hub import Hub
 
 CALL = ToolCall(id="call_1", name="tool")

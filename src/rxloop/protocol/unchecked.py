@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar, cast, get_origin
 
 from pydantic import BaseModel
@@ -11,13 +12,13 @@ from rxloop.protocol.frozen import EMPTY_DICT, EMPTY_LIST
 
 P = ParamSpec("P")
 M = TypeVar("M")
-AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
-# The slots of a model, looked up once: they are what a constructor that validates nothing has to fill.
-_set_dict, _set_fields_set, _set_extra, _set_private = (
+SLOTS: tuple[Callable[[BaseModel, Any], None], ...] = tuple(
     BaseModel.__dict__[name].__set__
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 )
+"""Fill the slots of a model: its fields, the names of those that were given, and two that are None for most models."""
+_set_dict, _set_given, _set_extra, _set_private = SLOTS
 _new = object.__new__
 _EMPTY: dict[Any, Any] = {dict: EMPTY_DICT, list: EMPTY_LIST}
 
@@ -51,10 +52,9 @@ def unchecked(model: Callable[P, M], *, settled: bool = False) -> Callable[P, M]
         for name, factory in made:
             if name not in values:
                 fields[name] = factory()
-        # As in `filled`, and not by it: this is called more often than anything else.
         model = _new(cls)
         _set_dict(model, fields)
-        _set_fields_set(model, given)
+        _set_given(model, given)
         _set_extra(model, None)
         _set_private(model, None)
         if mark is not None:
@@ -75,28 +75,11 @@ def defaults(cls: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def filled(cls: type[AnyModel], fields: dict[str, Any], given: set[str]) -> AnyModel:
-    """A model whose fields are that dict.
+stamp: Callable[[BaseModel], dict[str, Any]] = attrgetter("__dict__")
+"""The fields of an event, to write into in place, though events are frozen.
 
-    Args:
-        cls: The model.
-        fields: All fields.
-        given: The names of those that count as given.
-    """
-    made = _new(cls)
-    _set_dict(made, fields)
-    _set_fields_set(made, given)
-    _set_extra(made, None)
-    _set_private(made, None)
-    return made
-
-
-def stamp(event: BaseModel) -> dict[str, Any]:
-    """The fields of an event, to write into in place, though events are frozen.
-
-    From its making to its publication an event belongs to one run alone, which writes into it what its maker could not
-    know: step and branch, numbers and time, and that a call is hidden. A copy for each would cost more than all the
-    rest of a token's way. Whoever writes a field of an event does it through this function, and only before anybody
-    else has the event; everybody else makes a copy, by `model_copy(update=...)`.
-    """
-    return event.__dict__  # pyright: ignore[reportReturnType]
+From its making to its publication an event belongs to one run alone, which writes into it what its maker could not
+know: step and branch, numbers and time, and that a call is hidden. A copy for each would cost more than all the
+rest of a token's way. Whoever writes a field of an event does it through this function, and only before anybody
+else has the event; everybody else makes a copy, by `model_copy(update=...)`.
+"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -217,6 +218,7 @@ class Batches:
         "_bytes",
         "_decoder",
         "_reader",
+        "_time",
         "_watch",
         "failure",
         "gate",
@@ -235,6 +237,7 @@ class Batches:
         """The chunks that have come: a transport adds them here and then calls `hand_on`."""
         self._reader = reader
         self._watch = watch
+        self._time = asyncio.get_running_loop().time
         self._bounds = bounds
         self._decoder = SSEDecoder(bounds.document)
         self._bytes = 0
@@ -288,7 +291,7 @@ class Batches:
             return
         payloads = self._decoder.feed(data)
         if payloads:
-            self._watch.seen()
+            self._watch.last = self._time()
             self._reader.feed(payloads)
             if self._reader.done:
                 self._reader.complete()

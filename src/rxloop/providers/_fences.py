@@ -38,7 +38,8 @@ class Fences:
             elif self._line != _ORDINARY or "\n" in text:
                 self._scan(f"\n{self._line}{text}")
             self._last = text[-1]
-            self.unread = StringIO()
+            self.unread.seek(0)
+            self.unread.truncate()
         return bool(self._fence) or self._line.startswith(("```", "~~~")) or self._last == "`"
 
     def _scan(self, text: str) -> None:

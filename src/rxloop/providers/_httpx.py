@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 import httpx
@@ -15,7 +16,6 @@ from rxloop.errors import ProviderConnectionError
 from rxloop.providers._exchange import Batches
 from rxloop.providers._inflate import Inflater, inflater
 from rxloop.providers._network import with_cheap_network
-from rxloop.providers._ready import before_waiting
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rxloop.providers._errors import Endpoint
     from rxloop.providers._timeouts import Timeouts
     from rxloop.providers.bounds import Bounds
+
+T = TypeVar("T")
 
 AT_ONCE = 256
 """Pieces that are read without a turn of the event loop: each takes the parser some twenty microseconds."""
@@ -197,3 +199,37 @@ async def _end(source: AsyncIterator[bytes]) -> None:
     with anyio.move_on_after(0), suppress(httpx.HTTPError):
         async for _ in source:
             pass
+
+
+@types.coroutine
+def before_waiting(awaitable: Awaitable[T], call: Callable[[], None]) -> Generator[Any, Any, T]:
+    """Await something, but call a function first if it is not ready at once.
+
+    An HTTP library gives the chunks of one socket read one by one, and does not wait between them. With this the reader
+    collects them, and handles them together when the next one is not there yet: the code that it runs for each event
+    stays in the cache of the processor, which halves what a token costs.
+
+    Args:
+        awaitable: What to await.
+        call: Called at most once, before the wait. It must not raise: the awaitable may be in the middle of a clean-up,
+            which nothing but its own cancellation may disturb.
+
+    Returns:
+        What the awaitable gives.
+    """
+    steps: Any = awaitable.__await__()
+    try:
+        signal = next(steps)
+        call()
+        while True:
+            try:
+                reply = yield signal
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as error:
+                signal = steps.throw(error)
+            else:
+                signal = steps.send(reply)
+    except StopIteration as end:
+        return end.value

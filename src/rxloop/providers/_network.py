@@ -93,7 +93,7 @@ class _Stream(httpcore.AsyncNetworkStream):
             return await self._inner.read(max_bytes, timeout)
         data = await self._inner.read(min(max_bytes, AT_ONCE), timeout)
         if self._head is None and is_whole(data, self._longest_head):
-            self._awaited = False
+            self._go_on()
         else:
             self._read_head(data)
         return data
@@ -103,7 +103,12 @@ class _Stream(httpcore.AsyncNetworkStream):
             self._head = Head(self._longest_head)
         self._head.feed(data)
         if self._head.over:
-            self._head, self._awaited = None, False
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Leave the rest of the answer to the socket: from here to the next request there is nothing to see to."""
+        self._head, self._awaited = None, False
+        self.read = self._inner.read  # pyright: ignore[reportAttributeAccessIssue]
 
     @override
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
@@ -111,6 +116,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         if not held and buffer.endswith(b"\r\n\r\n"):
             self._held = buffer
             self._head, self._awaited = None, True
+            self.__dict__.pop("read", None)
         elif held and len(buffer) > MOST_TOGETHER:
             await self._inner.write(held, timeout)
             await self._inner.write(buffer, timeout)

@@ -22,8 +22,8 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import ToolCall, Usage
 from rxloop.protocol.storable import storable
 from rxloop.providers._gate import gate_of
+from rxloop.providers._text import text_delta
 from rxloop.stream.bridges import Push
-from rxloop.stream.deltas import text_delta
 
 
 @dataclass(frozen=True, slots=True)

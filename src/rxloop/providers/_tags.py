@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, get_args
@@ -82,6 +82,8 @@ class TagSplitter:
         self._first = names[0] if thinks_first else ""
         """The name of the thought that the text may begin in; nothing once that is settled."""
         self._fences = Fences()
+        self.passed: Callable[[str], object] = self._fences.unread.write
+        """Takes note of a piece without a `<` that went past an idle splitter; cheaper than `feed`, and the same."""
         self._held = ""
         self._open: Thought | None = None
         self._own = self._tags
@@ -97,10 +99,6 @@ class TagSplitter:
     def answers_first(self) -> None:
         """Assume that the text begins with the answer: the thoughts came in another way."""
         self._first = ""
-
-    def passed(self, text: str) -> None:
-        """Take note of a piece without a `<` that went past an idle splitter; cheaper than `feed`, and the same."""
-        self._fences.unread.write(text)
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are sure after this much more text."""

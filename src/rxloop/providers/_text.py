@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
+from typing import TypeVar
 
 from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent
 from rxloop.protocol.storable import readable
+from rxloop.protocol.unchecked import SLOTS, defaults
 from rxloop.providers._sanitize import TailStripper
 from rxloop.providers._tags import TagSplitter, Thought, ThoughtText, thought_fields
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.stream.deltas import text_delta
 
 WEIGHT = 8_000
 """What a thought counts for beside its text: an empty one is an event, too."""
@@ -236,3 +237,24 @@ class AnswerText:
             **thought_fields(thought),
         }
         self._push(ThoughtStreamEvent.model_validate(event))
+
+
+_Delta = TypeVar("_Delta", ContentDeltaEvent, ThoughtDeltaEvent)
+_TEXT_DELTA = {cls: defaults(cls) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}
+_GIVEN = {"delta", "index", "step"}
+_new = object.__new__
+_set_dict, _set_given, _set_extra, _set_private = SLOTS
+
+
+def text_delta(cls: type[_Delta], delta: str, index: int, step: str | None) -> _Delta:
+    """Make a delta event without validation, of text that a provider has decoded: a third of the constructor's cost."""
+    fields = _TEXT_DELTA[cls].copy()
+    fields["delta"] = delta
+    fields["index"] = index
+    fields["step"] = step
+    made = _new(cls)
+    _set_dict(made, fields)
+    _set_given(made, _GIVEN)
+    _set_extra(made, None)
+    _set_private(made, None)
+    return made

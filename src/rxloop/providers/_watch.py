@@ -28,7 +28,6 @@ class Watch:
 
     __slots__ = (
         "_held",
-        "_last",
         "_loop",
         "_requests",
         "_scope",
@@ -38,6 +37,7 @@ class Watch:
         "_timer",
         "_until",
         "expired",
+        "last",
         "late",
         "seconds",
     )
@@ -50,7 +50,8 @@ class Watch:
         """Whether it was ended because its time was over, or its time was over when it began."""
         self._until = until
         self._shielded = shielded
-        self._last = 0.0
+        self.last = 0.0
+        """When the last event came, by the time of the event loop; whoever reads the events writes it."""
         self._held = False
         self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -62,7 +63,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         self._loop = loop = asyncio.get_running_loop()
-        self._last = now = loop.time()
+        self.last = now = loop.time()
         self.expired = self._held = self._stopped = False
         self.late = now >= self._until
         due = min(now + self.seconds, self._until)
@@ -97,11 +98,6 @@ class Watch:
         elif self._task is not None:
             self._task.cancel()
 
-    def seen(self) -> None:
-        """Take note of an event."""
-        if self._loop is not None:
-            self._last = self._loop.time()
-
     def hold(self) -> None:
         """Stop counting until `go_on`: the reader is held back, so that no event can come."""
         self._held = True
@@ -109,7 +105,8 @@ class Watch:
     def go_on(self) -> None:
         """Count again: the reader is no longer held back."""
         self._held = False
-        self.seen()
+        if self._loop is not None:
+            self.last = self._loop.time()
 
     def stop(self) -> None:
         """Stop watching: the answer is over, and what is left to do has bounds of its own."""
@@ -120,7 +117,7 @@ class Watch:
         if loop is None or self._stopped:
             return
         now = loop.time()
-        due = min(self._until, (now if self._held else self._last) + self.seconds)
+        due = min(self._until, (now if self._held else self.last) + self.seconds)
         if due > now:
             self._timer = loop.call_at(due, self._look)
         elif times:

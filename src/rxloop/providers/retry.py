@@ -15,7 +15,7 @@ from reactivex import Observable, abc
 from rxloop.errors import ProviderError, ProviderTimeout
 from rxloop.protocol.events import Event
 from rxloop.providers._answers import begins_answer, failed
-from rxloop.stream.connect import Connections, connect
+from rxloop.stream.connect import Connections, Link, connect
 from rxloop.stream.scheduler import timers
 
 log = logging.getLogger("rxloop")
@@ -101,7 +101,7 @@ class Attempts:
         until: The time of the event loop at which every wait ends; the source has to know it as well.
     """
 
-    __slots__ = ("_begun", "_connections", "_observer", "_policy", "_scheduler", "_sent", "_source", "_until")
+    __slots__ = ("_begun", "_connections", "_link", "_observer", "_policy", "_scheduler", "_sent", "_source", "_until")
 
     def __init__(
         self,
@@ -119,6 +119,7 @@ class Attempts:
         self._scheduler = scheduler
         self._sent = 0
         self._begun = False
+        self._link: Link | None = None
 
     def begin(self) -> abc.DisposableBase:
         """Send the first request; disposing the result ends everything."""
@@ -128,11 +129,13 @@ class Attempts:
     def _send(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
         self._sent += 1
         completed = self._observer.on_completed
-        connect(self._source, self._on_next, self._on_error, completed, self._scheduler, self._connections)
+        self._link = connect(self._source, self._on_next, self._on_error, completed, self._scheduler, self._connections)
 
     def _on_next(self, event: Event) -> None:
-        if not self._begun:
-            self._begun = begins_answer(event)
+        self._begun = self._begun or begins_answer(event)
+        if self._begun and self._link is not None:
+            # Whatever comes now, nothing is sent again: the rest of the answer need not pass here.
+            self._link.pass_to(self._observer.on_next)
         self._observer.on_next(event)
 
     def _on_error(self, error: Exception) -> None:

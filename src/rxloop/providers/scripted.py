@@ -35,8 +35,8 @@ from rxloop.providers._script import (
     push_reasoning,
     stay_open,
 )
+from rxloop.providers._text import text_delta
 from rxloop.stream.bridges import Push, from_task
-from rxloop.stream.deltas import text_delta
 
 
 class ScriptExhausted(ProviderError):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from reactivex.abc import DisposableBase
 from reactivex.disposable import SerialDisposable
 
-from rxloop.errors import PipelineError
-from rxloop.operators.loop._faults import no_signal, stuck
+from rxloop.operators.loop._faults import stuck
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.logs import EventLog
-from rxloop.pipeline.requests import ModelRequest, Request, RunRequest, Signal, ToolDefinition, ToolRequest, marked
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest, marked
 from rxloop.pipeline.run_context import ModelCall, RunContext
 from rxloop.pipeline.seams import Clock, Provider, Tool
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
@@ -144,16 +142,6 @@ class Attempt:
         return RunContext(self.spec.deps, self)
 
     # -- what comes out of the loop
-
-    def publish_signal(self, signal: Signal) -> None:
-        """Take what comes out of the loop: events alone."""
-        # Not `isinstance`, which takes longer than all that is between here and the log.
-        if _is_event(type(signal)):
-            self.publish(signal)  # pyright: ignore[reportArgumentType]
-        elif isinstance(signal, RunRequest):
-            self.life.finish(PipelineError(f"nothing answered the RunRequest: the loop is {self.loop_name}"))
-        elif not isinstance(signal, Request):  # pyright: ignore[reportUnnecessaryIsInstance]
-            self.life.finish(no_signal(signal, self.spec.loop))
 
     def emit(self, event: Event, out: Callable[[Event], None] | None) -> None:
         """Give an event to `out`, or else to `publish`; from any thread.
@@ -352,11 +340,6 @@ class Attempt:
             return False
         self._taken.add(slot)
         return True
-
-
-@cache
-def _is_event(cls: type) -> bool:
-    return issubclass(cls, Event)
 
 
 def _names(definitions: tuple[ToolDefinition, ...]) -> set[str]:

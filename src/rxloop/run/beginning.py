@@ -168,7 +168,9 @@ def _feed(attempt: Attempt, loop: Operator, scheduler: RunScheduler) -> None:
 
     pipeline = loop(emit(RunRequest(attempt.context())))
     life = attempt.life
-    attempt.subscription.disposable = connect(pipeline, attempt.publish_signal, life.finish, completed, scheduler)
+    # It sees for itself what is no event.
+    publish: Any = attempt.publish
+    attempt.subscription.disposable = connect(pipeline, publish, life.finish, completed, scheduler)
     connecting = False
     if again:
         _feed(attempt, iterate(attempt.spec.pipeline), scheduler)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rxloop.errors import InvalidEvent, RxloopError
-from rxloop.operators.loop._faults import unordered
-from rxloop.pipeline.requests import Operator
+from rxloop.errors import InvalidEvent, PipelineError, RxloopError
+from rxloop.operators.loop._faults import no_signal, unordered
+from rxloop.operators.loop.compose import describe
+from rxloop.pipeline.requests import Operator, Request, RunRequest
 from rxloop.pipeline.seams import Clock
 from rxloop.protocol.envelope import ROOT, check_time
 from rxloop.protocol.events import (
@@ -50,6 +51,8 @@ _BEGUN = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
 class _Traits(NamedTuple):
     """What an event is by its class; to ask `isinstance` of each event would cost more than to number it."""
 
+    is_event: bool
+    """It is an event, and not something else that came out of the loop."""
     rule: Callable[[RunState, Any], str | None] | None
     """Why it cannot come at any time."""
     begins: bool
@@ -64,9 +67,10 @@ class _Traits(NamedTuple):
     """It may have a place in the graph of thoughts."""
 
 
-class _TraitsByClass(dict[type[Event], _Traits]):
-    def __missing__(self, cls: type[Event]) -> _Traits:
+class _TraitsByClass(dict[type, _Traits]):
+    def __missing__(self, cls: type) -> _Traits:
         traits = self[cls] = _Traits(
+            is_event=issubclass(cls, Event),
             rule=RULES[cls],
             begins=issubclass(cls, ToolStartEvent),
             text=_TEXT.get(cls, ""),
@@ -77,7 +81,7 @@ class _TraitsByClass(dict[type[Event], _Traits]):
         return traits
 
 
-_TRAITS: Mapping[type[Event], _Traits] = _TraitsByClass()
+_TRAITS = _TraitsByClass()
 _TEXT: dict[type[Event], str] = {
     ContentDeltaEvent: "delta",
     ThoughtDeltaEvent: "delta",
@@ -163,6 +167,9 @@ class Recorder:
     def publish(self, event: Event) -> None:
         """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once.
 
+        Args:
+            event: Or what else comes out of the loop, where nothing but events should.
+
         Raises:
             InvalidEvent: It is not one that may come now.
         """
@@ -170,28 +177,39 @@ class Recorder:
         if get_ident() != life.thread:
             life.finish_from_thread()
             return
+        traits = _TRAITS[type(event)]
+        if not traits.is_event:
+            self._take_other(event)
+            return
         if self.attempt > 1 and self._is_recorded(event):
             self._repeat(event)
             return
         if life.phase not in _TAKING:
             log.debug("%r came when the run was over", event)
             return
-        traits = _TRAITS[type(event)]
         if event.durable:
             if traits.rule is not None and self._is_misplaced(event, traits):
                 return
             if traits.by_run:
                 self.check(event)
-            event = self.record(event)
+            event = self._record(event, traits)
         else:
             # A look, and no call, is all that a token of an open message of the main line costs.
             fits = traits.text and event.branch is None and event.step == self.states[None].open_step
             if not fits and self._is_misplaced(event, traits):
                 return
-            event = self._stamp(event)
+            event = self._stamp(event, traits)
             if self.writer is not None:
                 self.writer.add(event)
         self._deliver(event)
+
+    def _take_other(self, signal: object) -> None:
+        """Take what has come out of the loop and is no event."""
+        if isinstance(signal, RunRequest):
+            loop = describe(self._operator)
+            self._life.finish(PipelineError(f"nothing answered the RunRequest: the loop is {loop}"))
+        elif not isinstance(signal, Request):
+            self._life.finish(no_signal(signal, self._operator))
 
     def record(self, event: Event) -> Event:
         """Stamp a durable event, fold it and hand it to the log's buffer, but do not deliver it yet.
@@ -199,8 +217,11 @@ class Recorder:
         Raises:
             InvalidEvent: It cannot be folded.
         """
+        return self._record(event, _TRAITS[type(event)])
+
+    def _record(self, event: Event, traits: _Traits) -> Event:
         place = self._seq, self._sub
-        event = self._stamp(event)
+        event = self._stamp(event, traits)
         try:
             self._fold(event)
         except Exception as error:
@@ -210,7 +231,7 @@ class Recorder:
             raise InvalidEvent(f"a `{event.kind}` event that the run cannot take: {error}") from error
         if self.writer is not None:
             self.writer.add(event)
-        if _TRAITS[type(event)].drawn:
+        if traits.drawn:
             self.graph = self.graph.add(event)
         return event
 
@@ -240,12 +261,11 @@ class Recorder:
 
     # -- stamps
 
-    def _stamp(self, event: Event) -> Event:
+    def _stamp(self, event: Event, traits: _Traits) -> Event:
         """Write into an event what only its run knows: its numbers, its time, its ids."""
         if event.attempt:
             # Published before, here or in another run: its numbers are those of that time.
             event = event.model_copy()
-        traits = _TRAITS[type(event)]
         fields = stamp(event)
         # Nearly every token is a delta of our own making with plain text: this is all that it costs.
         text = fields.get(traits.text)

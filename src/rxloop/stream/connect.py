@@ -21,7 +21,7 @@ def connect(
     on_completed: Callable[[], None],
     scheduler: abc.SchedulerBase | None = None,
     among: Connections | None = None,
-) -> abc.DisposableBase:
+) -> Link:
     """Subscribe to a source, like `source.subscribe(on_next, on_error, on_completed, scheduler=scheduler)`.
 
     Nothing is delivered after the end or after the subscription was disposed, and the end disposes the source. The
@@ -37,7 +37,7 @@ def connect(
         scheduler: That of the subscription.
         among: The connections that this one belongs to until it is over.
     """
-    link = _Link(on_next, on_error, on_completed, among)
+    link = Link(on_next, on_error, on_completed, among)
     if among is not None and not among.add(link):
         return link
     try:
@@ -107,7 +107,7 @@ def dispose_after(error: Exception, connection: abc.DisposableBase) -> None:
         leave_to_loop(second)
 
 
-class _Link(abc.ObserverBase[Any], abc.DisposableBase):
+class Link(abc.ObserverBase[Any], abc.DisposableBase):
     """What the source of a connection delivers to; disposing it ends the connection.
 
     At the end it lets go of everything, so that nothing of an iteration is left for the garbage collector to find.
@@ -131,6 +131,7 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
         self._subscription: abc.DisposableBase | None = None
 
     def on_error(self, error: Exception) -> None:
+        """End the connection by an error."""
         if not self.stopped:
             on_error = self._on_error
             self._stop()
@@ -140,6 +141,7 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
                 self._release()
 
     def on_completed(self) -> None:
+        """End the connection."""
         if not self.stopped:
             on_completed = self._on_completed
             self._stop()
@@ -149,6 +151,11 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
             finally:
                 self._release()
 
+    def pass_to(self, on_next: Callable[[Any], None]) -> None:
+        """Give all that comes from now on to another function; for one who has seen what it waited for."""
+        if not self.stopped:
+            self.on_next = on_next  # pyright: ignore[reportAttributeAccessIssue]
+
     def take(self, subscription: abc.DisposableBase) -> None:
         """Hold the subscription of the source, unless it is over already."""
         self._subscription = subscription
@@ -156,6 +163,7 @@ class _Link(abc.ObserverBase[Any], abc.DisposableBase):
             self._release()
 
     def dispose(self) -> None:
+        """End the connection from the side of the subscriber."""
         self._stop()
         self._release()
 

@@ -19,8 +19,8 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message
+from rxloop.providers._text import text_delta
 from rxloop.stream.bridges import emit
-from rxloop.stream.deltas import text_delta
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribe = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe
