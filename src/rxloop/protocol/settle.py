@@ -30,13 +30,12 @@ def settle(event: Event) -> dict[str, Any]:
     """
     fields = stamp(event)
     try:
-        plain = fields["metadata"] is EMPTY_DICT and _plain(fields)
-        try:
-            if plain and _is_settled(event):
-                return fields
-        except AttributeError:  # it is not
-            pass
-        _settle_fields(event, fields, plain)
+        if _is_settled(event) and fields["metadata"] is EMPTY_DICT and _printable(*_ids(fields)):
+            return fields
+    except (AttributeError, KeyError, TypeError):  # It is not, or has no proper ids.
+        pass
+    try:
+        _settle_fields(event, fields, plain=fields["metadata"] is EMPTY_DICT and _plain(fields))
     except KeyError as error:
         raise InvalidEvent(f"{type(event).__name__} has no {error}: make events by their constructor") from error
     _set_settled(event, True)
