@@ -178,6 +178,7 @@ if TYPE_CHECKING:
     from rxloop.runtime.experiments.scorer import Score as Score
     from rxloop.runtime.experiments.scorer import Scorer as Scorer
     from rxloop.runtime.experiments.trials import Trial as Trial
+    from rxloop.runtime.runtime import Runtime as Runtime
     from rxloop.state.compression import CompressionTotals as CompressionTotals
     from rxloop.state.run_state import RunState as RunState
     from rxloop.state.run_state import fold as fold

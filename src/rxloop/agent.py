@@ -210,6 +210,12 @@ class Agent(Generic[D, O]):
         other._made_of = replace(self._made_of, log=log)
         return other
 
+    def named(self, name: str) -> Self:
+        """The same agent under another name; what one of the two has open, both have, and either closes it."""
+        other = copy(self)
+        other._made_of = replace(self._made_of, name=name)
+        return other
+
     @property
     def model(self) -> Provider:
         """The model of its runs, unless a run names another one."""
@@ -498,11 +504,30 @@ class Agent(Generic[D, O]):
 
     @overload
     async def settle(
-        self: Agent[None, O], task_id: str, *, deps: None = None, on_input: OnInput | None = None
+        self: Agent[None, O],
+        task_id: str,
+        *,
+        deps: None = None,
+        on_input: OnInput | None = None,
+        on_run: Callable[[Run[O]], object] | None = None,
     ) -> RunRecord: ...
     @overload
-    async def settle(self, task_id: str, *, deps: D, on_input: OnInput | None = None) -> RunRecord: ...
-    async def settle(self, task_id: str, *, deps: Any = None, on_input: OnInput | None = None) -> RunRecord:
+    async def settle(
+        self,
+        task_id: str,
+        *,
+        deps: D,
+        on_input: OnInput | None = None,
+        on_run: Callable[[Run[O]], object] | None = None,
+    ) -> RunRecord: ...
+    async def settle(
+        self,
+        task_id: str,
+        *,
+        deps: Any = None,
+        on_input: OnInput | None = None,
+        on_run: Callable[[Run[O]], object] | None = None,
+    ) -> RunRecord:
         """Bring a run to rest, whoever has done a part of it.
 
         It returns when the log says that the run is over, was cancelled, or waits for an answer that nobody has given;
@@ -515,6 +540,7 @@ class Agent(Generic[D, O]):
             task_id: The run.
             deps: As for `run`.
             on_input: Answers the questions of the run while it goes on here.
+            on_run: Gets each attempt that is made here, before it begins: to read it live.
 
         Returns:
             What the log has of it then. A run that failed is no error here: see `record.state`.
@@ -530,7 +556,10 @@ class Agent(Generic[D, O]):
 
         def resume() -> Run[O]:
             options: ResumeOptions = {"on_input": on_input, "when_busy": "wait"}
-            return self._start(self._next("settle", task_id, None, deps, options, settles=True))
+            run = self._start(self._next("settle", task_id, None, deps, options, settles=True))
+            if on_run is not None:
+                on_run(run)
+            return run
 
         return await settle(event_log, task_id, resume, asks=on_input is not None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, SingleAssignmentDisposable
@@ -101,56 +101,87 @@ class Holds:
 
 
 def _merged(sources: Sequence[Observable[T]]) -> Observable[T]:
-    """All that the sources give, in one order for its subscriber, and their errors when all have ended.
+    """All that the sources give, and their errors when all have ended."""
+
+    def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        merging = Merging(observer, scheduler)
+        for source in sources:
+            merging.add(source)
+        merging.no_more()
+        return merging.subscriptions
+
+    return Observable(subscribe)
+
+
+class Merging(Generic[T]):
+    """The sources of one subscription, to which others may come: all that they give, in one order for its subscriber.
 
     Not the stock `merge`, which ends with the first error, subscribes on a trampoline, and lets an event that comes
     while another one is delivered overtake it.
     """
 
-    def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        waiting: deque[T] = deque()
-        errors: list[Exception] = []
-        under_way = len(sources) + 1  # and this subscription
-        delivering = False
+    def __init__(self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> None:
+        """Merge nothing yet.
 
-        def deliver() -> None:
-            nonlocal delivering
-            if delivering:
-                return
-            delivering = True
-            try:
-                while waiting:
-                    observer.on_next(waiting.popleft())
-            finally:
-                delivering = False
-            if not under_way:
-                end()
+        Args:
+            observer: The subscriber.
+            scheduler: With which the sources are subscribed.
+        """
+        self.subscriptions = CompositeDisposable()
+        """Those to the sources."""
+        self._observer = observer
+        self._scheduler = scheduler
+        self._waiting: deque[T] = deque()
+        self._errors: list[Exception] = []
+        self._count = 0
+        self._under_way = 1
+        self._delivering = False
 
-        def end() -> None:
-            if len(errors) > 1:
-                observer.on_error(ExceptionGroup(f"{len(errors)} of {len(sources)} merged streams failed", errors))
-            elif errors:
-                observer.on_error(errors[0])
-            else:
-                observer.on_completed()
-
-        def on_next(item: T) -> None:
-            waiting.append(item)
-            deliver()
+    def add(self, source: Observable[T]) -> None:
+        """Subscribe one source more."""
+        subscription = SingleAssignmentDisposable()
 
         def ended(error: Exception | None = None) -> None:
-            nonlocal under_way
-            under_way -= 1
-            if error is not None:
-                errors.append(error)
-            deliver()
+            # One that has ended is not kept, however many come.
+            self.subscriptions.remove(subscription)
+            self._ended(error)
 
-        subscriptions = CompositeDisposable()
-        for source in sources:
-            subscription = SingleAssignmentDisposable()
-            subscriptions.add(subscription)
-            subscription.disposable = source.subscribe(on_next, ended, ended, scheduler=scheduler)
-        ended()
-        return subscriptions
+        self._count += 1
+        self._under_way += 1
+        self.subscriptions.add(subscription)
+        subscription.disposable = source.subscribe(self._on_next, ended, ended, scheduler=self._scheduler)
 
-    return Observable(subscribe)
+    def no_more(self) -> None:
+        """End with the last of the sources."""
+        self._ended()
+
+    def _on_next(self, item: T) -> None:
+        self._waiting.append(item)
+        self._deliver()
+
+    def _ended(self, error: Exception | None = None) -> None:
+        self._under_way -= 1
+        if error is not None:
+            self._errors.append(error)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        if self._delivering:
+            return
+        self._delivering = True
+        try:
+            while self._waiting:
+                self._observer.on_next(self._waiting.popleft())
+        finally:
+            self._delivering = False
+        if not self._under_way:
+            self._end()
+
+    def _end(self) -> None:
+        if len(self._errors) > 1:
+            text = f"{len(self._errors)} of {self._count} merged streams failed"
+            self._observer.on_error(ExceptionGroup(text, self._errors))
+        elif self._errors:
+            self._observer.on_error(self._errors[0])
+        else:
+            self._observer.on_completed()

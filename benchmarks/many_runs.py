@@ -1,0 +1,99 @@
+"""What open runs and their followers cost in a runtime: `python benchmarks/many_runs.py [--runs 1000] [--log sqlite]`.
+
+Each run calls a tool that waits; then each gets a follower; then nothing happens for a while; then all of them end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rxloop import Agent, EventLog, MemoryEventLog, Runtime, SqliteEventLog, tool
+from rxloop.testing import ScriptedModel, call, frames
+
+IDLE = 5.0
+"""Seconds in which nothing happens."""
+TEXT = frames("-".join(["", *("word ",) * 20]) + "|")
+
+
+def memory() -> float:
+    """What is in use, in kB; 0 where nobody counts."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0] / 1e3
+
+
+async def measure(runs: int, log: EventLog) -> dict[str, float]:
+    """The costs by name: kB, microseconds of CPU, milliseconds."""
+    go, waiting = asyncio.Event(), 0
+
+    @tool
+    async def wait() -> str:
+        """Waits."""
+        nonlocal waiting
+        waiting += 1
+        await go.wait()
+        return "waited"
+
+    async def until(there: Callable[[], bool]) -> None:
+        while not there():  # noqa: ASYNC110 (nobody tells when it is so)
+            await asyncio.sleep(0.01)
+
+    agent = Agent(ScriptedModel(*[call("wait")] * runs, *[TEXT] * runs), tools=[wait], thoughts=False)
+    found: dict[str, float] = {}
+    async with Runtime({"agent": agent}, log=log) as runtime:
+        # One run, so that everything is loaded.
+        cpu, before = time.process_time(), memory()
+        records = [await runtime.start("agent", "Hi") for _ in range(runs)]
+        await until(lambda: waiting == runs)
+        found["CPU to open a run, us"] = (time.process_time() - cpu) * 1e6 / runs
+        opened = memory()
+        found["memory of an open run, kB"] = (opened - before) / runs
+        cpu, seen = time.process_time(), 0
+
+        async def follow(task_id: str) -> int:
+            nonlocal seen
+            events = 0
+            async for _ in runtime.follow(task_id):
+                seen += not events
+                events += 1
+            return events
+
+        following = [asyncio.create_task(follow(record.task_id)) for record in records]
+        await until(lambda: seen == runs)
+        found["CPU to begin to follow, us"] = (time.process_time() - cpu) * 1e6 / runs
+        found["memory of a follower, kB"] = (memory() - opened) / runs
+        cpu = time.process_time()
+        await asyncio.sleep(IDLE)
+        found["idle CPU, of one core, %"] = (time.process_time() - cpu) / IDLE * 100
+        cpu = time.process_time()
+        go.set()
+        events = sum(await asyncio.gather(*following))
+        found["events to a follower"] = events / runs
+        found["CPU of the rest, with its follower, us"] = (time.process_time() - cpu) * 1e6 / runs
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1_000)
+    parser.add_argument("--log", choices=["memory", "sqlite"], default="memory")
+    options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        log: Any = MemoryEventLog() if options.log == "memory" else SqliteEventLog(Path(folder) / "runs.db")
+        found = asyncio.run(measure(options.runs, log))
+        # Once more for the memory, whose count costs time.
+        tracemalloc.start()
+        again = asyncio.run(measure(options.runs, log))
+        for name, value in found.items():
+            print(f"{name:<42}{again[name] if 'memory' in name else value:10.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""Many runs by id, over one log."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, Self, TypedDict
+
+from typing_extensions import Unpack
+
+from rxloop.agent import Agent, Prompt
+from rxloop.errors import ConfigurationError, RunExists, RxloopError
+from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import AnyEvent
+from rxloop.protocol.messages import Message
+from rxloop.protocol.settings import Limits, ModelSettings
+from rxloop.run.ids import id_of_key
+from rxloop.runtime._driven import Driven
+from rxloop.runtime._following import followed
+from rxloop.stream.stream import Stream
+
+log = logging.getLogger("rxloop")
+
+DepsOf = Callable[[RunRecord], Any]
+"""Gives the deps of a run, of what the log knows of it; plain or async."""
+_LONGEST_PAUSE = 60.0
+"""Seconds between two tries with a run that this process cannot go on with."""
+
+
+class StartOptions(TypedDict, total=False):
+    """What can be said of a run that is started in a runtime; as for `Agent.run`, and all of it goes into the log."""
+
+    context_id: str | None
+    owner: str | None
+    metadata: dict[str, Any] | None
+    model: str | None
+    settings: ModelSettings | None
+    limits: Limits | None
+    strategy: str | None
+
+
+class Runtime:
+    """Runs of several agents by their ids, over one log: what outlives the request that began it.
+
+    A run that is started here goes on whoever reads it. Every process with a runtime on the same log can follow it,
+    steer it, answer its questions and cancel it; and what a process leaves when it dies, the others take up.
+
+    Example:
+        >>> runtime = Runtime({"support": support}, log=SqliteEventLog("app.db"), deps=deps_of)
+        >>> async with runtime:
+        ...     record = await runtime.start("support", "Refund order A1", context_id="bob", key="request-17")
+        ...     async for event in runtime.follow(record.task_id):
+        ...         print(event)
+    """
+
+    def __init__(
+        self,
+        agents: Mapping[str, Agent[Any, Any]],
+        *,
+        log: EventLog,
+        deps: DepsOf | None = None,
+        concurrency: int | None = None,
+        adopt_every: float = 2.0,
+        grace: float = 10.0,
+    ) -> None:
+        """Describe a runtime; nothing is opened before it is entered.
+
+        Args:
+            agents: By the names under which runs are started, and found again after a restart: keep them.
+            log: Keeps the runs of all of them. It has to take turns and mail, as those of rxloop do.
+            deps: Gives the deps of each run, also after a restart: of its `RunRecord`, which has the owner and the
+                metadata that it was started with. Without it the agents get none.
+            concurrency: How many runs go on here at once; the others wait in order. None is no limit.
+            adopt_every: Seconds between two looks for runs that nobody drives any more.
+            grace: Seconds that runs have to end when the runtime is left; then they are given up, and the next process
+                goes on with them.
+
+        Raises:
+            ConfigurationError: An argument is of a wrong kind.
+        """
+        if not (isinstance(log, TakesTurns) and isinstance(log, Mailbox)):
+            raise ConfigurationError(
+                f"{log!r} cannot be the log of a runtime, since it has no turns or no mail (see TakesTurns and Mailbox "
+                "in docs/durability.md): use SqliteEventLog or MemoryEventLog"
+            )
+        if not agents:
+            raise ConfigurationError("a runtime needs agents: Runtime({'support': support}, log=...)")
+        if concurrency is not None and concurrency < 1:
+            raise ConfigurationError(f"concurrency must be at least 1, or None for no limit, not {concurrency!r}")
+        for name, seconds in (("adopt_every", adopt_every), ("grace", grace)):
+            if not seconds >= 0:
+                raise ConfigurationError(f"{name} must be 0 seconds or more, not {seconds!r}")
+        self.log = log
+        self._turns: TakesTurns = log
+        self._agents = {name: agent.with_log(log).named(name) for name, agent in agents.items()}
+        self._deps = deps
+        self._room = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
+        self._adopt_every = adopt_every
+        self._grace = grace
+        self._driven = Driven()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._adopting: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<Runtime {', '.join(self._agents)}: {len(self._driven)} runs under way>"
+
+    async def __aenter__(self) -> Self:
+        if self._adopting is not None:
+            raise RxloopError("the runtime is entered already")
+        await self._adopt()
+        self._adopting = asyncio.create_task(self._adopt_on(), name="rxloop-runtime-adopt")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.drain()
+
+    # -- runs
+
+    async def start(
+        self, agent: str, prompt: Prompt, *, key: str | None = None, **options: Unpack[StartOptions]
+    ) -> RunRecord:
+        """Start a run; it is durable when this returns, and goes on here, or where this process is survived.
+
+        In a conversation that has a run under way it waits for that one to come to rest.
+
+        Args:
+            agent: The name of the agent.
+            prompt: As for `Agent.run`.
+            key: The same key is the same run: started once, whoever asks again.
+            **options: See `StartOptions`.
+
+        Raises:
+            ConfigurationError: There is no such agent, or an option is wrong.
+            RxloopError: The runtime is not entered, or drains.
+        """
+        self._check_open()
+        task_id = id_of_key("runtime", agent, key) if key is not None else None
+        try:
+            record = await self._agent(agent).submit(prompt, task_id=task_id, **options)
+        except RunExists:
+            if task_id is None:
+                raise
+            # Whoever drives it goes on; if nobody does, it is taken up as what a process has left.
+            return await self.log.record(task_id)
+        self._drive(record.task_id, agent)
+        return record
+
+    def follow(self, task_id: str, *, after: str | None = None) -> Stream[AnyEvent]:
+        """The events of a run from the first one, over pauses and attempts, until it is over, wherever it is driven.
+
+        With the deltas, where it is driven in this process or the log keeps them. A reader that is slow holds nobody
+        back but itself. Leaving is no cancel.
+
+        Args:
+            task_id: The run.
+            after: The cursor of the last event that the reader has; only what follows it is delivered.
+
+        Raises:
+            UnknownRun: From the stream: the log has no such run.
+        """
+        return followed(self.log, self._driven, task_id, after)
+
+    async def say(self, task_id: str, message: str | Message, *, interrupt: bool = False) -> None:
+        """Put a message into a run that goes on, wherever it does; see `Run.say`."""
+        await (await self._agent_of(task_id)).say(task_id, message, interrupt=interrupt)
+
+    async def answer(self, task_id: str, inputs: Mapping[str, Any]) -> None:
+        """Answer questions of a run, by their `input_id`; it goes on, here if nobody else drives it.
+
+        Raises:
+            InvalidInput: The run does not wait for that, or the answer does not fit.
+        """
+        self._check_open()
+        agent = await self._agent_of(task_id)
+        await agent.answer(task_id, inputs)
+        self._drive(task_id, agent.name)
+
+    async def cancel(self, task_id: str, reason: str | None = None) -> None:
+        """Cancel a run, wherever it goes on or waits, and wait until that is in the log."""
+        await (await self._agent_of(task_id)).cancel(task_id, reason)
+
+    async def record(self, task_id: str) -> RunRecord:
+        """What the log knows of a run; `log.runs(...)` lists them.
+
+        Raises:
+            UnknownRun: The log has no such run.
+        """
+        return await self.log.record(task_id)
+
+    @property
+    def events(self) -> Stream[AnyEvent]:
+        """The events of all runs that this process drives: of those that go on from their first one here, and of those
+        that come. It never ends by itself; with `block`, a slow reader holds back itself alone."""
+        return self._driven.events
+
+    # -- the end
+
+    async def drain(self, seconds: float | None = None) -> None:
+        """Refuse new runs, wait for those that go on, and give up those that have not ended by then.
+
+        They are not cancelled: the log says that they are under way, and the next process goes on with them.
+
+        Args:
+            seconds: How long to wait; None is the `grace` of the runtime.
+        """
+        self._closing = True
+        if self._adopting is not None:
+            self._adopting.cancel()
+            await asyncio.wait([self._adopting])
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._grace if seconds is None else seconds)
+        for task in tasks:
+            # One that is cancelled while it settles a run gives the run up.
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # -- driving
+
+    def _drive(self, task_id: str, agent: str) -> None:
+        """Bring a run to rest in a task of its own, if none does so already."""
+        task = self._tasks.get(task_id)
+        if self._closing or (task is not None and not task.done()):
+            return
+        task = self._tasks[task_id] = asyncio.create_task(self._settle(task_id, agent), name=f"rxloop-drive-{task_id}")
+        task.add_done_callback(lambda done: self._tasks.pop(task_id) if self._tasks.get(task_id) is done else None)
+
+    async def _settle(self, task_id: str, agent: str) -> None:
+        pause = 1.0
+        while True:
+            try:
+                async with self._room:
+                    deps = await self._deps_of(task_id)
+                    await self._agents[agent].settle(task_id, deps=deps, on_run=self._driven.begun)
+                return
+            except Exception:
+                log.exception("the run %s cannot go on here; trying again in %g s", task_id, pause)
+            finally:
+                self._driven.ended(task_id)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _deps_of(self, task_id: str) -> Any:
+        if self._deps is None:
+            return None
+        deps = self._deps(await self.log.record(task_id))
+        return await deps if inspect.isawaitable(deps) else deps
+
+    async def _adopt_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._adopt_every)
+            try:
+                await self._adopt()
+            except RxloopError as error:
+                log.warning("runs that nobody drives cannot be looked for: %s; trying again", error)
+
+    async def _adopt(self) -> None:
+        """Take up the runs of these agents that nobody drives."""
+        for record in await self._turns.orphans():
+            if record.agent_name in self._agents:
+                self._drive(record.task_id, record.agent_name)
+
+    # -- what is asked for
+
+    def _check_open(self) -> None:
+        if self._adopting is None:
+            raise RxloopError("the runtime is not entered: use it in `async with runtime:`")
+        if self._closing:
+            raise RxloopError("the runtime drains, and starts no more runs")
+
+    def _agent(self, name: str) -> Agent[Any, Any]:
+        if name not in self._agents:
+            raise ConfigurationError(f"there is no agent {name!r}: the runtime has {', '.join(self._agents)}")
+        return self._agents[name]
+
+    async def _agent_of(self, task_id: str) -> Agent[Any, Any]:
+        return self._agent((await self.log.record(task_id)).agent_name)

@@ -1,0 +1,263 @@
+"""Runs that outlive the request that began them: found by id, followed, answered, steered, cancelled, taken up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from machines import MachineLog, Shared
+from run_checks import nothing_left
+from rxloop import Agent, Event, MemoryEventLog, RunContext, RunRecord, Runtime, op, tool
+from rxloop.errors import ConfigurationError, InvalidInput, RxloopError, UnknownRun
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+
+
+@pytest.fixture
+def log() -> MemoryEventLog:
+    return MemoryEventLog()
+
+
+def agent(*turns: Any, **options: Any) -> Agent[Any, Any]:
+    return Agent(ScriptedModel(*turns), thoughts=False, **options)
+
+
+@tool
+async def pay(ctx: RunContext[None], amount: int) -> str:
+    """Pays, if that is right."""
+    return "paid" if await ctx.ask(f"Pay {amount}?") else "not paid"
+
+
+@tool
+async def work() -> str:
+    """Takes a minute."""
+    await asyncio.sleep(60)
+    return "done"
+
+
+def kinds(events: Sequence[Event]) -> list[str]:
+    return [event.kind for event in events if event.durable]
+
+
+async def test_a_run_goes_on_though_nobody_reads_it(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent("Hello.")}, log=log) as runtime:
+        record = await runtime.start("a", "Hi")
+        assert (await log.read(record.task_id))[0].kind == "task"  # durable when `start` returns
+        await runtime.follow(record.task_id)
+        assert (await runtime.record(record.task_id)).state == "completed"
+    await nothing_left()
+
+
+async def test_a_follower_gets_everything_from_the_first_event_to_the_last(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent(frames("--Hel--lo.|"))}, log=log) as runtime:
+        record = await runtime.start("a", "Hi")
+        live = [event async for event in runtime.follow(record.task_id)]
+        late = [event async for event in runtime.follow(record.task_id)]
+    assert kinds(live) == kinds(late) == [event.kind for event in await log.read(record.task_id)]
+    assert [event.kind for event in live].count("content-delta") == 2
+
+
+async def test_the_same_key_is_the_same_run(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent("one", "two")}, log=log) as runtime:
+        first, second = await asyncio.gather(*(runtime.start("a", "Hi", key="k") for _ in range(2)))
+        other = await runtime.start("a", "Hi", key="another")
+        assert first.task_id == second.task_id != other.task_id
+        await runtime.follow(first.task_id)
+        again = await runtime.start("a", "Hi", key="k")
+        assert (again.task_id, again.state) == (first.task_id, "completed")
+        await runtime.follow(other.task_id)
+    assert len(await log.runs()) == 2
+
+
+async def test_runs_of_one_conversation_come_one_after_the_other(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent("one", "two", "three")}, log=log) as runtime:
+        records = [await runtime.start("a", text, context_id="c") for text in ("1", "2", "3")]
+        await asyncio.gather(*(runtime.follow(record.task_id) for record in records))
+        last = (await log.read(records[-1].task_id))[-1]
+    assert last.content == "three"  # pyright: ignore[reportAttributeAccessIssue]
+    times = [(record.created, record.updated) for record in await log.runs(context_id="c")]
+    assert times == sorted(times)
+
+
+async def test_a_follower_goes_on_over_a_pause_and_the_answer(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent(call("pay", amount=5), "Paid.", tools=[pay])}, log=log) as runtime:
+        record = await runtime.start("a", "Pay")
+        asked = asyncio.Event()
+        seen: list[Event] = []
+
+        async def read() -> None:
+            async for event in runtime.follow(record.task_id):
+                seen.append(event)
+                if event.kind == "input-required":
+                    asked.set()
+
+        reading = asyncio.create_task(read())
+        await asked.wait()
+        [question] = [event for event in seen if event.kind == "input-required"]
+        with pytest.raises(InvalidInput):
+            await runtime.answer(record.task_id, {"another": True})
+        await runtime.answer(record.task_id, {question.input_id: True})  # pyright: ignore[reportAttributeAccessIssue]
+        await reading
+    assert [event.seq for event in seen if event.durable] == list(range(1, seen[-1].seq + 1))
+    assert {event.attempt for event in seen} == {1, 2}
+    assert seen[-1].state == "completed"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_what_is_said_into_a_run_reaches_its_model(log: MemoryEventLog) -> None:
+    model = ScriptedModel(call("wait"), "As you say.")
+    entered, go = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Waits."""
+        entered.set()
+        await go.wait()
+        return "waited"
+
+    async with Runtime({"a": Agent(model, tools=[wait], thoughts=False)}, log=log) as runtime:
+        record = await runtime.start("a", "Go")
+        await entered.wait()
+        await runtime.say(record.task_id, "Only half of it")
+        go.set()
+        await runtime.follow(record.task_id)
+    assert [message.text for message in model.requests[-1].messages if message.role == "user"] == [
+        "Go",
+        "Only half of it",
+    ]
+
+
+async def test_a_run_can_be_cancelled_by_its_id_while_it_goes_on_and_while_it_waits(log: MemoryEventLog) -> None:
+    agents = {"slow": agent(call("work"), tools=[work]), "asks": agent(call("pay", amount=5), tools=[pay])}
+    async with Runtime(agents, log=log) as runtime:
+        slow = await runtime.start("slow", "Work")
+        async for event in runtime.follow(slow.task_id):
+            if event.kind == "tool-start":
+                break
+        await runtime.cancel(slow.task_id, "the user left")
+        asks = await runtime.start("asks", "Pay")
+        async for event in runtime.follow(asks.task_id):
+            if event.kind == "status-update" and event.final:
+                break
+        await runtime.cancel(asks.task_id)
+        states = [(await runtime.record(each.task_id)).state for each in (slow, asks)]
+        assert states == ["canceled", "canceled"]
+        assert kinds([event async for event in runtime.follow(asks.task_id)])[-1] == "status-update"
+    await nothing_left()
+
+
+async def test_all_runs_are_on_one_stream(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent("one", "two", "three")}, log=log) as runtime:
+        seen: list[Event] = []
+        runtime.events.subscribe(seen.append)
+        records = [await runtime.start("a", "Hi") for _ in range(3)]
+        await asyncio.gather(*(runtime.follow(record.task_id) for record in records))
+    finals = [event.task_id for event in seen if event.kind == "status-update" and event.final]  # pyright: ignore[reportAttributeAccessIssue]
+    assert sorted(finals) == sorted(record.task_id for record in records)
+
+
+async def test_deps_come_from_the_record(log: MemoryEventLog) -> None:
+    found: list[Any] = []
+
+    @tool
+    async def whoami(ctx: RunContext[str]) -> str:
+        """Who."""
+        found.append(ctx.deps)
+        return ctx.deps
+
+    async def deps_of(record: RunRecord) -> str:
+        return f"{record.owner}/{record.metadata['plan']}"
+
+    model = ScriptedModel(call("whoami"), "Ann.")
+    one = Agent(model, tools=[whoami], deps_type=str, thoughts=False)
+    async with Runtime({"a": one}, log=log, deps=deps_of) as runtime:
+        record = await runtime.start("a", "Who?", owner="ann", metadata={"plan": "free"})
+        await runtime.follow(record.task_id)
+    assert found == ["ann/free"]
+
+
+def test_what_a_machine_leaves_another_one_takes_up() -> None:
+    shared = Shared()
+    here, there = MachineLog(shared), MachineLog(shared)
+
+    async def main() -> None:
+        first = Runtime({"a": agent(call("work"), tools=[work])}, log=here, grace=5)
+        async with first:
+            record = await first.start("a", "Work")
+            async for event in first.follow(record.task_id):
+                if event.kind == "tool-start":
+                    break
+        assert (await here.record(record.task_id)).state == "working"  # a deploy writes no end
+        async with Runtime({"a": agent("Over.", tools=[work])}, log=there) as second:
+            events = [event async for event in second.follow(record.task_id)]
+        assert events[-1].state == "completed"  # pyright: ignore[reportAttributeAccessIssue]
+        assert {event.attempt for event in events} == {1, 2}
+
+    with virtual_time() as time:
+        time.run(main())
+
+
+async def test_no_more_than_so_many_runs_go_on_at_once(log: MemoryEventLog) -> None:
+    at_once = most = 0
+
+    @tool
+    async def busy() -> str:
+        """Busy."""
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0)
+        at_once -= 1
+        return "x"
+
+    model = ScriptedModel(*[call("busy")] * 8, *["ok"] * 8)
+    async with Runtime({"a": Agent(model, tools=[busy], thoughts=False)}, log=log, concurrency=2) as runtime:
+        records = [await runtime.start("a", "Hi") for _ in range(8)]
+        await asyncio.gather(*(runtime.follow(record.task_id) for record in records))
+    assert most <= 2
+
+
+async def test_wrong_use_is_refused(log: MemoryEventLog) -> None:
+    runtime = Runtime({"a": agent("x")}, log=log)
+    with pytest.raises(RxloopError, match="not entered"):
+        await runtime.start("a", "Hi")
+    async with runtime:
+        with pytest.raises(ConfigurationError, match="no agent 'b': the runtime has a"):
+            await runtime.start("b", "Hi")
+        with pytest.raises(UnknownRun):
+            await runtime.follow("nobody")
+        with pytest.raises(UnknownRun):
+            await runtime.say("nobody", "Hi")
+    with pytest.raises(RxloopError, match="drains"):
+        await runtime.start("a", "Hi")
+    with pytest.raises(ConfigurationError, match="needs agents"):
+        Runtime({}, log=log)
+
+
+def test_a_run_whose_deps_cannot_be_made_is_tried_again_and_told(
+    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[float] = []
+
+    def deps_of(record: RunRecord) -> str:
+        tries.append(time.now)
+        if len(tries) < 4:
+            raise OSError("the database is away")
+        return "deps"
+
+    async def main() -> None:
+        async with Runtime({"a": agent("x", deps_type=str)}, log=log, deps=deps_of) as runtime:
+            await runtime.follow((await runtime.start("a", "Hi")).task_id)
+
+    with virtual_time() as time:
+        time.run(main())
+    assert tries == [0, 1, 3, 7]
+    assert "the database is away" in caplog.text
+
+
+async def test_a_view_works_on_a_followed_run(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent(frames("--Hel--lo.|"))}, log=log) as runtime:
+        record = await runtime.start("a", "Hi")
+        stream: AsyncIterator[str] = aiter(runtime.follow(record.task_id).pipe(op.text()))
+        assert "".join([text async for text in stream]) == "Hello."
