@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 import orjson
@@ -15,7 +16,7 @@ EVALS = """
 import os
 
 from rxloop import Agent, Case, MemoryEventLog, SqliteEventLog, experiment, score
-from rxloop.testing import ScriptedModel
+from rxloop.testing import ScriptedModel, frames
 
 cases = [Case(f"{n} + 1?", expected=str(n + 1), id=f"c{n}") for n in range(4)]
 
@@ -42,6 +43,15 @@ both = experiment(cases, {"good": agent(), "bad": agent(0, 1, 2)}, [score.exact(
 
 def made():
     return experiment(cases, agent(), [score.exact()], name="made", log=SqliteEventLog("evals.db"))
+
+
+def slow():
+    def answer(request):
+        os.close(os.open("begun", os.O_CREAT))
+        return "1" if os.environ.get("FAST") else frames("---")
+
+    agent = Agent(ScriptedModel(*[answer] * 9), thoughts=False)
+    return experiment(cases[:1], agent, [score.exact()], name="slow", log=SqliteEventLog("evals.db"))
 
 
 async def recorded():
@@ -170,3 +180,16 @@ def test_a_file_that_is_not_there_is_named(evals: Place) -> None:
     _, error = run(evals, "evals:sums", "--compare", "before.json", code=1)
     assert "before.json: No such file" in error
     assert not (evals.folder / "asked").exists()
+
+
+def test_ctrl_c_cancels_and_the_same_command_goes_on(evals: Place) -> None:
+    process = evals.process("eval", "evals:slow")
+    while not (evals.folder / "begun").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, b"")
+    assert said == b"cancelled; the same command goes on with what is left\n"
+    out, _ = run(evals, "evals:slow", FAST="1")
+    assert "1 of 1 trials" in out
+    assert "! " not in out

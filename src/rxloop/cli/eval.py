@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,12 +99,17 @@ async def _experiment(reference: str) -> Experiment:
 async def _carried_out(made: Experiment) -> Report:
     """Carry it out, with a line on how far it is where a terminal shows one."""
     line, report = status_line(), None
-    async for report in made.run():
+    try:
+        async for report in made.run():
+            if line is not None:
+                line.show(Text(f"{len(report.trials)} of {report.planned} trials", "dim"))
+    except asyncio.CancelledError:
+        if made.log is not None:
+            say("cancelled; the same command goes on with what is left")
+        raise
+    finally:
         if line is not None:
-            failed = f", {len(report.failures)} failed" if report.failures else ""
-            line.show(Text(f"{len(report.trials)} of {report.planned} trials{failed}", "dim"))
-    if line is not None:
-        line.hide()
+            line.hide()
     assert report is not None
     return report
 

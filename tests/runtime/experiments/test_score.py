@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from capitals import CASES, USAGE, agent, knows, looks_up, lookup
+from capitals import CASES, USAGE, agent, knows
 from rxloop import (
     Agent,
     Case,
@@ -15,14 +15,16 @@ from rxloop import (
     MemoryEventLog,
     Price,
     Report,
-    RunContext,
     Score,
+    ToolCall,
+    ToolStartEvent,
     Usage,
     experiment,
     score,
     tool,
 )
 from rxloop.pipeline.requests import ModelRequest
+from rxloop.runtime.experiments.scorer import Evidence, scored
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 
 
@@ -145,15 +147,14 @@ def test_called_takes_names_or_one_function() -> None:
 
 
 async def test_the_way_is_that_of_the_agent_itself_and_not_of_a_nested_one() -> None:
-    inner = Agent(looks_up(), tools=[lookup], thoughts=False)
+    def start(name: str, **envelope: Any) -> ToolStartEvent:
+        return ToolStartEvent(call=ToolCall(id="c", name=name), step="1", index=0, idempotency_key="k", **envelope)
 
-    @tool
-    async def ask_other(ctx: RunContext[Any], country: str) -> str:
-        """Ask another agent."""
-        return (await inner.run(f"Capital of {country}?")).content
-
-    turns = [call("ask_other", country="Fiji"), "Suva"]
-    assert await value_of(score.called("ask_other", only=True), turns, tools=[ask_other]) is True
+    events = [start("search"), start("read", parent_task_id="root")]
+    made = score.called("search", only=True)
+    evidence = Evidence(case=Case("?"), task_id="t", events=events, result=None, error=None)
+    async with made.opened(None) as ask:
+        assert await scored(made, ask, evidence) == Score(value=True, reason="called search")
 
 
 async def test_cost_counts_all_calls_by_their_prices() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from rxloop.runtime.experiments.scorer import Ask, Evidence, Scorer, scored
 from rxloop.runtime.experiments.trials import Measure, Trial
 from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push
+from rxloop.stream.clock import CLOCK
 
 Known = Mapping[str, RunRecord]
 
@@ -56,7 +56,7 @@ async def carry_out(experiment: Plan, push: Push[Report]) -> None:
         # Without validation, which would go through all trials for each of them.
         return Report.model_construct(
             name=experiment.name,
-            created=round(time.time() * 1000),
+            created=CLOCK.get().now(),
             planned=len(plan),
             measures=[Measure(name=scorer.name, better=scorer.better) for scorer in experiment.scorers],
             variants=[*experiment.variants],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, cast
@@ -78,7 +78,7 @@ class Experiment(Plan):
 
 
 def experiment(
-    cases: Sequence[Case] | str | PathLike[str],
+    cases: Iterable[Case] | str | PathLike[str],
     agent: Variants,
     scorers: Sequence[Scorer | Callable[..., Any]],
     *,
@@ -118,7 +118,7 @@ def experiment(
     asked = Case.read(cases) if isinstance(cases, str | PathLike) else cases
     made = Experiment(
         name=check_id(name or "experiment", "the name of an experiment"),
-        cases=tuple(numbered(asked)),
+        cases=tuple(numbered([*asked])),
         variants=_variants(agent),
         scorers=_scorers(scorers),
         log=log,
@@ -150,6 +150,8 @@ def _variant(name: str, given: Any) -> Variant:
 
 
 def _scorers(given: Sequence[Scorer | Callable[..., Any]]) -> tuple[Scorer, ...]:
+    if isinstance(given, Scorer) or callable(given):
+        raise ConfigurationError(f"scorers is {given!r}: give a list of them")
     scorers = tuple(as_scorer(each) for each in given)
     if not scorers:
         raise ConfigurationError("an experiment needs a scorer: score.exact(), or a function of the result")

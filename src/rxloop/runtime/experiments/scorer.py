@@ -74,7 +74,8 @@ class Scorer:
         Args:
             name: The name in reports.
             function: Takes the result of a run, or the case and the result; sync or async. It gives a bool, a number, a
-                label, a `Score`, or None where it does not apply.
+                label, a `Score`, or None where it does not apply. It is called on the event loop: what blocks belongs
+                in `asyncio.to_thread`.
             better: Whether higher or lower numbers are better: which changes are regressions.
 
         Raises:
