@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from commands import Place
 from rxloop.demo.conversation import Conversation, Reply
 from rxloop.demo.offline import serve_in_thread
 from rxloop.testing import OfflineModel
+from terminals import Terminal
 
 
 def echo(conversation: Conversation) -> Reply:
@@ -119,6 +121,21 @@ def test_a_file_of_something_else_is_not_written_over(place: Place, echoing: Off
     assert (place.folder / "out.jsonl").read_text(encoding="utf-8") == "My diary.\n"
 
 
+def test_two_at_once_do_not_write_one_file(place: Place, echoing: OfflineModel) -> None:
+    file, out = written(place.folder / "in.jsonl", "One?"), place.folder / "out.jsonl"
+    with out.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        done = place.run("map", file, *OUT, code=2)
+    assert "out.jsonl is being written by another rxloop map" in done.stderr
+    assert echoing.requests == []
+    place.run("map", file, *OUT)
+
+
+def test_a_mistyped_model_leaves_no_file(place: Place) -> None:
+    place.run("map", written(place.folder / "in.jsonl", "One?"), *OUT, "--model", "nobody:knows", code=2)
+    assert not (place.folder / "out.jsonl").exists()
+
+
 def test_ctrl_c_waits_for_what_was_begun_and_says_what_is_left(place: Place, echoing: OfflineModel) -> None:
     begun = threading.Semaphore(0)
 
@@ -142,3 +159,16 @@ def test_ctrl_c_waits_for_what_was_begun_and_says_what_is_left(place: Place, ech
     place.run("map", file, *OUT)
     assert len(answers(place.folder / "out.jsonl")) == 10
     assert len(asked(echoing)) == 10
+
+
+def test_a_terminal_shows_a_bar_which_ctrl_c_leaves_readable(place: Place, echoing: OfflineModel) -> None:
+    echoing._delay = 0.1
+    file = written(place.folder / "in.jsonl", *(f"Question {number}" for number in range(10)))
+    terminal = Terminal(place, "map", file, *OUT, "--concurrency", "2")
+    terminal.sees("2/10 2 answered")
+    terminal.presses("\x03")
+    terminal.sees("waiting for what was begun; Ctrl-C once more leaves at once")
+    code, _ = terminal.leaves()
+    assert code == 130
+    # The cursor is there again, and what is left is said below the bar.
+    assert re.search(r"\x1b\[\?25h.*[2-8] left: the same command goes on with them", terminal.written, re.DOTALL)

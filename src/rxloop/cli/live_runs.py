@@ -30,8 +30,8 @@ from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.stream.stream import Stream
 
-_ERASED = b"\x1b[J"
-"""What takes the status line away."""
+_ERASED = b"\x1b[J\x1b[?25h"
+"""What takes the status line away, and brings back the cursor that a progress bar has hidden."""
 CODES = {"completed": 0, "canceled": CANCELLED, "input-required": WAITS, "auth-required": WAITS}
 
 

@@ -55,10 +55,11 @@ def map_(
 
     async def main() -> int:
         keys = lines.keys()
-        output = Output(out)
-        left = len(keys - output.answered)
         async with contextlib.AsyncExitStack() as stack:
+            # The agent comes first: who has mistyped a model gets no empty files.
             made = given.make()
+            output = stack.enter_context(Output(out))
+            left = len(keys - output.answered)
             log = await stack.enter_async_context(opened(db, write=True))
             ready = await stack.enter_async_context(made.logging_to(log))
             asked = (ready.model or ready.agent.model).name
@@ -84,10 +85,9 @@ async def _written(outcomes: Stream[Outcome[Line, object]], output: Output, left
     console = drawing()
     shown = outcomes if console is None else outcomes.pipe(progress(left, price=price, console=console))
     so_far = nothing_yet(price)
-    with output:
-        async for outcome in shown:
-            output.write(outcome)
-            so_far = counted(so_far, outcome, price)
+    async for outcome in shown:
+        output.write(outcome)
+        so_far = counted(so_far, outcome, price)
     return so_far
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from io import BufferedWriter
+from contextlib import suppress
+from io import BufferedRandom
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
 
 import orjson
@@ -97,69 +97,102 @@ def _short(value: Any) -> str:
 
 
 class Output:
-    """The file of the answers, one a line, opened for what is to come.
+    """The file of the answers, one a line, open for what is to come while its block lasts.
 
     Attributes:
-        answered: The keys whose answers are there already.
+        answered: The keys whose answers were there already.
     """
 
     def __init__(self, file: Path) -> None:
+        self._file = file
+        self._out: BufferedRandom | None = None
+        self.answered: set[str] = set()
+
+    def __enter__(self) -> Self:
         """Read what is there; what failed, and a line that a crash has cut off, is taken out.
 
         Raises:
-            ConfigurationError: It is a file of something else.
+            ConfigurationError: It is a file of something else, or somebody else writes it.
         """
-        self._file = file
-        self.answered: set[str] = set()
-        if file.exists():
-            self._take_up()
+        self._out = _locked(self._file)
+        try:
+            self._take_up(self._out)
+        except BaseException:
+            self._out.close()
+            raise
+        return self
 
-    def _take_up(self) -> None:
-        kept: list[bytes] = []
-        lines = self._file.read_bytes().splitlines(keepends=True)
-        for number, text in enumerate(lines, 1):
-            if not text.endswith(b"\n"):
-                continue
-            key, answered = self._read(text, number)
-            if answered:
-                self.answered.add(key)
-                kept.append(text)
-        if len(kept) < len(lines):
+    def _take_up(self, out: BufferedRandom) -> None:
+        out.seek(0)
+        lines = out.readlines()
+        read = [self._read(text, number) for number, text in enumerate(lines, 1)]
+        self.answered = {key for key in read if key is not None}
+        if len(self.answered) < len(lines):
+            # Beside it, and in its place at once: a crash in between costs nothing.
             beside = self._file.with_name(f"{self._file.name}.new")
-            beside.write_bytes(b"".join(kept))
+            beside.unlink(missing_ok=True)
+            self._out = _locked(beside)
+            self._out.writelines(text for key, text in zip(read, lines, strict=True) if key is not None)
+            self._out.flush()
             beside.replace(self._file)
+            out.close()
 
-    def _read(self, text: bytes, number: int) -> tuple[str, bool]:
+    def _read(self, text: bytes, number: int) -> str | None:
+        """Read the key of a line; None if that has no answer."""
+        if not text.endswith(b"\n"):
+            return None
         try:
             value = orjson.loads(text)
-            return str(value["key"]), "output" in value
+            key = str(value["key"])
+            return key if "output" in value else None
         except (orjson.JSONDecodeError, KeyError, TypeError):
             raise ConfigurationError(
                 f"{self._file}, line {number} was not written by rxloop map, which leaves it as it is: "
                 "--out names another file"
             ) from None
 
-    def __enter__(self) -> Self:
-        self._out: BufferedWriter = self._file.open("ab")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._out.flush()
-        os.fsync(self._out.fileno())
-        self._out.close()
+    def __exit__(self, *_: object) -> None:
+        if self._out is not None:
+            self._out.flush()
+            os.fsync(self._out.fileno())
+            self._out.close()
 
     def write(self, outcome: Outcome[Line, Any]) -> None:
         """Write what came of a line; a reader of the file sees it at once."""
-        told: dict[str, Any] = {"key": outcome.key}
-        try:
-            told["output"] = outcome.output
-        except NotFinished as waits:
-            told["error"] = {"code": "input-required", "message": str(waits)}
-        except Exception as error:
-            told["error"] = {"code": getattr(error, "code", type(error).__name__), "message": str(error)}
-        if outcome.result is not None:
-            told |= {"taskId": outcome.result.task_id, "usage": outcome.result.usage.model_dump(by_alias=True)}
-        self._out.write(to_json(told) + b"\n")
+        assert self._out is not None
+        self._out.write(to_json(_told(outcome)) + b"\n")
         self._out.flush()
+
+
+def _told(outcome: Outcome[Line, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {"key": outcome.key}
+    try:
+        told["output"] = outcome.output
+    except NotFinished as waits:
+        told["error"] = {"code": "input-required", "message": str(waits)}
+    except Exception as error:
+        told["error"] = {"code": getattr(error, "code", type(error).__name__), "message": str(error)}
+    if outcome.result is not None:
+        told |= {"taskId": outcome.result.task_id, "usage": outcome.result.usage.model_dump(by_alias=True)}
+    return told
+
+
+def _locked(file: Path) -> BufferedRandom:
+    """Open a file to append to it; nobody else does until it is closed, or its process is gone.
+
+    Raises:
+        ConfigurationError: Somebody else does.
+    """
+    opened = file.open("a+b")
+    # Windows has no such lock, and goes without.
+    with suppress(ModuleNotFoundError):
+        import fcntl
+
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            opened.close()
+            raise ConfigurationError(
+                f"{file} is being written by another rxloop map: wait for it, or name another --out"
+            ) from None
+    return opened

@@ -51,8 +51,8 @@ def write(text: Text | str, *, beside: bool = False) -> None:
 
 def say(text: Text | str) -> None:
     """Write a line beside the answer."""
-    write(text if isinstance(text, Text) else Text(text, "dim"), beside=True)
-    write("\n", beside=True)
+    # In one piece, which a progress bar below it does not draw over.
+    write(Text.assemble(text if isinstance(text, Text) else Text(text, "dim"), "\n"), beside=True)
 
 
 def write_json(event: Event, *, full: bool) -> None:
