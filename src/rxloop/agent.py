@@ -628,7 +628,7 @@ class Agent(Generic[D, O]):
             interrupt: Cut off the answer that is being written.
 
         Raises:
-            RxloopError: The run is over.
+            RunOver: The run is over.
             UnknownRun: The log does not have it.
             ConfigurationError: The agent has no log, or one without mail, or there is nothing to say.
         """

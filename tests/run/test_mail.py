@@ -10,7 +10,7 @@ import pytest
 from machines import Machine, Machines, two_machines
 from run_checks import finals, nothing_left, settled, until
 from rxloop import ConflictError, InputReceivedEvent, Message, MessageAddedEvent, RunCancelled, agent
-from rxloop.errors import ConfigurationError, InvalidInput, RxloopError
+from rxloop.errors import ConfigurationError, InvalidInput, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.protocol.mail import AnswerMail, CancelMail, SayMail
 from rxloop.state.run_state import fold_all
@@ -231,6 +231,20 @@ def test_a_message_enters_the_history_of_a_run_that_goes_on_elsewhere(machines: 
         time.run(main())
 
 
+def test_a_message_may_cut_off_the_answer_that_is_being_written(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = await a.agent(frames("Well---", frame=1), "Sorry").run("Go").begin()
+            await asyncio.sleep(2)
+            await b.agent().say(run.task_id, "Stop", interrupt=True)
+            result = await run
+            assert [message.text for message in result.messages][-2:] == ["Stop", "Sorry"]
+
+        time.run(main())
+
+
 async def test_a_message_to_a_run_that_waits_comes_with_its_next_attempt(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
@@ -253,7 +267,7 @@ async def test_nothing_can_be_said_to_a_run_that_is_over(machines: Machines) -> 
     a, _ = machines
     run = a.agent("done").run("Go")
     await run
-    with pytest.raises(RxloopError, match="is completed"):
+    with pytest.raises(RunOver, match="is completed"):
         await a.agent().say(run.task_id, "Wait")
     with pytest.raises(ConfigurationError, match="of the user or the system"):
         await a.agent().say(run.task_id, Message(role="assistant", content="I said"))

@@ -87,13 +87,17 @@ def answers_in(
 
 
 def messages_in(state: RunState, number: int, letter: SayMail) -> Iterator[MessageAddedEvent]:
-    """The messages of a letter, but for those that the run has: who sent them did not hear that they had arrived."""
+    """The messages of a letter as events."""
+    for message in unheard(state, letter):
+        yield MessageAddedEvent(
+            role="system" if message.role == "system" else "user",
+            content=message.content,
+            message_id=message.message_id,
+            metadata={MAIL_ID: number},
+        )
+
+
+def unheard(state: RunState, letter: SayMail) -> list[Message]:
+    """The messages of a letter that the run does not have: who sent one twice did not hear that it had arrived."""
     known = {message.message_id for message in (*state.messages, *state.held)}
-    for message in letter.messages:
-        if message.message_id is None or message.message_id not in known:
-            yield MessageAddedEvent(
-                role="system" if message.role == "system" else "user",
-                content=message.content,
-                message_id=message.message_id,
-                metadata={MAIL_ID: number},
-            )
+    return [message for message in letter.messages if message.message_id is None or message.message_id not in known]

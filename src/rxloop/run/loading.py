@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rxloop.errors import ConflictError, UnknownRun
+from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
 from rxloop.pipeline.logs import EventLog, Mailbox
 from rxloop.protocol.events import (
     Event,
@@ -20,13 +20,14 @@ from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import is_over, run_exists
 from rxloop.run.inputs import WAITING, check_not_let_go, check_waiting, new_answers
-from rxloop.run.letters import Letters, messages_in, take
+from rxloop.run.letters import Letters, take, unheard
 from rxloop.run.post import Post
+from rxloop.run.steering import say
 from rxloop.run.taking import take_turn, try_turn
 from rxloop.state.conversation import check_whole, conversation, read_log
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.limits import check_attempts
-from rxloop.state.run_state import RunState, fold_all
+from rxloop.state.run_state import MAIL_ID, RunState, fold_all
 from rxloop.stream.scope import GRACE
 from rxloop.stream.writer import LogWriter
 
@@ -189,8 +190,14 @@ def _take_mail(attempt: Attempt, state: RunState, letters: Letters) -> bool:
 
 
 def _say(attempt: Attempt, number: int, letter: SayMail) -> None:
-    for event in messages_in(attempt.state(), number, letter):
-        attempt.publish(event)
+    messages = unheard(attempt.state(), letter)
+    try:
+        if messages:
+            say(attempt, messages, interrupt=letter.interrupt, metadata={MAIL_ID: number})
+    except RunOver as error:
+        log.debug("letter %s is for the next attempt, if there is one: %s", number, error)
+    except ConfigurationError as error:
+        log.warning("letter %s to the run %s comes to nothing: %s", number, attempt.task_id, error)
 
 
 async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RxloopError
+from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.protocol.events import InputReceivedEvent
@@ -106,12 +106,12 @@ async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *,
     """Send messages to a run; see `Agent.say`.
 
     Raises:
-        RxloopError: The run is over.
+        RunOver: The run is over.
     """
     mailbox = _mailbox(event_log, "run.say(...) goes")
     state = await _state(event_log, task_id)
     if state.finished:
-        raise RxloopError(
+        raise RunOver(
             f"the run {task_id} is {state.state}, and nothing can be said to it: begin a new run in its conversation"
         )
     # By its id a message is known that was sent twice, since nobody heard that it had arrived.
