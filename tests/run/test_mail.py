@@ -172,6 +172,15 @@ async def test_an_answer_to_a_question_that_was_let_go_is_refused(machines: Mach
         await a.agent().answer(task_id, {"1.0.1": True})
 
 
+async def test_an_answer_in_the_mail_of_a_run_whose_question_was_let_go_is_no_answer(machines: Machines) -> None:
+    a, _ = machines
+    task_id = await waiting(a, context_id="c")
+    await a.agent().answer(task_id, {"1.0.1": True})
+    await a.agent("Fine.").run("Never mind", context_id="c")
+    with pytest.raises(InvalidInput, match="has let the question go"):
+        await a.agent().answer(task_id, {"1.0.1": True})
+
+
 async def test_wrong_letters_are_passed_over_and_never_come_again(
     machines: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -96,10 +96,11 @@ async def answer(event_log: EventLog, task_id: str, inputs: Mapping[str, Any]) -
     coming = take(task_id, state, await read_log(mailbox.mail, task_id, after=state.mail), warn=False).news
     known = {event.input_id: event.value for event in coming if isinstance(event, InputReceivedEvent)}
     new = new_answers(task_id, state.changed(answers={**state.answers, **known}), inputs)
-    if not new:
+    if inputs.keys() <= state.answers.keys():
         return
     check_not_let_go(task_id, state, await read_log(event_log.runs, context_id=events[0].context_id))
-    await read_log(mailbox.send, task_id, AnswerMail(inputs=new))
+    if new:
+        await read_log(mailbox.send, task_id, AnswerMail(inputs=new))
 
 
 async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *, interrupt: bool) -> None:

@@ -59,6 +59,7 @@ async def settle(event_log: EventLog, task_id: str, resume: Callable[[], Run[Any
     hold = alive(task_id)
     if hold is not None and hold.surrounds:
         raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
+    refused_at = 0
     while True:
         events = await read_log(event_log.read, task_id)
         context_id, state = events[0].context_id, fold_all(events)
@@ -72,9 +73,11 @@ async def settle(event_log: EventLog, task_id: str, resume: Callable[[], Run[Any
         try:
             asks = not await _attempt(task_id, resume()) and asks
         except InvalidInput as error:
-            # A later run of the conversation has let the question go.
-            log.warning("the run %s is left as it is: %s", task_id, error)
-            return await read_log(event_log.record, task_id)
+            # It waits by now; or a later run of the conversation has let the question go, which stays so.
+            if refused_at == state.seq:
+                log.warning("the run %s is left as it is: %s", task_id, error)
+                return await read_log(event_log.record, task_id)
+            refused_at = state.seq
 
 
 async def _attempt(task_id: str, run: Run[Any]) -> bool:
