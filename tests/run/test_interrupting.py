@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from reactivex import Observable, abc
+from reactivex import operators as ops
 
 from runs import collect, first_events, letters, shape
 from rxloop import (
@@ -120,6 +121,21 @@ def test_the_stream_of_the_provider_is_closed() -> None:
     interrupted(model, at=0.25)
 
     assert model.disposed == 1
+
+
+def test_it_is_closed_before_the_next_request_leaves() -> None:
+    """For a provider that is limited to one request at a time."""
+    seen: list[str] = []
+
+    class One(Open):
+        def call(self, request: ModelRequest) -> Observable[Event]:
+            seen.append("asked")
+            return super().call(request).pipe(ops.finally_action(lambda: seen.append("closed")))
+
+    # Nothing waits at the end of such an iteration: the next one begins inside of it.
+    interrupted(One(ContentDeltaEvent(delta="The sky")), at=0.25, loop=[op.call_model(), op.run_tools()])
+
+    assert seen == ["asked", "closed", "asked", "closed"]
 
 
 def test_a_thought_that_was_being_thought_is_kept_as_incomplete_and_not_sent_back() -> None:

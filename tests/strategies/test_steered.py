@@ -10,7 +10,7 @@ import pytest
 from reasoning import CASES, Case, add, by_step, left_open
 from runs import collect, first_events, shape
 from rxloop import Agent, Event, MemoryEventLog, ModelRequest, Run, StageEvent, op
-from rxloop.strategies import self_consistency, step_back
+from rxloop.strategies import StrategyRun, self_consistency, step_back, strategy
 from rxloop.testing import ScriptedModel
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -76,6 +76,25 @@ async def test_a_conclusion_hears_what_was_said_before_it() -> None:
     steered(run, lambda event: isinstance(event, StageEvent))
 
     assert shape((await run).messages) == ["user: How much?", "user: And in Bergen?", "assistant: 5"]
+
+
+async def test_what_is_said_when_the_strategy_has_its_answer_makes_no_second_one_of_it() -> None:
+    runs: list[Run[str]] = []
+
+    @strategy
+    async def slow(run: StrategyRun) -> str:
+        answer = await run.conclude("Answer.")
+        runs[0].say("And in Bergen?")
+        return answer
+
+    runs.append(Agent(ScriptedModel("4", "5"), strategy=slow).run("How much?"))
+
+    assert shape((await runs[0]).messages) == [
+        "user: How much?",
+        "assistant: 4",
+        "user: And in Bergen?",
+        "assistant: 5",
+    ]
 
 
 async def test_a_resumed_vote_has_the_same_history() -> None:
