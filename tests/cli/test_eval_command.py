@@ -14,6 +14,7 @@ from rxloop import Report
 
 EVALS = """
 import os
+import sys
 
 from rxloop import Agent, Case, MemoryEventLog, SqliteEventLog, experiment, score
 from rxloop.testing import ScriptedModel, frames
@@ -47,7 +48,7 @@ def made():
 
 def slow():
     def answer(request):
-        os.close(os.open("begun", os.O_CREAT))
+        print("begun", file=sys.stderr, flush=True)
         return "1" if os.environ.get("FAST") else frames("---")
 
     agent = Agent(ScriptedModel(*[answer] * 9), thoughts=False)
@@ -184,8 +185,8 @@ def test_a_file_that_is_not_there_is_named(evals: Place) -> None:
 
 def test_ctrl_c_cancels_and_the_same_command_goes_on(evals: Place) -> None:
     process = evals.process("eval", "evals:slow")
-    while not (evals.folder / "begun").exists():
-        assert process.poll() is None
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"begun\n"
     process.send_signal(signal.SIGINT)
     out, said = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, b"")

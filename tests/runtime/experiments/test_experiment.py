@@ -338,6 +338,16 @@ def test_what_cannot_be_an_experiment_is_refused_at_once(make: Callable[[], Any]
         make()
 
 
+def test_it_says_in_a_line_what_it_is() -> None:
+    assert repr(experiment(CASES, agent(), EXACT)) == "<Experiment experiment: 4 cases, 1 variant, 1 scorer>"
+
+
+def test_cases_may_come_from_a_generator_and_scorers_are_a_list() -> None:
+    assert len(experiment((case for case in CASES), agent(), EXACT).cases) == 4
+    with pytest.raises(ConfigurationError, match="give a list of them"):
+        experiment(CASES, agent(), score.exact())  # pyright: ignore[reportArgumentType]
+
+
 def test_a_script_needs_no_event_loop_and_closes_the_agents() -> None:
     made = experiment(CASES, agent(), EXACT)
     assert made.run_sync().mean("exact") == 1

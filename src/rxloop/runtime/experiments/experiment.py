@@ -8,6 +8,8 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, cast
 
+from typing_extensions import override
+
 from rxloop.agent import Agent, Prompt
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.logs import EventLog
@@ -26,6 +28,12 @@ Variants = Agent[Any, Any] | Mapping[str, "Agent[Any, Any] | Variant"]
 
 class Experiment(Plan):
     """A description of what is asked of whom, and how the answers are scored; `experiment` makes one."""
+
+    @override
+    def __repr__(self) -> str:
+        counts = {"case": self.cases, "variant": self.variants, "scorer": self.scorers}
+        said = ", ".join(f"{len(each)} {name}{'' if len(each) == 1 else 's'}" for name, each in counts.items())
+        return f"<Experiment {self.name}: {said}>"
 
     def run(self) -> Stream[Report]:
         """Carry it out: a stream of reports, each with one trial more. Awaiting it gives the last, complete one.
