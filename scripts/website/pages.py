@@ -45,6 +45,7 @@ LAYOUT = (
     ("Event logs", ("eventlog",)),
     ("Testing", ("testing",)),
     ("Experiments", ("runtime.experiments", "runtime.experiments.score")),
+    ("Many runs", ("runtime",)),
 )
 """The pages and the modules whose names they have. A public name that belongs nowhere fails the build."""
 
