@@ -24,7 +24,7 @@ class History(Sequence[Message]):
         self._items = list(messages)
         self._length = len(self._items)
         self._joined: tuple[object, int, bytes] | None = None
-        self.size = sum(map(_size, self._items))
+        self.size = 0
         """Characters of all messages, for estimates."""
         self.newest_user: int | None = None
         """The place of the newest message of the user."""
@@ -42,8 +42,7 @@ class History(Sequence[Message]):
         longer._items = items
         longer._length = len(items)
         longer._joined = self._joined
-        longer.size = self.size + sum(map(_size, messages))
-        longer.newest_user, longer.pinned = self.newest_user, self.pinned
+        longer.size, longer.newest_user, longer.pinned = self.size, self.newest_user, self.pinned
         longer._note(messages, self._length)
         return longer
 
@@ -52,8 +51,9 @@ class History(Sequence[Message]):
         return isinstance(other, History) and other._items is self._items and other._length <= self._length
 
     def _note(self, messages: Sequence[Message], first: int) -> None:
-        """Note which of the messages that begin at `first` no request goes without."""
+        """Note how long the messages are that begin at `first`, and which of them no request goes without."""
         for place, message in enumerate(messages, first):
+            self.size += _size(message)
             if message.role == "user":
                 self.newest_user = place
             if message.pinned:

@@ -171,11 +171,7 @@ class RunState:
 
     def changed(self, **changes: Any) -> RunState:
         """Copy the state with some other fields."""
-        state = object.__new__(RunState)
-        fields = state.__dict__
-        fields.update(self.__dict__)
-        fields.update(changes)
-        return state
+        return _made_of(self.__dict__ | changes)
 
     def branched(self) -> RunState:
         """Start a branch: the same history, and a count of its own."""
@@ -192,6 +188,15 @@ class RunState:
         )
 
 
+_set_fields: Callable[[RunState, dict[str, Any]], None] = vars(RunState)["__dict__"].__set__
+
+
+def _made_of(fields: dict[str, Any]) -> RunState:
+    state = object.__new__(RunState)
+    _set_fields(state, fields)
+    return state
+
+
 def fold(state: RunState, event: Event) -> RunState:
     """Fold one more event of its line into a state."""
     if not event.durable:
@@ -201,7 +206,7 @@ def fold(state: RunState, event: Event) -> RunState:
         state = state.changed(mail=_newest_mail(state, event))
     if handler is None:
         return state.changed(seq=event.seq or state.seq)
-    return state.changed(**{"seq": event.seq or state.seq, **handler(state, event)})
+    return _made_of(vars(state) | {"seq": event.seq or state.seq, **handler(state, event)})
 
 
 def fold_beside(state: RunState, event: Event) -> RunState:

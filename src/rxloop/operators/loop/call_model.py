@@ -168,30 +168,31 @@ class _Call(abc.DisposableBase):
             fields["step"] = self._step
         if self._branch is not None:
             fields["branch"] = self._branch
-        # Not `isinstance`, which takes ten calls for each token.
-        if type(event) is ToolCallDeltaEvent:
-            # From here on, everything knows by the call that its tool is not for clients.
-            if event.name != self._shown and not event.hidden:
+        if not event.durable:
+            # Not `isinstance`, which takes ten calls for each token.
+            if type(event) is ToolCallDeltaEvent and event.name != self._shown and not event.hidden:
+                # From here on, everything knows by the call that its tool is not for clients.
                 fields["hidden"] = self._host.hides(event.name)
                 self._shown = None if event.hidden else event.name
-        elif type(event) is ContentCompleteEvent and event.tool_calls:
-            calls = (
-                settled_model(marked(call, self._host), "content-complete: tool_calls") for call in event.tool_calls
-            )
-            fields["tool_calls"] = FrozenList(calls)
-        if not event.durable:
-            self._observer.on_next(event)
-        elif not isinstance(event, ContentCompleteEvent):
-            if isinstance(event, LLMFailedEvent):
-                self._failures += 1
-                fields["tries"] = self._failures
-            self._observer.on_next(event)
-        else:
-            # Before anybody sees its calls, so that the tools get what the log has.
-            settle(event)
-            self._observer.on_next(event)
-            for tool_request in _tool_requests(event, self._request):
-                self._observer.on_next(tool_request)
+        elif isinstance(event, ContentCompleteEvent):
+            self._complete(event)
+            return
+        elif isinstance(event, LLMFailedEvent):
+            self._failures += 1
+            fields["tries"] = self._failures
+        self._observer.on_next(event)
+
+    def _complete(self, message: ContentCompleteEvent) -> None:
+        """Send the message, and ask for the tools that it calls."""
+        if message.tool_calls:
+            name = "content-complete: tool_calls"
+            calls = [settled_model(marked(call, self._host), name) for call in message.tool_calls]
+            stamp(message)["tool_calls"] = FrozenList(calls)
+        # Before anybody sees its calls, so that the tools get what the log has.
+        settle(message)
+        self._observer.on_next(message)
+        for tool_request in _tool_requests(message, self._request):
+            self._observer.on_next(tool_request)
 
     def _on_error(self, error: Exception) -> None:
         self._over()

@@ -229,6 +229,7 @@ class ChatReader:
             "reasoning_details": self._details.finish(),
             "extra_content": self._calls.extra_content(),
         }
+        state = {name: value for name, value in state.items() if value}
         finish = _FINISH.get((self._finish or "").lower(), "stop")
         if calls and finish == "stop":
             finish = "tool_calls"
@@ -239,8 +240,7 @@ class ChatReader:
                 tool_calls=FrozenList(settled_model(call, "tool_calls") for call in calls) if calls else EMPTY_LIST,
                 finish_reason=finish,
                 raw_finish_reason=None if self._finish is None else readable(self._finish),
-                provider_state=storable({name: value for name, value in state.items() if value}, "provider_state")
-                or None,
+                provider_state=storable(state, "the state") if state else None,
                 step=self._step,
             )
         )
@@ -278,7 +278,8 @@ class ChatReader:
 
     def _chunk(self, chunk: Any) -> None:
         """Read any chunk, trusting nothing."""
-        chunk = unwrapped(chunk)
+        if chunk.__class__ is not dict:
+            chunk = unwrapped(chunk)
         if not isinstance(chunk, dict):
             raise ProviderProtocolError(f"{self._where} sent a chunk that is not a JSON object")
         chunk = cast("dict[str, Any]", chunk)
@@ -294,21 +295,24 @@ class ChatReader:
             self._notice = chunk
 
     def _choice(self, choice: dict[str, Any]) -> None:
-        delta = object_of(choice.get("delta"))
+        # The last choice of an answer has an empty one.
+        if delta := object_of(choice.get("delta")):
+            self._delta(delta)
+        finish = choice.get("finish_reason")
+        if isinstance(finish, str) and (finish or self._finish is None):
+            self._finish = finish
+        if choice.get("error"):
+            raise from_error_object(choice["error"], self._where)
+
+    def _delta(self, delta: dict[str, Any]) -> None:
         self._think(delta)
         content = delta.get("content") or delta.get("refusal")
         if isinstance(content, str):
             self._text.write(content)
         else:
             self._parts(content)
-        if "tool_calls" in delta:
-            for call in objects(delta["tool_calls"]):
-                self._calls.feed(call)
-        finish = choice.get("finish_reason")
-        if isinstance(finish, str) and (finish or self._finish is None):
-            self._finish = finish
-        if choice.get("error"):
-            raise from_error_object(choice["error"], self._where)
+        for call in objects(delta.get("tool_calls")):
+            self._calls.feed(call)
 
     def _think(self, delta: dict[str, Any]) -> None:
         """The reasoning of a delta, which some vendors send in two fields at once: the first that has any counts."""
