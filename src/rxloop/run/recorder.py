@@ -109,7 +109,6 @@ class Recorder:
             life: Whether events are taken; it is ended by one that cannot come when it comes.
         """
         self.task_id = task_id
-        self.context_id = context_id
         self.attempt = 1
         """The number of the attempt."""
         self.hub = Hub()
@@ -122,6 +121,8 @@ class Recorder:
         """The fold of the main line, and of each branch."""
         self._operator = operator
         self._life = life
+        self._ids: dict[str, Any] = {"attempt": 1, "task_id": task_id, "context_id": context_id}
+        """What nearly every event is given."""
         self._seq = 0
         self._sub = 0
         self._started: set[Slot] = set()
@@ -145,6 +146,15 @@ class Recorder:
         return state.beside(main)
 
     @property
+    def context_id(self) -> str:
+        """The conversation."""
+        return self._ids["context_id"]
+
+    @context_id.setter
+    def context_id(self, context_id: str) -> None:
+        self._ids["context_id"] = context_id
+
+    @property
     def taking(self) -> bool:
         """Whether events are taken."""
         return self._life.phase in _TAKING
@@ -157,7 +167,7 @@ class Recorder:
     def go_on(self, earlier: EarlierAttempts, attempt: int) -> None:
         """Go on as the given attempt of a run, after what the earlier ones have recorded."""
         self.earlier = earlier
-        self.attempt = attempt
+        self.attempt = self._ids["attempt"] = attempt
         self.states[None] = earlier.state
         self.graph = earlier.graph
         self._seq = earlier.state.seq
@@ -195,7 +205,7 @@ class Recorder:
             event = self._record(event, traits)
         else:
             # A look, and no call, is all that a token of an open message of the main line costs.
-            fits = traits.text and event.branch is None and event.step == self.states[None].open_step
+            fits = traits.text and event.step == self.states[None].open_step and event.branch is None
             if not fits and self._is_misplaced(event, traits):
                 return
             event = self._stamp(event, traits)
@@ -275,17 +285,10 @@ class Recorder:
             check_time(fields["timestamp"])
         else:
             fields["timestamp"] = self._now()
-        fields["attempt"] = self.attempt
-        if not fields["task_id"]:
-            fields["task_id"] = self.task_id
-        elif fields["parent_task_id"] is None and fields["task_id"] != self.task_id:
-            # Another run's event that somebody passes on: it is told here, and is not a part of this run.
-            event.check_ids()
-            fields["parent_task_id"] = self.task_id
-        elif fields["parent_task_id"] not in (None, self.task_id):
-            fields["metadata"] = FrozenDict({**fields["metadata"], ROOT: self.task_id})
-        if not fields["context_id"]:
-            fields["context_id"] = self.context_id
+        if fields["task_id"] or fields["context_id"]:
+            self._adopt(event)
+        else:
+            fields.update(self._ids)
         if event.durable:
             self._seq += 1
             self._sub = 0
@@ -296,6 +299,18 @@ class Recorder:
         fields["seq"] = self._seq
         fields["sub"] = self._sub
         return event
+
+    def _adopt(self, event: Event) -> None:
+        """Give an event its ids that has some: that of a nested agent's run, or of another run."""
+        fields = stamp(event)
+        if fields["task_id"] and fields["task_id"] != self.task_id and fields["parent_task_id"] is None:
+            # Another run's event that somebody passes on: it is told here, and is not a part of this run.
+            event.check_ids()
+            fields["parent_task_id"] = self.task_id
+        elif fields["task_id"] and fields["parent_task_id"] not in (None, self.task_id):
+            fields["metadata"] = FrozenDict({**fields["metadata"], ROOT: self.task_id})
+        own = {name: fields[name] for name in ("task_id", "context_id") if fields[name]}
+        fields.update(self._ids | own)
 
     def _refer(self, event: ThoughtStreamEvent | SubtaskEvent) -> None:
         """Number a thought; and note which of the calls that an event names are not for clients."""

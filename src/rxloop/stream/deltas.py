@@ -203,13 +203,15 @@ def packed(events: Iterable[Event]) -> list[Event | PackedDeltas]:
         if getter is None:
             close()
             out.append(event)
+            common = None
             continue
         fields = vars(event)
         own = getter(fields)
-        if not run or own != common or fields["index"] != index + 1 or fields["sub"] != sub + 1:
+        index += 1
+        sub += 1
+        if own != common or fields["index"] != index or fields["sub"] != sub:
             close()
-            common = own
+            common, index, sub = own, fields["index"], fields["sub"]
         run.append(event)
-        index, sub = fields["index"], fields["sub"]
     close()
     return out
