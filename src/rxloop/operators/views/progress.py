@@ -25,7 +25,8 @@ def progress(
 ) -> Callable[[Observable[F]], Observable[F]]:
     """Pass all outcomes of a batch on, and draw a progress bar with the cost so far, in a terminal or a notebook.
 
-    It needs the extra `rxloop[cli]`, for rich. Where neither a terminal nor a notebook shows it, nothing is drawn.
+    It needs the extra `rxloop[cli]`, for rich, and in a notebook ipywidgets. Where neither a terminal nor a notebook
+    shows it, nothing is drawn.
 
     ::
 
@@ -92,10 +93,16 @@ def _bar(total: int | None, label: str, console: Any) -> Drawing:
             bars.TextColumn("{task.fields[tally]}"),
             bars.TimeRemainingColumn(elapsed_when_finished=True),
             console=shown,
+            # In a notebook, what draws from a thread of its own swallows what the cell writes meanwhile.
+            auto_refresh=not shown.is_jupyter,
             disable=not (shown.is_terminal or shown.is_jupyter),
         )
         task = bar.add_task(label, total=total, tally="")
         bar.start()
-        return lambda tally: bar.update(task, completed=tally.done, tally=str(tally)), bar.stop
+
+        def show(tally: Tally) -> None:
+            bar.update(task, completed=tally.done, tally=str(tally), refresh=shown.is_jupyter)
+
+        return show, bar.stop
 
     return draw
