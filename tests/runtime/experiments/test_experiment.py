@@ -21,6 +21,7 @@ from rxloop import (
     MemoryEventLog,
     RunContext,
     RxloopError,
+    SqliteEventLog,
     Variant,
     experiment,
     op,
@@ -284,6 +285,39 @@ async def test_a_run_that_was_cut_off_goes_on_where_it_was() -> None:
 
 async def result_of(awaitable: Any) -> Any:
     return await awaitable
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_two_that_carry_out_the_same_share_its_runs(kind: str, tmp_path: Path) -> None:
+    model = ScriptedModel(*[lambda request: frames("--Oslo|", 0.001)] * 20)
+    logs = [MemoryEventLog()] * 2 if kind == "memory" else [SqliteEventLog(tmp_path / "e.db") for _ in range(2)]
+    cases = [Case(str(number), "Oslo") for number in range(6)]
+    judging = ScriptedModel(*['{"reason": "", "verdict": true}'] * 20)
+    scorers = [score.exact(), score.judge(judging, "It is a capital.")]
+    made = [experiment(cases, agent(model), scorers, name="e", log=log, concurrency=2) for log in logs]
+    one, two = await asyncio.gather(*(result_of(each.run()) for each in made))
+    assert one.mean("exact") == two.mean("exact") == 1
+    assert one.trials == two.trials
+    assert len(model.requests) == len(judging.requests) == 6
+    for log in logs:
+        await log.aclose()
+
+
+async def test_a_run_that_waits_is_the_same_trial_out_of_the_log() -> None:
+    @tool
+    async def ask(ctx: RunContext[Any]) -> str:
+        """Ask."""
+        return await ctx.ask("Which one?", str)
+
+    log = MemoryEventLog()
+    asks = Agent(ScriptedModel(call("ask"), "Oslo"), tools=[ask], thoughts=False)
+    once = await experiment(CASES[:1], asks, EXACT, name="e", log=log).run()
+    again = await experiment(CASES[:1], asks, EXACT, name="e", log=log).run()
+    assert once.trials == again.trials
+    assert once.trials[0].state == "input-required"
+    answering = Variant(asks, on_input=lambda question: "this one")
+    later = await experiment(CASES[:1], {"agent": answering}, EXACT, name="e", log=log).run()
+    assert later.mean("exact") == 1
 
 
 async def test_each_variant_goes_on_from_one_prefix() -> None:

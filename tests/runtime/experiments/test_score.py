@@ -153,7 +153,7 @@ async def test_the_way_is_that_of_the_agent_itself_and_not_of_a_nested_one() -> 
 
     events = [start("search"), start("read", parent_task_id="root")]
     made = score.called("search", only=True)
-    evidence = Evidence(case=Case("?"), task_id="t", events=events, result=None, error=None)
+    evidence = Evidence(case=Case("?"), task_id="t", state="completed", events=events, result=None, error=None)
     async with made.opened(None) as ask:
         assert await scored(made, ask, evidence) == Score(value=True, reason="called search")
 

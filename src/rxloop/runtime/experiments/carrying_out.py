@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,14 @@ from pydantic_core import to_jsonable_python
 from rxloop.agent import Agent
 from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.pipeline.logs import EventLog
-from rxloop.pipeline.values import RunRecord
-from rxloop.protocol.events import Event, TaskEvent
+from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message, as_messages
 from rxloop.recorded.diff import cost_of
 from rxloop.run.handle import Run
 from rxloop.run.ids import id_of_key
 from rxloop.run.result import Result
 from rxloop.runtime.experiments.case import MARK, Case, plain_input
+from rxloop.runtime.experiments.once import once
 from rxloop.runtime.experiments.plan import Plan, Variant
 from rxloop.runtime.experiments.report import Report
 from rxloop.runtime.experiments.scorer import Ask, Evidence, Scorer, scored
@@ -29,7 +29,8 @@ from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push
 from rxloop.stream.clock import CLOCK
 
-Known = Mapping[str, RunRecord]
+Known = Collection[str]
+"""The ids of the runs that the log has already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,10 @@ async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
     """
     log = experiment.log
     if log is None:
-        return {}
+        return ()
     ours = {planned.task_id: planned for planned in plan}
     records = await read_log(log.runs, metadata={MARK: experiment.name})
-    known = {record.task_id: record for record in records if record.task_id in ours}
+    known = {record.task_id for record in records if record.task_id in ours}
     for task_id in known:
         planned = ours[task_id]
         first = (await read_log(log.read, task_id))[0]
@@ -131,7 +132,7 @@ def _prompt(experiment: Plan, variant: Variant, case: Case) -> Any:
 async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequence[tuple[Scorer, Ask]]) -> Trial:
     case = planned.case
     evidence = await _evidence(experiment, planned, known)
-    cost, result, record = cost_of(evidence.events), evidence.result, known.get(planned.task_id)
+    cost, result = cost_of(evidence.events), evidence.result
     scores = [(scorer.name, await scored(scorer, ask, evidence)) for scorer, ask in asks]
     return Trial(
         variant=planned.variant,
@@ -141,7 +142,7 @@ async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequen
         input=plain_input(case),
         expected=to_jsonable_python(case.expected, fallback=str),
         metadata=to_jsonable_python(dict(case.metadata), fallback=str),
-        state=result.state if result is not None else record.state if record is not None else "failed",
+        state=evidence.state,
         content=result.content if result is not None else "",
         error=evidence.error,
         usage=cost.usage,
@@ -157,13 +158,16 @@ async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Eviden
     kept: list[Event] = []
     task_id = planned.task_id
     try:
-        run = _begin(experiment, planned, known)
-        task_id = run.task_id
         if experiment.log is None:
+            run = _begun(experiment, planned)
+            task_id = run.task_id
             run.events.subscribe(kept.append)
-        result = await run
-        if result.state != "completed":
-            error = f"it waits for an answer: {', '.join(pending.prompt for pending in result.pending)}"
+            result = await run
+        elif task_id in known:
+            result = await _resumed(experiment, planned)
+        else:
+            # Another process may carry out the same experiment, and be quicker.
+            result = await once(lambda: _begun(experiment, planned), lambda: _resumed(experiment, planned))
     except AttemptError as failure:
         result, error = failure.result, f"{failure.code}: {failure}"
     except Exception as failure:
@@ -172,25 +176,37 @@ async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Eviden
         events = await _events(experiment.log, task_id, kept)
     except Exception as failure:
         events, error = [], error or f"{type(failure).__name__}: {failure}"
-    return Evidence(planned.case, task_id, events, result, error)
+    last = next((event for event in reversed(events) if isinstance(event, StatusUpdateEvent)), None)
+    if last is not None and last.pending:
+        error = f"it waits for an answer: {', '.join(pending.prompt for pending in last.pending)}"
+    return Evidence(planned.case, task_id, last.state if last is not None else "failed", events, result, error)
 
 
-def _begin(experiment: Plan, planned: _Planned, known: Known) -> Run[Any]:
-    variant, case, log = experiment.variants[planned.variant], planned.case, experiment.log
-    agent: Agent[Any, Any] = variant.agent.with_log(log)
-    options = variant.options()
-    if experiment.deps is not None:
-        options["deps"] = experiment.deps(case)
-    if planned.task_id in known:
-        # It may still be on its way to its end, where the experiment was cancelled a moment ago.
-        return agent.resume(planned.task_id, when_busy="wait", **options)
+def _begun(experiment: Plan, planned: _Planned) -> Run[Any]:
+    variant, case = experiment.variants[planned.variant], planned.case
+    agent, options = _agent(experiment, planned)
     prompt = _prompt(experiment, variant, case)
     place = {"variant": planned.variant, "case": case.id, "repeat": planned.repeat}
     options["metadata"] = {MARK: experiment.name} | {f"{MARK}.{name}": value for name, value in place.items()}
-    chosen = planned.task_id if log is not None else None
+    chosen = planned.task_id if experiment.log is not None else None
     if case.fork_of is not None and case.fork_at is not None:
         return agent.fork(case.fork_of, case.fork_at, prompt=prompt, fork_id=chosen, **options)
     return agent.run(prompt, task_id=chosen, **options)
+
+
+def _resumed(experiment: Plan, planned: _Planned) -> Run[Any]:
+    agent, options = _agent(experiment, planned)
+    # It may be under way elsewhere, or on its way to its end, where the experiment was cancelled a moment ago.
+    return agent.resume(planned.task_id, when_busy="wait", **options)
+
+
+def _agent(experiment: Plan, planned: _Planned) -> tuple[Agent[Any, Any], dict[str, Any]]:
+    """The agent that makes a run, and the options of the run."""
+    variant = experiment.variants[planned.variant]
+    options = variant.options()
+    if experiment.deps is not None:
+        options["deps"] = experiment.deps(planned.case)
+    return variant.agent.with_log(experiment.log), options
 
 
 async def _events(log: EventLog | None, task_id: str, kept: Sequence[Event]) -> list[Event]:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.events import AnyEvent, Event
+from rxloop.protocol.events import AnyEvent, Event, State
 from rxloop.protocol.messages import Usage, Wire
 from rxloop.run.result import Result
 from rxloop.runtime.experiments.case import Case
@@ -46,6 +46,8 @@ class Evidence:
 
     case: Case
     task_id: str
+    state: State
+    """`failed` for a run that was refused."""
     events: Sequence[Event]
     """The durable events of the run; of a fork, those that came after what it has taken over."""
     result: Result[Any] | None

@@ -12,13 +12,14 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import override
 
 from rxloop.agent import Agent
-from rxloop.errors import ConfigurationError, RunExists
+from rxloop.errors import ConfigurationError
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.protocol.settings import ModelSettings
 from rxloop.run.ids import id_of_key
 from rxloop.runtime.experiments.case import MARK, plain_input
+from rxloop.runtime.experiments.once import once
 from rxloop.runtime.experiments.scorer import Ask, Evidence, Score, Scorer
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
@@ -107,10 +108,13 @@ class _Judge(Scorer):
         question = self._question(evidence, evidence.result.content)
         task_id = id_of_key(MARK, evidence.task_id, self.name, question)
         mark = {MARK: evidence.task_id, f"{MARK}.judge": self.name}
-        try:
-            result = await agent.run(question, metadata=mark, task_id=task_id if kept else None)
-        except RunExists:
-            result = await agent.resume(task_id)
+        if kept:
+            result = await once(
+                lambda: agent.run(question, metadata=mark, task_id=task_id),
+                lambda: agent.resume(task_id, when_busy="wait"),
+            )
+        else:
+            result = await agent.run(question)
         given = result.output.model_dump()
         return Score(value=given["verdict"], reason=given["reason"], usage=result.usage)
 
