@@ -30,6 +30,7 @@ from rxloop.providers.chat._encode import RequestEncoder
 from rxloop.providers.presets import Preset, checked_url
 from rxloop.providers.retry import Attempts, Retry
 from rxloop.stream.bridges import from_task
+from rxloop.stream.connect import Cold
 
 if TYPE_CHECKING:
     import httpx
@@ -112,7 +113,7 @@ class OpenAIChat:
             answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", stop=watch.cancel)
             return Attempts(self._retry, answer, observer, scheduler, until).begin()
 
-        return Observable(subscribe)
+        return Cold(subscribe)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; an `http_client` of the user's stays open."""

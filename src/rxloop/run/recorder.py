@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rxloop.errors import InvalidEvent, PipelineError, RxloopError
 from rxloop.operators.loop._faults import no_signal, unordered
@@ -17,14 +17,11 @@ from rxloop.pipeline.seams import Clock
 from rxloop.protocol.envelope import ROOT, check_time
 from rxloop.protocol.events import (
     ContentCompleteEvent,
-    ContentDeltaEvent,
     Event,
     StatusUpdateEvent,
     SubtaskEvent,
     TaskEvent,
-    ThoughtDeltaEvent,
     ThoughtStreamEvent,
-    ToolCallDeltaEvent,
     ToolProgressEvent,
     ToolStartEvent,
 )
@@ -32,9 +29,9 @@ from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict, FrozenList
 from rxloop.protocol.settle import settle
 from rxloop.protocol.unchecked import stamp
 from rxloop.run.life import Life, Phase
+from rxloop.run.traits import TRAITS, Traits
 from rxloop.state.batch import Slot
 from rxloop.state.earlier_attempts import EarlierAttempts
-from rxloop.state.order import RULES
 from rxloop.state.run_state import RunState, fold, fold_beside
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.hub import Hub
@@ -46,47 +43,6 @@ log = logging.getLogger("rxloop")
 
 _TAKING = (Phase.OPEN, Phase.ANNOUNCING)
 _BEGUN = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
-
-
-class _Traits(NamedTuple):
-    """What an event is by its class; to ask `isinstance` of each event would cost more than to number it."""
-
-    is_event: bool
-    """It is an event, and not something else that came out of the loop."""
-    rule: Callable[[RunState, Any], str | None] | None
-    """Why it cannot come at any time."""
-    begins: bool
-    """It begins a call."""
-    text: str
-    """The one field of a delta that holds what somebody else wrote; empty for other events."""
-    by_run: bool
-    """It tells where a run begins and ends."""
-    refers: bool
-    """It names calls."""
-    drawn: bool
-    """It may have a place in the graph of thoughts."""
-
-
-class _TraitsByClass(dict[type, _Traits]):
-    def __missing__(self, cls: type) -> _Traits:
-        traits = self[cls] = _Traits(
-            is_event=issubclass(cls, Event),
-            rule=RULES[cls],
-            begins=issubclass(cls, ToolStartEvent),
-            text=_TEXT.get(cls, ""),
-            by_run=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
-            refers=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),
-            drawn=issubclass(cls, (ThoughtStreamEvent, ContentCompleteEvent, ToolStartEvent)),
-        )
-        return traits
-
-
-_TRAITS = _TraitsByClass()
-_TEXT: dict[type[Event], str] = {
-    ContentDeltaEvent: "delta",
-    ThoughtDeltaEvent: "delta",
-    ToolCallDeltaEvent: "fragment",
-}
 
 
 def _drop(event: Event) -> None:
@@ -187,7 +143,7 @@ class Recorder:
         if get_ident() != life.thread:
             life.finish_from_thread()
             return
-        traits = _TRAITS[type(event)]
+        traits = TRAITS[type(event)]
         if not traits.is_event:
             self._take_other(event)
             return
@@ -227,9 +183,9 @@ class Recorder:
         Raises:
             InvalidEvent: It cannot be folded.
         """
-        return self._record(event, _TRAITS[type(event)])
+        return self._record(event, TRAITS[type(event)])
 
-    def _record(self, event: Event, traits: _Traits) -> Event:
+    def _record(self, event: Event, traits: Traits) -> Event:
         place = self._seq, self._sub
         event = self._stamp(event, traits)
         try:
@@ -271,7 +227,7 @@ class Recorder:
 
     # -- stamps
 
-    def _stamp(self, event: Event, traits: _Traits) -> Event:
+    def _stamp(self, event: Event, traits: Traits) -> Event:
         """Write into an event what only its run knows: its numbers, its time, its ids."""
         if event.attempt:
             # Published before, here or in another run: its numbers are those of that time.
@@ -368,7 +324,7 @@ class Recorder:
 
     # -- order
 
-    def _is_misplaced(self, event: Event, traits: _Traits) -> bool:
+    def _is_misplaced(self, event: Event, traits: Traits) -> bool:
         """Whether an event cannot come now, which ends the run: what it says did not happen, or not so."""
         state = self.states.get(event.branch)
         if state is None or traits.rule is None:

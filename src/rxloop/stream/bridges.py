@@ -14,6 +14,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
 from rxloop.errors import InvalidEvent, Paused, RxloopError
+from rxloop.stream.connect import Cold
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import report
@@ -69,7 +70,7 @@ def from_task(
         )
         return Disposable(leaf.dispose)
 
-    return Observable(subscribe)
+    return Cold(subscribe)
 
 
 _NOTHING = Disposable()
@@ -256,4 +257,4 @@ def emit(*values: T) -> Observable[T]:
         observer.on_completed()
         return _NOTHING
 
-    return Observable(subscribe)
+    return Cold(subscribe)

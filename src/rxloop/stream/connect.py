@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cached_property
+from threading import RLock
 from typing import Any, TypeVar
 
 from reactivex import Observable, abc
@@ -50,6 +52,23 @@ def connect(
         return link
     link.take(subscription)
     return link
+
+
+class Cold(Observable[T]):
+    """An Observable like any other, at a third of the cost: each iteration makes nine.
+
+    The lock that others make at once is made when somebody asks for it, and to subscribe takes one call less.
+    """
+
+    def __init__(self, subscribe: abc.Subscription[T]) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self._subscribe = subscribe
+        # In the place of the method, which would only call it.
+        self._subscribe_core = subscribe  # pyright: ignore[reportAttributeAccessIssue]
+
+    @cached_property
+    def lock(self) -> RLock:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What operators of reactivex hold while they deliver."""
+        return RLock()
 
 
 class Connections(abc.DisposableBase):

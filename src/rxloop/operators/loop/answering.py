@@ -9,7 +9,7 @@ from reactivex import Observable, abc
 from rxloop.errors import ConfigurationError
 from rxloop.operators.loop._places import handling
 from rxloop.pipeline.requests import Operator, Request, Signal
-from rxloop.stream.connect import Connections, connect, dispose_after
+from rxloop.stream.connect import Cold, Connections, connect, dispose_after
 
 R = TypeVar("R", bound=Request[Any])
 
@@ -46,7 +46,7 @@ def answering(
         ) -> abc.DisposableBase:
             return _Answering(request_type, answer, concurrency, observer, scheduler).of(source)
 
-        return Observable(subscribe)
+        return Cold(subscribe)
 
     operator.__qualname__ = f"answering({request_type.__name__})"
     return handling(operator, request_type)

@@ -6,7 +6,7 @@ from reactivex import Observable, abc
 
 from rxloop.operators.loop._places import handling
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
-from rxloop.stream.connect import Connections, connect
+from rxloop.stream.connect import Cold, Connections, connect
 
 
 def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[object]:
@@ -31,7 +31,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[obj
         ) -> abc.DisposableBase:
             return _AtEnd(answer, observer, scheduler).of(source)
 
-        return Observable(subscribe)
+        return Cold(subscribe)
 
     operator.__qualname__ = "at_end"
     return handling(operator, IterationEnd)

@@ -17,7 +17,7 @@ from rxloop.protocol.storable import readable, settled_model
 from rxloop.protocol.unchecked import stamp, unchecked
 from rxloop.state.history import History
 from rxloop.stream.bridges import emit
-from rxloop.stream.connect import connect
+from rxloop.stream.connect import Cold, connect
 
 if TYPE_CHECKING:
     from rxloop.operators.loop._repairing import RequestRepair
@@ -98,7 +98,7 @@ def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
     def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         return _Call(request, problems, observer, scheduler)
 
-    return Observable(subscribe)
+    return Cold(subscribe)
 
 
 class _Call(abc.DisposableBase):

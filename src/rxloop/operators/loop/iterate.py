@@ -26,7 +26,7 @@ from rxloop.state.batch import Batch
 from rxloop.state.limits import check_limits
 from rxloop.state.run_state import RunState
 from rxloop.stream.bridges import Push, emit, from_task
-from rxloop.stream.connect import connect
+from rxloop.stream.connect import Cold, connect
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 
 MOST_PRESSURE = 3
@@ -65,7 +65,7 @@ def _iterations(pipeline: Operator, ctx: RunContext[Any], times: int | None) -> 
         iterations.advance()
         return Disposable(iterations.stop)
 
-    return Observable(subscribe)
+    return Cold(subscribe)
 
 
 class _Iterations:
