@@ -266,7 +266,7 @@ class Agent(Generic[D, O]):
         *,
         prompt: Callable[[T], Prompt] | None = None,
         key: Callable[[T], str | int] | None = None,
-        name: str = "map",
+        name: str | None = None,
         concurrency: int = 50,
         deps: None = None,
         **options: Unpack[Options],
@@ -278,7 +278,7 @@ class Agent(Generic[D, O]):
         *,
         prompt: Callable[[T], Prompt] | None = None,
         key: Callable[[T], str | int] | None = None,
-        name: str = "map",
+        name: str | None = None,
         concurrency: int = 50,
         deps: D,
         **options: Unpack[Options],
@@ -289,7 +289,7 @@ class Agent(Generic[D, O]):
         *,
         prompt: Callable[[Any], Prompt] | None = None,
         key: Callable[[Any], str | int] | None = None,
-        name: str = "map",
+        name: str | None = None,
         concurrency: int = 50,
         deps: Any = None,
         **options: Unpack[Options],
@@ -299,16 +299,17 @@ class Agent(Generic[D, O]):
         How a run fails is a value, `outcome.error`, and the others go on. A reader that is slow holds the batch back,
         so that the items may be endless: there are never more runs than `concurrency`.
 
-        With a log the batch can be carried out again, after a crash as well: the agent's name, `name` and the key of an
-        item make the id of its run. What is done is not asked again but comes out of the log, what was begun goes on,
-        and what failed by something that may pass is tried once more.
+        A batch with a name can be carried out again, after a crash as well, by an agent with the same log: the agent's
+        name, `name` and the key of an item make the id of its run. What is done is not asked again but comes out of the
+        log, what was begun goes on, and what failed by something that may pass is tried once more.
 
         Args:
             items: An iterable, sync or async, or an Observable.
             prompt: Makes the prompt of an item; without it the item is the prompt.
-            key: Tells an item from the others, the same in every process; by default its prompt. With a log, items of
-                the same key are one run.
-            name: That of the batch: the same items under another name are other runs.
+            key: Tells an item from the others, the same in every process; by default its prompt. In a batch with a
+                name, items of the same key are one run.
+            name: That of the batch; without one all items are asked anew. A name that is used again for other
+                instructions, or another model, gives the answers that are in the log.
             concurrency: How many runs go on at once. `limited(model, per_minute=...)` limits the calls of the model.
             deps: As for `run`, the same for all.
             **options: As for `run`.
@@ -317,7 +318,8 @@ class Agent(Generic[D, O]):
             A stream that carries the batch out when it is iterated, subscribed or awaited, each time anew.
 
         Raises:
-            ConfigurationError: `items` or `concurrency` is wrong, or an option is of a wrong kind.
+            ConfigurationError: `items` or `concurrency` is wrong, there is a name and no log, or an option is of a
+                wrong kind.
             TypeError: There is no such option.
         """
         # Few programs have batches.

@@ -69,9 +69,14 @@ def test_a_failure_is_a_value_and_the_others_go_on() -> None:
 
 
 def test_a_prompt_that_cannot_be_made_fails_its_item_alone() -> None:
-    outcomes = carried_out(lambda: echo().map(["a", ""], key=str))
-    assert [type(outcome.error) for outcome in outcomes if outcome.item == ""] == [ConfigurationError]
-    assert [outcome.output for outcome in outcomes if outcome.item == "a"] == ["a"]
+    letters: list[dict[str, str]] = [{"text": "a"}, {}, {"text": ""}]
+    outcomes = carried_out(lambda: echo().map(letters, prompt=lambda letter: letter["text"]))
+    assert sorted(type(outcome.error).__name__ for outcome in outcomes) == [
+        "ConfigurationError",
+        "KeyError",
+        "NoneType",
+    ]
+    assert [outcome.output for outcome in outcomes if outcome.error is None] == ["a"]
 
 
 def test_there_are_never_more_runs_than_allowed() -> None:
@@ -181,18 +186,25 @@ async def test_items_of_an_observable_of_the_stock_kind() -> None:
 def test_what_is_done_comes_out_of_the_log_and_is_not_asked_again() -> None:
     log = MemoryEventLog()
     first, second = echo(log=log), echo(log=log)
-    carried_out(lambda: first.map(["a", "b"]))
-    outcomes = carried_out(lambda: second.map(["b", "c"]))
+    carried_out(lambda: first.map(["a", "b"], name="letters"))
+    outcomes = carried_out(lambda: second.map(["b", "c"], name="letters"))
     assert sorted(outcome.output for outcome in outcomes) == ["b", "c"]
     assert asked(second) == ["c"]
 
 
-def test_another_name_or_prompt_is_another_run() -> None:
+def test_another_name_or_prompt_is_another_run_and_so_is_one_without_a_name() -> None:
     agent = echo(log=MemoryEventLog())
-    carried_out(lambda: agent.map(["a"]))
+    carried_out(lambda: agent.map(["a"], name="first"))
     carried_out(lambda: agent.map(["a"], name="again"))
-    carried_out(lambda: agent.map(["a"], prompt=lambda item: item * 2))
-    assert asked(agent) == ["a", "a", "aa"]
+    carried_out(lambda: agent.map(["a"], name="first", prompt=lambda item: item * 2))
+    carried_out(lambda: agent.map(["a"]))
+    carried_out(lambda: agent.map(["a"]))
+    assert asked(agent) == ["a", "a", "aa", "a", "a"]
+
+
+def test_a_name_without_a_log_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="the batch 'letters' needs a log"):
+        echo().map(["a"], name="letters")
 
 
 def test_what_was_begun_goes_on_with_what_has_no_answer() -> None:
@@ -211,7 +223,7 @@ def test_what_was_begun_goes_on_with_what_has_no_answer() -> None:
     with virtual_time() as time:
 
         async def crash() -> None:
-            reader = aiter(Agent(ScriptedModel(*[answer] * 2), tools=[look], log=log).map(["a"]))
+            reader = aiter(Agent(ScriptedModel(*[answer] * 2), tools=[look], log=log).map(["a"], name="n"))
             waiting = asyncio.ensure_future(anext(reader))
             await asyncio.sleep(1)
             waiting.cancel()
@@ -219,26 +231,26 @@ def test_what_was_begun_goes_on_with_what_has_no_answer() -> None:
 
         time.run(crash())
         time.advance(1)
-    outcomes = carried_out(lambda: Agent(ScriptedModel("done"), tools=[look], log=log).map(["a"]))
+    outcomes = carried_out(lambda: Agent(ScriptedModel("done"), tools=[look], log=log).map(["a"], name="n"))
     assert [outcome.output for outcome in outcomes] == ["done"]
     assert looked == ["once"]
 
 
 def test_what_failed_by_something_that_passes_is_tried_once_more() -> None:
     log = MemoryEventLog()
-    carried_out(lambda: Agent(ScriptedModel(ServerError("503")), log=log).map(["a"]))
-    outcomes = carried_out(lambda: Agent(ScriptedModel("at last"), log=log).map(["a"]))
+    carried_out(lambda: Agent(ScriptedModel(ServerError("503")), log=log).map(["a"], name="n"))
+    outcomes = carried_out(lambda: Agent(ScriptedModel("at last"), log=log).map(["a"], name="n"))
     assert [outcome.output for outcome in outcomes] == ["at last"]
 
 
 def test_two_items_of_one_key_are_one_run() -> None:
     agent = echo(log=MemoryEventLog())
-    outcomes = carried_out(lambda: agent.map(["a", "a", "a"], concurrency=2))
+    outcomes = carried_out(lambda: agent.map(["a", "a", "a"], name="n", concurrency=2))
     assert [outcome.output for outcome in outcomes] == ["a", "a", "a"]
     assert asked(agent) == ["a"]
 
 
-def test_without_a_log_each_item_is_asked() -> None:
+def test_without_a_name_each_item_is_asked() -> None:
     agent = echo()
     assert len(carried_out(lambda: agent.map(["a", "a"]))) == 2
     assert asked(agent) == ["a", "a"]
@@ -261,10 +273,11 @@ async def test_a_run_that_waits_for_input_is_an_outcome_too() -> None:
 async def test_the_record_of_a_run_says_which_item_it_was_for() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("a"), log=log)
-    outcome = await agent.map([{"id": 7}], prompt=lambda item: f"item {item['id']}", key=lambda item: item["id"])
+    items = [{"id": 7}]
+    outcome = await agent.map(items, name="n", prompt=lambda item: f"item {item['id']}", key=lambda item: item["id"])
     assert outcome.result is not None
     [task, *_] = await log.read(outcome.result.task_id)
-    assert task.metadata["batch"] == {"name": "map", "key": "7"}  # type: ignore[attr-defined]
+    assert task.metadata["batch"] == {"name": "n", "key": "7"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("items", ["a text", 7, None])
@@ -278,6 +291,7 @@ def test_no_room_for_a_run_is_refused() -> None:
         echo().map(["a"], concurrency=0)
 
 
-def test_a_key_that_would_be_another_one_tomorrow_ends_the_batch() -> None:
-    with pytest.raises(ConfigurationError, match="a text or a number"):
-        carried_out(lambda: echo().map(["a"], key=lambda _: object()))  # type: ignore[arg-type, return-value]
+def test_a_key_that_would_be_another_one_tomorrow_fails_its_item() -> None:
+    [outcome] = carried_out(lambda: echo().map(["a"], key=lambda _: object()))  # type: ignore[arg-type, return-value]
+    assert (outcome.item, outcome.key) == ("a", "")
+    assert "a text or a number" in str(outcome.error)

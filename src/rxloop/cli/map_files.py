@@ -160,7 +160,7 @@ class Output:
     def write(self, outcome: Outcome[Line, Any]) -> None:
         """Write what came of a line; a reader of the file sees it at once."""
         assert self._out is not None
-        self._out.write(to_json(_told(outcome)) + b"\n")
+        self._out.write(to_json(_told(outcome), fallback=str) + b"\n")
         self._out.flush()
 
 

@@ -35,7 +35,7 @@ class Outcome(Generic[I, R]):
 
     Attributes:
         item: The item.
-        key: Its key.
+        key: Its key; empty where that could not be made.
         result: The result of its run, partial where the run failed; None if it never began.
         error: What the run raised.
     """
@@ -91,22 +91,26 @@ def mapped(
     items: Items[I],
     prompt: Callable[[I], Any] | None,
     key: Callable[[I], str | int] | None,
-    name: str,
+    name: str | None,
     concurrency: int,
     deps: Any,
     options: dict[str, Any],
 ) -> Stream[Outcome[I, R]]:
     """A run of the agent for each item, whose id is made of the item's key; see `Agent.map`."""
+    if name is not None and agent.log is None:
+        raise ConfigurationError(
+            f"the batch {name!r} needs a log that keeps its runs: Agent(..., log=SqliteEventLog('runs.db'))"
+        )
     metadata: dict[str, Any] = options.pop("metadata", None) or {}
 
     def prompt_of(item: I) -> Any:
         return item if prompt is None else prompt(item)
 
     async def ask(item: I, own: str) -> Result[R]:
-        told = {**metadata, "batch": {"name": name} if key is None else {"name": name, "key": own}}
-        if agent.log is None:
-            return await agent.run(prompt_of(item), deps=deps, metadata=told, **options)
+        if name is None:
+            return await agent.run(prompt_of(item), deps=deps, metadata=metadata, **options)
         task_id = id_of_key(agent.name, name, own)
+        told = {**metadata, "batch": {"name": name} if key is None else {"name": name, "key": own}}
         try:
             return await agent.run(prompt_of(item), deps=deps, metadata=told, task_id=task_id, **options)
         except RunExists:
@@ -203,29 +207,37 @@ class _Batch(Generic[I, R]):
                     await self._gate.wait()
                 try:
                     item = await anext(source)
-                    key = _checked(self._key(item))
                 except StopAsyncIteration:
                     break
                 except Exception as error:
                     failure = error
                     break
-                runs.create_task(self._carry_out_one(item, key), name=f"rxloop-batch-{key[:40]}")
+                runs.create_task(self._carry_out_one(item), name="rxloop-batch-item")
         if failure is not None:
             raise failure
 
-    async def _carry_out_one(self, item: I, key: str) -> None:
+    async def _carry_out_one(self, item: I) -> None:
         try:
-            while (other := self._under_way.get(key)) is not None:
-                await other.wait()
-            ended = self._under_way[key] = asyncio.Event()
             try:
-                outcome = await self._outcome(item, key)
-            finally:
-                del self._under_way[key]
-                ended.set()
+                key = _checked(self._key(item))
+            except Exception as error:
+                outcome: Outcome[I, R] = Outcome(item, "", None, error)
+            else:
+                outcome = await self._one_at_once(item, key)
             self._push(outcome)
         finally:
             self._room.release()
+
+    async def _one_at_once(self, item: I, key: str) -> Outcome[I, R]:
+        """Carry out what has the same key one after the other: it may be the same run."""
+        while (other := self._under_way.get(key)) is not None:
+            await other.wait()
+        ended = self._under_way[key] = asyncio.Event()
+        try:
+            return await self._outcome(item, key)
+        finally:
+            del self._under_way[key]
+            ended.set()
 
     async def _outcome(self, item: I, key: str) -> Outcome[I, R]:
         try:
