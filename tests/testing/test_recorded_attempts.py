@@ -7,8 +7,9 @@ import pytest
 
 from reasoning import CASES, by_step
 from runs import collect, first_events, outcome, shape
-from rxloop import Agent, ContentDeltaEvent, MemoryEventLog, RunCancelled, RunContext, op, tool
+from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, Run, RunCancelled, RunContext, op, tool
 from rxloop.pipeline.requests import ModelRequest
+from rxloop.state.run_state import fold_all
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 
@@ -43,6 +44,31 @@ def test_what_was_cancelled_stays_open_where_it_was_cut(kept: bool) -> None:
             time.run(again.result())
     assert (open_, model.open) == ([1], 0)
     assert "".join(each.delta for each in events if isinstance(each, ContentDeltaEvent)) == "It is"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_what_was_interrupted_can_be_interrupted_there_again(kept: bool, resumed: bool) -> None:
+    def interrupt(run: Run[str]) -> list[Event]:
+        time.at(time.now + 0.1, lambda: run.say("In Bergen!", interrupt=True))
+        return [event for event in time.run(collect(run)) if event.durable or kept]
+
+    with virtual_time() as time:
+        log = MemoryEventLog()
+        agent = Agent(ScriptedModel(turn(frames("-It is-------7 C.|"), reasoning="Hm."), "9 C."), log=log)
+        first = interrupt(agent.run("Go"))
+        if resumed:
+            place = next(event.seq for event in first if event.kind == "content-complete")
+            log = time.run(first_events(log, first[0].task_id, place))
+            time.run(Agent(ScriptedModel("9 C."), log=log).resume(first[0].task_id).result())
+            first = list(time.run(log.read(first[0].task_id)))
+        events = interrupt(Agent(ScriptedModel.from_events(first), log=MemoryEventLog()).run("Go"))
+    assert shape(fold_all(events).messages) == [
+        "user: Go",
+        "assistant: It is",
+        "user: In Bergen!",
+        "assistant: 9 C.",
+    ]
 
 
 def test_what_was_cancelled_and_asked_for_again_has_the_later_answer() -> None:

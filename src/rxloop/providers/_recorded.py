@@ -50,6 +50,8 @@ class RecordedAnswer:
     """How it failed."""
     cut_off: bool = False
     """It was disposed before its end."""
+    interrupted: bool = False
+    """That was done to say something, so that nobody has asked for it again."""
 
 
 def recorded_answers(
@@ -104,6 +106,8 @@ class _Reader:
                 attempt, pieces = self._open.pop(step)
                 if event.finish_reason == "canceled":
                     self._canceled.append((step, attempt, _with_text(pieces, event)))
+                elif event.finish_reason == "interrupted":
+                    self._put(step, attempt, _with_text(pieces, event), cut_off=True, interrupted=True)
                 else:
                     self._put(step, attempt, _with_deltas(pieces, event))
             case StatusUpdateEvent() if event.final:
@@ -118,7 +122,9 @@ class _Reader:
         for answers in self.answers.values():
             # What an attempt was cut off in, a later one has asked for again.
             last = answers[-1].attempt
-            answers[:] = [answer for answer in answers if not answer.cut_off or answer.attempt == last]
+            answers[:] = [
+                answer for answer in answers if not answer.cut_off or answer.interrupted or answer.attempt == last
+            ]
 
     def _again(self, step: Step, event: LLMCallEvent) -> None:
         """A step is asked for once more: it failed, or its attempt was cut off, and then nothing came of it."""
@@ -146,8 +152,9 @@ class _Reader:
         *,
         error: RxloopError | None = None,
         cut_off: bool = False,
+        interrupted: bool = False,
     ) -> None:
-        answer = RecordedAnswer(step[1], attempt, tuple(map(_plain, pieces)), error, cut_off)
+        answer = RecordedAnswer(step[1], attempt, tuple(map(_plain, pieces)), error, cut_off, interrupted)
         self.answers.setdefault(line_of(*step), []).append(answer)
 
 

@@ -92,7 +92,8 @@ def test_an_answer_that_does_not_fit_gives_no_value_and_the_next_one_begins_anew
 def test_what_was_said_before_tool_calls_or_before_a_second_try_is_void() -> None:
     asked = ContentCompleteEvent(content="[", tool_calls=[ToolCall(id="a", name="f")])
     again = LLMCallEvent(iteration=1, model="m", message_count=1, tool_count=0, estimated_input_tokens=1)
-    for between in (asked, again, ContentCompleteEvent(content="[", finish_reason="canceled")):
+    cut_off = [ContentCompleteEvent(content="[1]", finish_reason=reason) for reason in ("canceled", "interrupted")]
+    for between in (asked, again, *cut_off):
         assert seen(ContentDeltaEvent(delta="["), between, *said("[2]"), output_type=list[int]) == [[], [2], [2]]
 
 

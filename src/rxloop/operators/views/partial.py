@@ -22,6 +22,7 @@ from rxloop.tools.output import VALUE, adapter_of, is_object, output_of
 E = TypeVar("E")
 T = TypeVar("T")
 
+_CUT_OFF = ("canceled", "interrupted")
 _STEP = 16
 """An answer of n characters is read again when it has grown by a character, or by n / 16 if that is more."""
 
@@ -89,7 +90,7 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
                         if growing.call != event.index:
                             growing.reset(event.index)
                         grow(event.fragment, by_tool=True)
-                    case ContentCompleteEvent() if not event.tool_calls and event.finish_reason != "canceled":
+                    case ContentCompleteEvent() if not event.tool_calls and event.finish_reason not in _CUT_OFF:
                         end(event.content)
                     case ToolCompleteEvent(answer=True, success=True):
                         end(event.content)
