@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, cast, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 from typing_extensions import TypeVar, Unpack
 
@@ -23,9 +21,7 @@ from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Operator, Strategy
 from rxloop.pipeline.run_context import D, RunContext
 from rxloop.pipeline.seams import Provider
-from rxloop.pipeline.values import RunRecord
-from rxloop.protocol.envelope import check_id
-from rxloop.protocol.messages import Message, as_messages
+from rxloop.protocol.messages import Prompt, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.arguments import (
     check_agent,
@@ -34,20 +30,15 @@ from rxloop.run.arguments import (
     check_history,
     check_log,
     check_model,
-    check_names,
     check_operator,
-    check_options,
     check_tools,
 )
-from rxloop.run.asking import OnInput
-from rxloop.run.begun_with import compare_model, resumed_with
+from rxloop.run.by_id import OVERRIDES, RunsById, check_given
 from rxloop.run.description import Description, Opened, toolset_of
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
 from rxloop.run.options import AgentOptions, ForkOptions, Options, ResumeOptions, RunOptions
-from rxloop.run.ownership import alive
 from rxloop.run.result import Result
-from rxloop.run.spec import RunSpec
 from rxloop.tools import AnyTool, Thoughts
 from rxloop.tools.output import Output, OutputMode, output_of
 
@@ -59,15 +50,8 @@ if TYPE_CHECKING:
 O = TypeVar("O", default=str)  # noqa: E741
 T = TypeVar("T", default=str)
 
-Prompt = str | Message | Sequence[Message | str]
 
-
-# By context and not on the agent: an override in one task does not reach the others.
-_Overrides = Mapping["Agent[Any, Any]", dict[str, Any]]
-_OVERRIDES: ContextVar[_Overrides] = ContextVar("rxloop_overrides", default=MappingProxyType({}))
-
-
-class Agent(Generic[D, O]):
+class Agent(RunsById[D, O]):
     """An immutable description of an agent; each `run` is a run of its own, and any number may go on at once."""
 
     @overload
@@ -156,7 +140,7 @@ class Agent(Generic[D, O]):
         output = output_of(output_type, output_mode)
         thinking = None if thoughts is False else thoughts if isinstance(thoughts, Thoughts) else Thoughts()
         pipeline = _pipeline(standard() if loop is None else loop, output_type, output, output_retries)
-        chosen = _strategy(strategy) if strategy is not None else iterate
+        chosen = _by_name(strategy) if isinstance(strategy, str) else strategy or iterate
         if strategy is not None:
             check_operator(chosen, chosen(pipeline))
         self._made_of = Description(
@@ -173,6 +157,7 @@ class Agent(Generic[D, O]):
             settings=settings or ModelSettings(),
             log=log,
             opened=opened,
+            strategies=_by_name,
         )
 
     def __repr__(self) -> str:
@@ -192,11 +177,6 @@ class Agent(Generic[D, O]):
     def settings(self) -> ModelSettings:
         """The settings of its model calls, unless a run names other ones."""
         return self._made_of.settings
-
-    @property
-    def log(self) -> EventLog | None:
-        """What keeps the events of its runs."""
-        return self._made_of.log
 
     def with_log(self, log: EventLog | None) -> Self:
         """The same agent with another log; what one of the two has open, both have, and either closes it.
@@ -325,7 +305,7 @@ class Agent(Generic[D, O]):
         # Few programs have batches.
         from rxloop.run.batch import mapped
 
-        _check("map", options, Options)
+        check_given("map", options, Options)
         return mapped(self, items, prompt, key, name, concurrency, deps, cast("dict[str, Any]", options))
 
     @overload
@@ -336,7 +316,7 @@ class Agent(Generic[D, O]):
     def run_sync(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Result[O]: ...
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Result[O]:
         """Run to the end in an event loop of its own, for scripts. Takes what `run` takes."""
-        _check("run_sync", options, RunOptions)
+        check_given("run_sync", options, RunOptions)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -446,7 +426,7 @@ class Agent(Generic[D, O]):
         from rxloop.run.fork import make_fork
 
         tools, fork_id = options.pop("tools", None), options.pop("fork_id", None)
-        _check("fork", cast("Options", options), ForkOptions)
+        check_given("fork", cast("Options", options), ForkOptions)
         check_fork(at, results, tools, fork_id)
         if self.log is None:
             raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
@@ -467,186 +447,18 @@ class Agent(Generic[D, O]):
         For tests of code that has an agent of its own; other tasks are not affected. The model goes before one that a
         run names.
         """
-        changes: dict[str, Any] = dict(_OVERRIDES.get().get(self, {}))
+        changes: dict[str, Any] = dict(OVERRIDES.get().get(self, {}))
         if model is not None:
             check_model(model)
             changes["model"] = self._made_of.opened.provider(model)
         if tools is not None:
             check_tools(tools)
             changes["tools"] = self._made_of.toolset(tools)
-        token = _OVERRIDES.set({**_OVERRIDES.get(), self: changes})
+        token = OVERRIDES.set({**OVERRIDES.get(), self: changes})
         try:
             yield
         finally:
-            _OVERRIDES.reset(token)
-
-    async def submit(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunRecord:
-        """Write a run into the log and begin nothing; `settle` in any process, or `resume`, carries it out.
-
-        Args:
-            prompt: As for `run`.
-            **options: As for `run`, but for `on_input` and `when_busy`, which are for whoever carries it out.
-
-        Returns:
-            What the log has of it: it is durable.
-
-        Raises:
-            RunExists: The log has a run of this `task_id`.
-            ConfigurationError: As for `run`, or the agent has no log.
-            EventLogError: It could not be written.
-        """
-        event_log = self._log_to("submit a run")
-        for name in ("on_input", "when_busy"):
-            if options.get(name) is not None:
-                raise ConfigurationError(f"submit(..., {name}=) begins nothing: give it to settle() or resume()")
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.run.settling import submit
-
-        return await submit(event_log, self._new("submit", prompt, None, options))
-
-    @overload
-    async def settle(
-        self: Agent[None, O],
-        task_id: str,
-        *,
-        deps: None = None,
-        on_input: OnInput | None = None,
-        on_run: Callable[[Run[O]], object] | None = None,
-    ) -> RunRecord: ...
-    @overload
-    async def settle(
-        self,
-        task_id: str,
-        *,
-        deps: D,
-        on_input: OnInput | None = None,
-        on_run: Callable[[Run[O]], object] | None = None,
-    ) -> RunRecord: ...
-    async def settle(
-        self,
-        task_id: str,
-        *,
-        deps: Any = None,
-        on_input: OnInput | None = None,
-        on_run: Callable[[Run[O]], object] | None = None,
-    ) -> RunRecord:
-        """Bring a run to rest, whoever has done a part of it.
-
-        It returns when the log says that the run is over, was cancelled, or waits for an answer that nobody has given;
-        it waits while somebody else carries the run out, or an earlier run of its conversation, and goes on with it
-        when nobody does any more. So it may be called any number of times, in any number of processes, for the same
-        run, and is the job for a queue that delivers at least once. If the task that awaits it is cancelled, the run is
-        released, not cancelled.
-
-        Args:
-            task_id: The run.
-            deps: As for `run`.
-            on_input: Answers the questions of the run while it goes on here.
-            on_run: Gets each attempt that is made here, before it begins: to read it live.
-
-        Returns:
-            What the log has of it then. A run that failed is no error here: see `record.state`.
-
-        Raises:
-            UnknownRun: The log does not have it.
-            LogUnreachable: Nobody knows how far it came: settle it again.
-            ConfigurationError: The agent has no log, or `deps` are missing.
-        """
-        event_log = self._log_to(f"settle {task_id}")
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.run.settling import settle
-
-        def resume() -> Run[O]:
-            options: ResumeOptions = {"on_input": on_input, "when_busy": "wait"}
-            run = self._start(self._next("settle", task_id, None, deps, options, settles=True))
-            if on_run is not None:
-                on_run(run)
-            return run
-
-        return await settle(event_log, task_id, resume, asks=on_input is not None)
-
-    async def cancel(self, task_id: str, reason: str | None = None) -> None:
-        """Cancel a run by its id, and wait until it has an end. A run that is over stays as it is.
-
-        One that goes on in this process is cancelled there, whatever agent it was made by; one that goes on elsewhere
-        gets to know by its mail. One that waits for an answer, or whose process is gone, gets an attempt that closes
-        its open calls and writes its end: the model is not asked, and no tool is called.
-
-        Args:
-            task_id: The run.
-            reason: What its final event says.
-
-        Raises:
-            ConfigurationError: It does not go on in this process, and the agent has no log.
-            UnknownRun: The log does not have it.
-            ConflictError: It goes on in another process, and had no end after 30 s; the cancel stays in its mail. With
-                a log that has no mail, it has to be cancelled there.
-        """
-        hold = alive(task_id)
-        if hold is not None:
-            await hold.cancelled(reason or "cancelled")
-            return
-        if self.log is None:
-            raise ConfigurationError(
-                f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
-            )
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.run.sending import cancel
-
-        def close() -> Run[O]:
-            return self._start(self._spec(task_id, "", None, {}, resume=True, cancel=reason or "cancelled"))
-
-        await cancel(self.log, task_id, reason or "cancelled", close)
-
-    async def answer(self, task_id: str, inputs: Mapping[str, Any]) -> None:
-        """Answer questions of a run that this process does not hold; durable when it returns.
-
-        Whoever settles or resumes the run next takes the answers. One that is there already, and is equal, is fine.
-
-        Args:
-            task_id: The run.
-            inputs: The answers, by `input_id`.
-
-        Raises:
-            InvalidInput: The run does not wait for it, has another answer, or the answer does not fit the question.
-            UnknownRun: The log does not have it.
-            ConfigurationError: The agent has no log, or one without mail.
-        """
-        event_log = self._log_to(f"answer {task_id}")
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.run.sending import answer
-
-        await answer(event_log, task_id, inputs)
-
-    async def say(self, task_id: str, message: Prompt, *, interrupt: bool = False) -> None:
-        """Say something to a run that this process does not hold; durable when it returns.
-
-        The message enters the history of the run, after the tool calls that are open. One that goes on takes it at
-        once, and any other with its next attempt; a run that ends at this very moment may not take it any more.
-
-        Args:
-            task_id: The run.
-            message: A text, a message, or several.
-            interrupt: Cut off the answer that is being written.
-
-        Raises:
-            RunOver: The run is over.
-            UnknownRun: The log does not have it.
-            ConfigurationError: The agent has no log, or one without mail, or there is nothing to say.
-        """
-        event_log = self._log_to(f"say something to {task_id}")
-        messages = as_messages(message)
-        if not messages or any(each.role not in ("user", "system") for each in messages):
-            raise ConfigurationError("say() takes messages of the user or the system, such as a text")
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.run.sending import say
-
-        await say(event_log, task_id, messages, interrupt=interrupt)
-
-    def _log_to(self, what: str) -> EventLog:
-        if self.log is None:
-            raise ConfigurationError(f"to {what} the agent needs a log that holds its runs: Agent(..., log=...)")
-        return self.log
+            OVERRIDES.reset(token)
 
     async def aclose(self, *, release: float | None = None) -> None:
         """End the runs that go on, and close what the agent opened. May be called twice; later runs are refused.
@@ -670,98 +482,12 @@ class Agent(Generic[D, O]):
     ) -> None:
         await self.aclose()
 
-    def _start(self, spec: RunSpec) -> Run[O]:
-        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (who called `run`, `resume` or `fork`)
-        return self._made_of.run(spec, (caller.f_code.co_filename, caller.f_lineno))
 
-    def _new(self, method: str, prompt: Prompt, deps: Any, options: RunOptions) -> RunSpec:
-        """What a new run is made of."""
-        _check(method, options, RunOptions)
-        context_id = options.get("context_id")
-        if context_id is not None and self.log is None:
-            raise ConfigurationError(
-                f"context_id={context_id!r} needs a log that keeps the conversation: Agent(..., log=MemoryEventLog())"
-            )
-        if context_id is not None:
-            check_id(context_id, "context_id")
-        messages = as_messages(prompt)
-        if not messages:
-            raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
-        messages = check_history(messages)
-        task_id = options.get("task_id")
-        return self._spec(
-            task_id if task_id is not None else new_id(),
-            context_id if context_id is not None else new_id(),
-            deps,
-            options,
-            messages=messages,
-            keep_context=context_id is not None,
-            chosen_id=task_id is not None,
-            owner=options.get("owner"),
-        )
-
-    def _next(
-        self,
-        method: str,
-        task_id: str,
-        inputs: Mapping[str, Any] | None,
-        deps: Any,
-        options: ResumeOptions,
-        *,
-        settles: bool = False,
-    ) -> RunSpec:
-        """What one more attempt of a run is made of."""
-        given = cast("Options", options)
-        _check(method, given, ResumeOptions)
-        self._log_to(f"{method} {task_id}")
-        check_deps(method, self._made_of.deps_type, deps)
-        overrides = _OVERRIDES.get().get(self, {})
-
-        def spec(options: Options) -> RunSpec:
-            fields: dict[str, Any] = {"resume": True, "settles": settles, "inputs": inputs}
-            return self._spec(task_id, given.get("context_id") or "", deps, options, overrides, **fields)
-
-        def as_begun(begun: Mapping[str, Any]) -> RunSpec:
-            made = spec(resumed_with(given, begun))
-            if "model" not in overrides:
-                compare_model(task_id, given, begun, made.model)
-            return made
-
-        return spec(given)._replace(as_begun=as_begun)
-
-    def _spec(
-        self,
-        task_id: str,
-        context_id: str,
-        deps: Any,
-        options: Options,
-        overrides: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> RunSpec:
-        given = options.get("strategy")
-        return self._made_of.spec(
-            task_id,
-            context_id,
-            deps,
-            options,
-            strategy=_strategy(given) if given is not None else None,
-            overrides=_OVERRIDES.get().get(self, {}) if overrides is None else overrides,
-            **fields,
-        )
-
-
-def _check(method: str, options: Options, known: type[Options]) -> None:
-    check_names(method, options, known.__annotations__)
-    check_options(**options)
-
-
-def _strategy(given: Strategy | str) -> Strategy:
-    if not isinstance(given, str):
-        return given
+def _by_name(name: str) -> Strategy:
     # Imported here: most runs need none of them.
     from rxloop.strategies import by_name
 
-    return by_name(given)
+    return by_name(name)
 
 
 def _pipeline(loop: Sequence[Operator], output_type: type[Any], output: Output, retries: int) -> Operator:

@@ -9,10 +9,11 @@ import pytest
 
 from machines import Machine, Machines, two_machines
 from run_checks import finals, nothing_left, settled, until
-from rxloop import ConflictError, InputReceivedEvent, Message, MessageAddedEvent, RunCancelled, agent
+from rxloop import ConflictError, InputReceivedEvent, Message, MessageAddedEvent, RunCancelled
 from rxloop.errors import ConfigurationError, InvalidInput, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.protocol.mail import AnswerMail, CancelMail, SayMail
+from rxloop.run import by_id
 from rxloop.state.run_state import fold_all
 from rxloop.testing import call, frames, virtual_time
 
@@ -20,7 +21,7 @@ from rxloop.testing import call, frames, virtual_time
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
     # They are in one process here, in which a run is found without any mail.
-    monkeypatch.setattr(agent, "alive", lambda task_id: None)
+    monkeypatch.setattr(by_id, "alive", lambda task_id: None)
     return two_machines()
 
 

@@ -271,7 +271,11 @@ def _content(content: str | Sequence[Part]) -> Content:
     return content if isinstance(content, str) else list(content)
 
 
-def as_messages(prompt: str | Message | Sequence[Message | str]) -> tuple[Message, ...]:
+Prompt = str | Message | Sequence[Message | str]
+"""What a run is asked: a text, a message, or several of both."""
+
+
+def as_messages(prompt: Prompt) -> tuple[Message, ...]:
     """Make messages of whatever `agent.run` takes: a text is a user message.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -69,6 +69,8 @@ class Description:
     settings: ModelSettings
     log: EventLog | None
     opened: Opened
+    strategies: Callable[[str], Strategy]
+    """Gives the strategy of a name."""
 
     def spec(
         self,

@@ -12,12 +12,12 @@ from typing import Any, Self, TypedDict
 
 from typing_extensions import Unpack
 
-from rxloop.agent import Agent, Prompt
+from rxloop.agent import Agent
 from rxloop.errors import ConfigurationError, RunExists, RxloopError
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import AnyEvent
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.ids import id_of_key
 from rxloop.runtime._driven import Driven

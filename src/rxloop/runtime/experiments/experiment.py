@@ -10,10 +10,11 @@ from typing import Any, Self, cast
 
 from typing_extensions import override
 
-from rxloop.agent import Agent, Prompt
+from rxloop.agent import Agent
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.envelope import check_id
+from rxloop.protocol.messages import Prompt
 from rxloop.runtime.experiments.carrying_out import carry_out
 from rxloop.runtime.experiments.case import Case, numbered
 from rxloop.runtime.experiments.plan import Plan, Variant

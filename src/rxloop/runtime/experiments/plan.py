@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rxloop.agent import Agent, Prompt
+from rxloop.agent import Agent
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Strategy
 from rxloop.pipeline.seams import Provider
+from rxloop.protocol.messages import Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
 from rxloop.runtime.experiments.case import Case
