@@ -8,7 +8,7 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from capitals import CASES, USAGE, agent, knows, looks_up, lookup
+from capitals import CASES, USAGE, agent, knows, lookup
 from rxloop import (
     Agent,
     Case,
@@ -215,15 +215,15 @@ async def test_a_judge_is_told_the_rubric_and_gets_the_answer_as_data() -> None:
 
 
 async def test_a_judge_sees_the_tool_calls_where_they_count() -> None:
-    told: dict[bool, str] = {}
+    told: dict[bool, Any] = {}
     for calls in (True, False):
         judge = verdicts('{"reason": "", "verdict": true}')
-        made = agent(looks_up(), tools=[lookup])
+        thinking = call("think_aloud", thought="Hm.", thought_type="planning")
+        made = Agent(ScriptedModel([thinking, call("lookup", country="Norway")], "Oslo"), tools=[lookup])
         await experiment(CASES[:1], made, [score.judge(judge, "It asks once.", calls=calls)]).run()
-        told[calls] = judge.requests[0].messages[-1].text
-    seen = orjson.loads(told[True])["calls"]
-    assert seen == [{"tool": "lookup", "arguments": {"country": "Norway"}, "result": "Oslo"}]
-    assert "calls" not in orjson.loads(told[False])
+        told[calls] = orjson.loads(judge.requests[0].messages[-1].text)
+    assert told[True]["calls"] == [{"tool": "lookup", "arguments": {"country": "Norway"}, "result": "Oslo"}]
+    assert "calls" not in told[False]
 
 
 async def test_a_judge_may_grade_or_label() -> None:
