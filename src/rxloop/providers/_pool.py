@@ -31,7 +31,7 @@ Transport = Literal["httpx", "aiohttp"]
 TRANSPORT_ENV = "RXLOOP_TRANSPORT"
 IDLE_CLIENTS = 4
 """How many clients may rest, or as many as are at work: after a peak the others go soon, and their sockets."""
-PEAK_SECONDS = 1.0
+PEAK_SECONDS = 5.0
 """How long the others rest all the same: within a peak, between two calls of a run, every client rests for a moment."""
 IDLE_SECONDS = 30.0
 """How long a connection is kept that nobody uses, and a client beyond the first."""
