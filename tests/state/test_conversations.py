@@ -25,6 +25,7 @@ from rxloop import (
     ToolCall,
     tool,
 )
+from rxloop.pipeline.values import RunEvents
 from rxloop.state import conversation
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
@@ -294,15 +295,15 @@ class Counting:
 
     def __init__(self, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events = 0
-        if hasattr(log, "histories"):
-            histories = log.histories
+        if hasattr(log, "parts"):
+            parts = log.parts
 
             async def counted(*arguments: Any, **options: Any) -> Any:
-                found = await histories(*arguments, **options)
-                self.events += len(found.events)
+                found = await parts(*arguments, **options)
+                self.events += sum(len(part.events) for part in found.parts if isinstance(part, RunEvents))
                 return found
 
-            monkeypatch.setattr(log, "histories", counted)
+            monkeypatch.setattr(log, "parts", counted)
         else:
             read = log.read
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rxloop.protocol.messages import Message
-from rxloop.state.history import History, Ledger
+from rxloop.state.history import History, Ledger, Stored
 
 
 def message(text: str) -> Message:
@@ -159,10 +159,10 @@ def test_joining_encodes_what_is_new_and_nothing_else() -> None:
     assert history.joined("key", encode) == b"a,b"
 
 
-class Watched(list[Message]):
+class Watched(list[Message | Stored]):
     """A store that notes which messages are looked at."""
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(self, messages: list[Message | Stored]) -> None:
         super().__init__(messages)
         self.read = 0
 

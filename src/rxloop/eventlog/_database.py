@@ -122,6 +122,22 @@ SCHEMA = (
     );
     CREATE INDEX mail_by_run ON mail (run, number);
     """,
+    """
+    CREATE INDEX runs_by_time ON runs (created);
+    CREATE TABLE folds (
+        number INTEGER PRIMARY KEY,
+        context_id TEXT NOT NULL,
+        first INTEGER NOT NULL,
+        last INTEGER NOT NULL,
+        runs INTEGER NOT NULL,
+        events INTEGER NOT NULL,
+        version INTEGER NOT NULL,
+        crc INTEGER NOT NULL,
+        summary BLOB NOT NULL,
+        messages BLOB NOT NULL
+    );
+    CREATE INDEX folds_by_context ON folds (context_id, first);
+    """,
 )
 """The steps from each version of the schema to the next; the version is how many of them a file has had."""
 

@@ -117,13 +117,7 @@ def histories(
 ) -> Histories:
     """The durable events of the runs of a conversation; only those after a mark, if nothing before it has changed."""
     with one_moment(connection):
-        end = _number(connection, context_id, before)
-        until = ("", ()) if end is None else (" AND number < ?", (end,))
-        begin = None if after is None else _number(connection, context_id, after.last)
-        if begin is not None and _mark(connection, context_id, " AND number <= ?", (begin,)) != after:
-            begin = None
-        if begin is not None and end is not None and begin >= end:
-            begin = None
+        begin, until = span(connection, context_id, before, after)
         mark = _mark(connection, context_id, *until)
         rows = connection.execute(
             "SELECT task_id, e.seq, e.sub, json FROM runs JOIN events AS e ON e.run = number"
@@ -131,6 +125,23 @@ def histories(
             (context_id, -1 if begin is None else begin, *until[1]),
         )
         return Histories(parsed(rows, corrupt), mark, whole=begin is None)
+
+
+Condition = tuple[str, tuple[int, ...]]
+
+
+def span(
+    connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None
+) -> tuple[int | None, Condition]:
+    """After which run a part of a conversation begins, None for its first one; and where it ends."""
+    end = _number(connection, context_id, before)
+    until: Condition = ("", ()) if end is None else (" AND number < ?", (end,))
+    begin = None if after is None else _number(connection, context_id, after.last)
+    if begin is not None and _mark(connection, context_id, " AND number <= ?", (begin,)) != after:
+        begin = None
+    if begin is not None and end is not None and begin >= end:
+        begin = None
+    return begin, until
 
 
 def _number(connection: sqlite3.Connection, context_id: str, task_id: str) -> int | None:

@@ -99,6 +99,11 @@ def remove(connection: sqlite3.Connection, numbers: Sequence[int], deltas_only: 
     connection.executemany(f"DELETE FROM events WHERE run = ?{' AND sub > 0' if deltas_only else ''}", keys)
     if not deltas_only:
         connection.executemany("DELETE FROM mail WHERE run = ?", keys)
+        connection.executemany(
+            "DELETE FROM folds WHERE context_id = (SELECT context_id FROM runs WHERE number = ?1)"
+            " AND ?1 BETWEEN first AND last",
+            keys,
+        )
         connection.executemany("DELETE FROM runs WHERE number = ?", keys)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import time
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from rxloop.errors import ConfigurationError
 from rxloop.eventlog._database import Fsync, errors_of
 from rxloop.eventlog._file import OpenFile
+from rxloop.eventlog._folds import keep, parts
 from rxloop.eventlog._followers import Followers
 from rxloop.eventlog._reads import Corrupt, Page, Place, histories, mail_of, page, record, records
 from rxloop.eventlog._rows import append, put_mail, remove, transaction
@@ -25,11 +27,13 @@ from rxloop.eventlog._turns import Turn, Turns, orphans
 from rxloop.eventlog._wanted import Wanted, check_limit
 from rxloop.eventlog._worker import Answer, Worker
 from rxloop.eventlog.rules import FINISHED, check_batch, check_finished, unknown_run
-from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
+from rxloop.pipeline.values import Histories, KeptFold, Mark, Parts, RunRecord, Until
 from rxloop.protocol.events import Event, State
 from rxloop.protocol.mail import Mail
 
 T = TypeVar("T")
+
+log = logging.getLogger("rxloop")
 
 _PAGE = 500
 """Events that a follower takes at once, so that a long run is never in memory as a whole."""
@@ -200,6 +204,26 @@ class SqliteEventLog:
         return await self._reading(
             lambda connection: histories(connection, context_id, before, after, self._corrupt), empty
         )
+
+    async def parts(self, context_id: str, *, before: str, after: Mark | None = None, version: int) -> Parts:
+        """The runs of a conversation before a run, as `KeepsFolds.parts` gives them.
+
+        Raises:
+            EventLogError: The file cannot be read.
+        """
+        empty = Parts((), Mark(0, 0, ""), whole=True)
+        return await self._reading(
+            lambda connection: parts(connection, context_id, before, after, version, self._corrupt), empty
+        )
+
+    def keep_folds(self, context_id: str, folds: Sequence[KeptFold], *, version: int) -> None:
+        """Keep folds of a conversation when there is time, as `KeepsFolds.keep_folds` says."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            with transaction(connection):
+                keep(connection, context_id, folds, version)
+
+        self._writer.submit(work, lambda error: log.debug("no folds are kept in %s: %s", self.path, error))
 
     async def record(self, task_id: str) -> RunRecord:
         """What is known of a run without its events.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from rxloop.protocol.events import Event, State
 
 if TYPE_CHECKING:
-    from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
+    from rxloop.pipeline.values import Histories, KeptFold, Mark, Parts, RunRecord, Until
     from rxloop.protocol.mail import Mail
 
 
@@ -131,6 +131,37 @@ class ReadsConversations(Protocol):
             before: The run; where the log does not hold it, all runs of the conversation come before it.
             after: Where an earlier answer ended. Only what comes after it is given, if what comes before it is as it
                 was: no run was deleted there and none went on.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsFolds(Protocol):
+    """What an event log may have beside `histories`: what runs add to their conversation, kept beside their events.
+
+    The events alone count. A fold that is damaged, of another version, or of before one of its runs went on or was
+    removed, is not given, and neither is one that was never kept: then whoever reads the conversation makes it anew.
+    """
+
+    async def parts(self, context_id: str, *, before: str, after: Mark | None = None, version: int) -> Parts:
+        """Read the runs of a conversation that come before a run, in one go, as `histories` does.
+
+        Args:
+            context_id: The conversation.
+            before: The run; where the log does not hold it, all runs of the conversation come before it.
+            after: Where an earlier answer ended. Only what comes after it is given, if what comes before it is as it
+                was.
+            version: That of the folds that the caller understands.
+
+        Raises:
+            EventLogError: The log cannot be read.
+        """
+        ...
+
+    def keep_folds(self, context_id: str, folds: Sequence[KeptFold], *, version: int) -> None:
+        """Keep folds of a conversation when there is time, each in place of those of the same runs.
+
+        One whose runs are not as they were is left out. If it fails, nothing is lost but time.
         """
         ...
 

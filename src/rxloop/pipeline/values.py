@@ -68,6 +68,50 @@ class Histories:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFold:
+    """What runs of a conversation that follow one another add to it, as whoever folded them wrote it down.
+
+    A log need not understand it.
+    """
+
+    first: str
+    """The id of the first of these runs."""
+    last: str
+    """The id of the last one."""
+    runs: int
+    """How many they are."""
+    events: int
+    """How many durable events they have."""
+    summary: bytes
+    """What has to be known at once; JSON."""
+    messages: bytes
+    """The messages; JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvents:
+    """A run that no kept fold covers."""
+
+    task_id: str
+    complete: bool
+    """Whether its last attempt is over, and all events are here: it is as it will be, unless somebody resumes it."""
+    events: Sequence[Event]
+    """The durable ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a conversation has after a mark, or all that it has: kept folds, and the events of the other runs."""
+
+    parts: Sequence[KeptFold | RunEvents]
+    """In the order of the runs."""
+    mark: Mark
+    """After the last of these runs."""
+    whole: bool
+    """They begin with the first run: no mark was given, or a run before it is not as it was."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRecord:
     """What a store knows of a thinking session without reading its entries."""
 

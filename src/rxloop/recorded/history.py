@@ -6,7 +6,6 @@ from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.messages import Message
 from rxloop.protocol.visibility import messages_for_clients
 from rxloop.state.conversation import conversation
-from rxloop.state.run_state import left_to_the_next
 
 
 async def history(log: EventLog, context_id: str, *, public: bool = False) -> list[Message]:
@@ -24,5 +23,5 @@ async def history(log: EventLog, context_id: str, *, public: bool = False) -> li
     Example:
         >>> shown = [message.model_dump() for message in await history(log, "bob", public=True)]
     """
-    messages = list(left_to_the_next(await conversation(log, context_id, before="")))
+    messages = list((await conversation(log, context_id, before="")).messages)
     return list(messages_for_clients(messages)) if public else messages

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from rxloop.errors import EventLogError, LogUnreachable, RxloopError
 from rxloop.pipeline.log_retry import may_pass, patiently
-from rxloop.pipeline.logs import EventLog, ReadsConversations
-from rxloop.pipeline.values import Histories, Mark, RunRecord
+from rxloop.pipeline.logs import EventLog, KeepsFolds, ReadsConversations
+from rxloop.pipeline.values import Histories, KeptFold, Mark, RunEvents, RunRecord
+from rxloop.state.kept_folds import FORMAT, add_kept, add_run, keep, left_behind, put_together
 from rxloop.state.run_state import RunState, fold_all
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 _AT_ONCE = 200
 """Events that are folded before the rest of the event loop has a turn."""
+_TOGETHER = 64
+"""Runs whose folds are kept as one: a turn writes what is new, and each of so many writes what these were."""
 _CONVERSATIONS = 100
 _CHARACTERS = 20_000_000
 """How many conversations of a log are remembered, and how much text they may have in all."""
@@ -67,7 +70,7 @@ def check_whole(task_id: str, events: Sequence[Event], until: int) -> None:
 
 
 async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
-    """Fold the runs of a context that come before a run of it.
+    """Fold the runs of a context that come before a run of it, into what that run begins with.
 
     Args:
         log: Holds them.
@@ -76,11 +79,63 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
     """
     folded = _folded(log)
     mark, state = folded.get(context_id, (None, RunState()))
-    found = await _histories(log, context_id, before, mark)
     # What is remembered holds where the log says that the part which it is the fold of is as it was.
-    state = await _fold(found.events, RunState() if found.whole else state)
+    if isinstance(log, KeepsFolds):
+        found = await read_log(log.parts, context_id, before=before, after=mark, version=FORMAT)
+        kept, state = await _add_parts(found.parts, RunState() if found.whole else state)
+        folds = _new(kept, found.parts)
+        if mark is not None and mark.runs // _TOGETHER < found.mark.runs // _TOGETHER and not found.whole:
+            # It is time to see what can be put together, which the newest part alone does not show.
+            every = (await read_log(log.parts, context_id, before=before, version=FORMAT)).parts
+            kept = [*every[: len(every) - len(kept)], *kept]
+        if folds := [*folds, *_together(kept)]:
+            log.keep_folds(context_id, folds, version=FORMAT)
+    else:
+        found = await _histories(log, context_id, before, mark)
+        state = left_behind(await _fold(found.events, RunState() if found.whole else state))
     _remember(folded, context_id, found.mark, state)
     return state
+
+
+async def _add_parts(
+    parts: Sequence[KeptFold | RunEvents], state: RunState
+) -> tuple[list[KeptFold | RunEvents], RunState]:
+    """Add part after part to a state; give the parts, with what had to be folded in place of its events, and it."""
+    kept: list[KeptFold | RunEvents] = []
+    folds: list[KeptFold] = []
+    folded = 0
+    for part in parts:
+        if isinstance(part, KeptFold):
+            folds.append(part)
+            kept.append(part)
+            continue
+        folded += len(part.events)
+        if folded > _AT_ONCE:
+            await asyncio.sleep(0)
+            folded = 0
+        run = await _fold(part.events, RunState())
+        state, folds = add_run(add_kept(state, folds), run), []
+        # What one adds that goes on would not be true for long.
+        kept.append(keep(part.task_id, len(part.events), run) if part.complete else part)
+    return kept, add_kept(state, folds)
+
+
+def _new(kept: Sequence[KeptFold | RunEvents], parts: Sequence[KeptFold | RunEvents]) -> list[KeptFold]:
+    """Find what was folded just now."""
+    pairs = zip(kept, parts, strict=False)
+    return [fold for fold, part in pairs if isinstance(fold, KeptFold) and isinstance(part, RunEvents)]
+
+
+def _together(parts: Sequence[KeptFold | RunEvents]) -> list[KeptFold]:
+    """Put the folds of single runs together, where there are enough of them side by side."""
+    made: list[KeptFold] = []
+    single: list[KeptFold] = []
+    for part in parts:
+        single = [*single, part] if isinstance(part, KeptFold) and part.runs == 1 else []
+        if len(single) == _TOGETHER:
+            made.append(put_together(single))
+            single = []
+    return made
 
 
 async def _histories(log: EventLog, context_id: str, before: str, after: Mark | None) -> Histories:

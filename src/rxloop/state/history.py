@@ -15,13 +15,39 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+class Stored:
+    """Messages that stay JSON until somebody looks at one of them; what is to be known of them before stands beside."""
+
+    __slots__ = ("count", "data", "newest_user", "pinned", "read", "size")
+
+    def __init__(
+        self,
+        data: bytes,
+        read: Callable[[bytes], list[Message]],
+        count: int,
+        size: int,
+        newest_user: int | None,
+        pinned: Sequence[int],
+    ) -> None:
+        self.data = data
+        self.read = read
+        self.count = count
+        self.size = size
+        """Characters, as a history counts them."""
+        self.newest_user = newest_user
+        """The place of the newest message of the user among them."""
+        self.pinned = pinned
+        """The places of the pinned ones among them."""
+
+
 class History(Sequence[Message]):
     """The messages of a conversation, as one version of them."""
 
     __slots__ = ("_items", "_joined", "_length", "newest_user", "pinned", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
-        self._items = list(messages)
+        messages = list(messages)
+        self._items: list[Message | Stored] = list(messages)
         self._length = len(self._items)
         self._joined: tuple[object, int, bytes] | None = None
         self.size = 0
@@ -30,7 +56,7 @@ class History(Sequence[Message]):
         """The place of the newest message of the user."""
         self.pinned: tuple[int, ...] = ()
         """The places of the messages that stay in every request."""
-        self._note(self._items, 0)
+        self._note(messages, 0)
 
     def append(self, *messages: Message) -> History:
         """Make the history with these messages after it; this one stays as it is."""
@@ -45,6 +71,32 @@ class History(Sequence[Message]):
         longer.size, longer.newest_user, longer.pinned = self.size, self.newest_user, self.pinned
         longer._note(messages, self._length)
         return longer
+
+    def append_stored(self, stored: Iterable[Stored]) -> History:
+        """Make the history with these messages after it, none of which is read now; this one stays as it is."""
+        items = self._items if len(self._items) == self._length else self._items[: self._length]
+        size, newest_user, pinned = self.size, self.newest_user, list(self.pinned)
+        for chunk in stored:
+            first = len(items)
+            # As often as it has messages: the first look at one of them puts them in these places.
+            items += [chunk] * chunk.count
+            size += chunk.size
+            if chunk.newest_user is not None:
+                newest_user = first + chunk.newest_user
+            if chunk.pinned:
+                pinned += [first + place for place in chunk.pinned]
+        longer = History.__new__(History)
+        longer._items, longer._length, longer._joined = items, len(items), self._joined
+        longer.size, longer.newest_user, longer.pinned = size, newest_user, tuple(pinned)
+        return longer
+
+    def _item(self, place: int) -> Message:
+        item = self._items[place]
+        if isinstance(item, Stored):
+            first = self._items.index(item, max(0, place + 1 - item.count), place + 1)
+            self._items[first : first + item.count] = item.read(item.data)
+            return self._item(place)
+        return item
 
     def extends(self, other: object) -> bool:
         """Tell whether this is `other`, or a later version of it, without a look at the messages."""
@@ -70,7 +122,7 @@ class History(Sequence[Message]):
         if kept != key:
             length, data = 0, b""
         if length < self._length:
-            data = b",".join([*([data] if length else ()), *map(encode, self._items[length : self._length])])
+            data = b",".join([*([data] if length else ()), *map(encode, self[length:])])
             self._joined = (key, self._length, data)
         return data
 
@@ -84,14 +136,14 @@ class History(Sequence[Message]):
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
             # Not a slice of a copy: each look at the newest messages would cost all of them.
-            return [self._items[place] for place in range(self._length)[index]]
+            return [self._item(place) for place in range(self._length)[index]]
         if not -self._length <= index < self._length:
             raise IndexError(f"message {index} of {self._length}")
-        return self._items[index if index >= 0 else self._length + index]
+        return self._item(index if index >= 0 else self._length + index)
 
     def __iter__(self) -> Iterator[Message]:
         for index in range(self._length):
-            yield self._items[index]
+            yield self._item(index)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
@@ -129,6 +181,19 @@ class Ledger(Mapping[K, V], Generic[K, V]):
         store[key] = (self._length, value)
         longer._store = store
         longer._length = self._length + 1
+        return longer
+
+    def add_all(self, entries: Iterable[tuple[K, V]]) -> Ledger[K, V]:
+        """Make the ledger with these entries; this one stays as it is."""
+        store, length = self._store, self._length
+        if len(store) != length:
+            store = {key: entry for key, entry in store.items() if entry[0] < length}
+        for key, value in entries:
+            if key not in store:
+                store[key] = (length, value)
+                length += 1
+        longer = object.__new__(type(self))
+        longer._store, longer._length = store, length
         return longer
 
     def __getitem__(self, key: K) -> V:

@@ -41,7 +41,7 @@ _message = unchecked(Message)
 MAIL_ID = "mail_id"
 """The key of metadata under which an event names the letter that it comes of."""
 _RESTS = ("input-required", "auth-required", "canceled")
-_EARLIER = 1_000
+EARLIER = 1_000
 """Ids of earlier runs that are known in any case; twice as many are kept at most."""
 
 
@@ -272,22 +272,17 @@ def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
         asked=tuple(event.messages),
         compressed=state.compressed,
         measured=state.measured,
-        earlier=_earlier(state),
+        earlier=earlier_with(state.earlier, (*state.thoughts, *state.calls)),
     )
     return vars(fresh)
 
 
-def _earlier(state: RunState) -> Ledger[str, None]:
-    """Collect what a thought of the next run may refer to."""
-    earlier = state.earlier
-    for name in (*state.thoughts, *state.calls):
-        earlier = earlier.add(name, None)
-    if len(earlier) <= 2 * _EARLIER:
+def earlier_with(earlier: Ledger[str, None], names: Iterable[str]) -> Ledger[str, None]:
+    """Add the ids of a run's thoughts and calls to what a thought of the next run may refer to."""
+    earlier = earlier.add_all((name, None) for name in names)
+    if len(earlier) <= 2 * EARLIER:
         return earlier
-    newest = Ledger[str, None]()
-    for name in list(earlier)[-_EARLIER:]:
-        newest = newest.add(name, None)
-    return newest
+    return Ledger[str, None]().add_all((name, None) for name in list(earlier)[-EARLIER:])
 
 
 def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:

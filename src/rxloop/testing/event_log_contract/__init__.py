@@ -19,12 +19,19 @@ log objects over one store:
 
 from __future__ import annotations
 
-from rxloop.testing.event_log_contract import _following, _mail, _records, _turns, _writing
+from rxloop.testing.event_log_contract import _folds, _following, _mail, _records, _turns, _writing
 from rxloop.testing.event_log_contract._tools import Check, MakeLog, MakeTwo, SharedCheck
 
 __all__ = ["CHECKS", "SHARED_CHECKS", "Check", "MakeLog", "MakeTwo", "SharedCheck", "check_event_log"]
 
-CHECKS: tuple[Check, ...] = (*_writing.CHECKS, *_records.CHECKS, *_following.CHECKS, *_turns.CHECKS, *_mail.CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *_writing.CHECKS,
+    *_records.CHECKS,
+    *_following.CHECKS,
+    *_turns.CHECKS,
+    *_mail.CHECKS,
+    *_folds.CHECKS,
+)
 """All checks of the contract of one log object."""
 SHARED_CHECKS: tuple[SharedCheck, ...] = (*_turns.SHARED, *_mail.SHARED)
 """All checks of the contract between two log objects over one store."""
