@@ -144,6 +144,7 @@ async def main() -> None:
         except Exception as error:
             say({"id": order["id"], "error": type(error).__name__, "why": str(error)})
 
+    say({"ready": os.getpid()})
     while line := await orders.readline():
         task = loop.create_task(obey(json.loads(line)))
         under_way.add(task)

@@ -45,13 +45,19 @@ class Replica:
         self._arguments = [str(REPLICA), str(folder / "runs.db"), str(folder / "effects")]
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._ids = iter(range(1_000_000))
+        self._up = asyncio.Event()
         self.told: list[dict[str, Any]] = []
         self.frozen = False
+        self.slowest: tuple[Any, ...] = (0.0,)
+        """The order that took the longest: its seconds, what it was, and what came of it."""
 
     async def start(self) -> None:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(sys.executable, *self._arguments, stdin=pipe, stdout=pipe)
+        assert self._process.stdout is not None
+        assert b"ready" in await self._process.stdout.readline()
         self._reading = asyncio.create_task(self._read(self._process))
+        self._up.set()
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -65,22 +71,24 @@ class Replica:
 
     async def order(self, do: str, **fields: Any) -> dict[str, Any] | None:
         """What came of an order; None if the process died."""
-        number = next(self._ids)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        await self._up.wait()
+        loop = asyncio.get_running_loop()
+        number, begun = next(self._ids), loop.time()
+        answer = self._waiting[number] = loop.create_future()
         assert self._process.stdin is not None
         with suppress(ConnectionError):
             self._process.stdin.write(json.dumps({"id": number, "do": do, **fields}).encode() + b"\n")
-        async with asyncio.timeout(PATIENCE):
-            try:
-                said: dict[str, Any] = await answer
-            except asyncio.CancelledError:
-                if answer.cancelled():
-                    return None
-                raise
+        await asyncio.wait([answer], timeout=PATIENCE)
+        assert answer.done(), f"{do} {fields} hangs"
+        if answer.cancelled():
+            return None
+        said = answer.result()
         assert "ok" in said or said["error"] in REFUSALS, (do, fields, said)
+        self.slowest = max(self.slowest, (loop.time() - begun, do, fields.get("task"), said))
         return said
 
     async def kill(self) -> None:
+        self._up.clear()
         self._process.kill()
         await self._process.wait()
         await self._reading
@@ -195,18 +203,21 @@ class Trial:
         for replica in self.replicas:
             if replica.frozen:
                 replica.thaw()
+        # Some of what was ordered waits for runs that nobody has settled yet.
+        await self._settle_all()
         await asyncio.gather(*self.orders)
+        await self._settle_all()
+
+    async def _settle_all(self) -> None:
         while unfinished := [r.task_id for r in await self.log.runs(unfinished=True) if r.state != "canceled"]:
             await asyncio.gather(
                 *(replica.order("settle", task=run) for run in unfinished for replica in self.replicas)
             )
             for run in unfinished:
                 inputs = dict.fromkeys(await self._questions(run), True)
-                if inputs:
-                    said = await self.replicas[0].order("answer", task=run, inputs=inputs)
-                    if said is not None and said.get("error") == "InvalidInput":
-                        # A later run of the conversation has let the question go.
-                        await self.replicas[0].order("cancel", task=run)
+                said = await self.replicas[0].order("answer", task=run, inputs=inputs) if inputs else None
+                if said is not None and "has let the question go" in said.get("why", ""):
+                    await self.replicas[0].order("cancel", task=run)
 
     async def aclose(self) -> None:
         for order in self.orders:
@@ -254,7 +265,8 @@ class Trial:
         states = Counter(record.state for record in records)
         print(
             f"{len(records)} runs {dict(states)}, {attempts} further attempts, {len(self.cancelled)} cancels, "
-            f"{sum(map(len, self.answered.values()))} answers and {len(self.said)} messages acknowledged"
+            f"{sum(map(len, self.answered.values()))} answers and {len(self.said)} messages acknowledged; "
+            f"slowest: {max((replica.slowest for replica in self.replicas), key=lambda order: order[0])}"
         )
 
     def _one_writer(self, events: Any) -> None:
