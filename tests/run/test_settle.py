@@ -251,6 +251,8 @@ async def test_an_answer_to_a_question_that_a_later_run_has_let_go_leaves_the_ru
 
     assert (await b.agent().settle(first.task_id)).state == "input-required"
     assert b.paid == []
+    third = await a.agent().submit("And then?", context_id="c")
+    assert (await b.agent("well").settle(third.task_id)).state == "completed"
 
 
 async def test_on_input_is_asked_once(machines: Machines) -> None:

@@ -84,12 +84,17 @@ def check_not_let_go(task_id: str, state: RunState, records: Sequence[RunRecord]
     Raises:
         InvalidInput: There is such a run.
     """
-    place = next((place for place, record in enumerate(records) if record.task_id == task_id), len(records))
-    # One that nobody has begun has let nothing go.
-    later = next((record for record in records[place + 1 :] if record.state != "submitted"), None)
+    later = later_run(task_id, records)
     if later is not None and state.pending:
         raise InvalidInput(
             f"the run {task_id} does not wait for {', '.join(state.pending)} any more: the later run "
             f"{later.task_id} of the conversation {later.context_id} has let the question go. Ask anew in a new run, "
             "or go on from the question apart from the conversation: agent.fork(task_id, at=seq, on_input=...)"
         )
+
+
+def later_run(task_id: str, records: Sequence[RunRecord]) -> RunRecord | None:
+    """The first run of a conversation that was begun after this one."""
+    place = next((place for place, record in enumerate(records) if record.task_id == task_id), len(records))
+    # One that nobody has begun has let nothing go.
+    return next((record for record in records[place + 1 :] if record.state != "submitted"), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import task_event
 from rxloop.run.ends import run_exists
 from rxloop.run.handle import Run
-from rxloop.run.inputs import WAITING
+from rxloop.run.inputs import WAITING, later_run
 from rxloop.run.letters import take
 from rxloop.run.ownership import alive
 from rxloop.run.spec import RunSpec
@@ -64,9 +64,10 @@ async def settle(event_log: EventLog, task_id: str, resume: Callable[[], Run[Any
         events = await read_log(event_log.read, task_id)
         context_id, state = events[0].context_id, fold_all(events)
         asking = asks and state.state in WAITING
-        if not asking and await is_at_rest(event_log, task_id, state):
+        records = await read_log(event_log.runs, context_id=context_id)
+        if not asking and await _is_at_rest(event_log, task_id, state, records):
             return await read_log(event_log.record, task_id)
-        earlier = await _earlier(event_log, context_id, task_id)
+        earlier = await _earlier(event_log, task_id, records)
         if earlier is not None:
             await over_or_later(event_log, earlier.task_id, earlier.seq)
             continue
@@ -108,13 +109,14 @@ async def _attempt(task_id: str, run: Run[Any]) -> bool:
     return True
 
 
-async def is_at_rest(event_log: EventLog, task_id: str, state: RunState) -> bool:
+async def _is_at_rest(event_log: EventLog, task_id: str, state: RunState, records: Sequence[RunRecord]) -> bool:
     """Whether nothing is to be done for a run: it is over, was cancelled, or waits for an answer that nobody has given.
 
     Args:
         event_log: Holds it.
         task_id: The run.
         state: Where it stands.
+        records: The runs of its conversation, in order.
     """
     if state.finished or state.state == "canceled":
         return True
@@ -122,21 +124,23 @@ async def is_at_rest(event_log: EventLog, task_id: str, state: RunState) -> bool
         return False
     if not isinstance(event_log, Mailbox):
         return True
-    letters = await read_log(event_log.mail, task_id, after=state.mail)
-    taken = take(task_id, state, letters, warn=False)
-    return taken.cancel is None and not taken.answers
+    taken = take(task_id, state, await read_log(event_log.mail, task_id, after=state.mail), warn=False)
+    if taken.cancel is not None:
+        return False
+    # A later run has let the question go.
+    return not taken.answers or later_run(task_id, records) is not None
 
 
-async def _earlier(event_log: EventLog, context_id: str, task_id: str) -> RunRecord | None:
+async def _earlier(event_log: EventLog, task_id: str, records: Sequence[RunRecord]) -> RunRecord | None:
     """The first run of the conversation before this one that is not at rest."""
-    for record in await read_log(event_log.runs, context_id=context_id, unfinished=True):
+    for record in records:
         if record.task_id == task_id:
             return None
         if record.state in ("submitted", "working"):
             return record
         if record.state in WAITING:
             state = fold_all(await read_log(event_log.read, record.task_id))
-            if not await is_at_rest(event_log, record.task_id, state):
+            if not await _is_at_rest(event_log, record.task_id, state, records):
                 return record
     return None
 
