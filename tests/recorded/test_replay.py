@@ -306,14 +306,14 @@ class Recorded:
     def watched(self, run: Any) -> Any:
         """The run; its state behind each durable event is noted where the event gets its number."""
         recorder = run._attempt.recorder
-        record = recorder.record
+        record = recorder._record
 
-        def noting(event: Event) -> Event:
-            event = record(event)
+        def noting(event: Event, traits: Any) -> Event:
+            event = record(event, traits)
             self.states[event.seq] = recorder.state()
             return event
 
-        recorder.record = noting
+        recorder._record = noting
         return run
 
     def play(self, time: Any, cut: float | None) -> str:
