@@ -261,3 +261,136 @@ async def test_a_view_works_on_a_followed_run(log: MemoryEventLog) -> None:
         record = await runtime.start("a", "Hi")
         stream: AsyncIterator[str] = aiter(runtime.follow(record.task_id).pipe(op.text()))
         assert "".join([text async for text in stream]) == "Hello."
+
+
+async def question_of(runtime: Runtime, task_id: str) -> str:
+    """Wait until a run asks."""
+    async for event in runtime.follow(task_id):
+        if event.kind == "input-required":
+            return event.input_id  # pyright: ignore[reportAttributeAccessIssue]
+    raise AssertionError("it never asked")
+
+
+def test_a_run_that_waits_for_an_earlier_one_takes_no_room_from_it(log: MemoryEventLog) -> None:
+    agents = {
+        "asks": agent(call("pay", amount=5), "Paid.", tools=[pay]),
+        "slow": agent(call("work"), "Done.", tools=[work]),
+        "quick": agent("Hello."),
+    }
+
+    async def main() -> None:
+        async with asyncio.timeout(600), Runtime(agents, log=log, concurrency=1) as runtime:
+            asks = await runtime.start("asks", "Pay", context_id="c")
+            input_id = await question_of(runtime, asks.task_id)
+            slow = await runtime.start("slow", "Work")
+            await asyncio.sleep(1)
+            quick = await runtime.start("quick", "Hi", context_id="c")
+            await runtime.answer(asks.task_id, {input_id: True})  # behind `quick` in the queue for room
+            for record in (slow, asks, quick):
+                await runtime.follow(record.task_id)
+                assert (await runtime.record(record.task_id)).state == "completed"
+
+    with virtual_time() as time:
+        time.run(main())
+
+
+async def test_an_answer_that_comes_while_a_run_comes_to_rest_is_not_left_lying() -> None:
+    arrived, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryEventLog):
+        holds = False
+
+        async def record(self, task_id: str) -> RunRecord:
+            found = await super().record(task_id)
+            if self.holds and found.state == "input-required":
+                arrived.set()
+                await go.wait()
+            return found
+
+    log = Slow()
+    async with Runtime({"a": agent(call("pay", amount=5), "Paid.", tools=[pay])}, log=log) as runtime:
+        record = await runtime.start("a", "Pay")
+        log.holds = True
+        await arrived.wait()  # it has been seen to wait for an answer, and is about to be left
+        log.holds = False
+        [question] = [event for event in await log.read(record.task_id) if event.kind == "input-required"]
+        await runtime.answer(record.task_id, {question.input_id: True})  # pyright: ignore[reportAttributeAccessIssue]
+        go.set()
+        await runtime.follow(record.task_id)
+        assert (await runtime.record(record.task_id)).state == "completed"
+
+
+def test_runs_are_looked_for_again_though_the_log_fails_once() -> None:
+    class Away(MemoryEventLog):
+        asked = 0
+
+        async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+            self.asked += 1
+            if self.asked > 1 and time.now < 60:
+                raise OSError("away")
+            return await super().orphans(submitted_before=submitted_before)
+
+    log = Away()
+
+    async def main() -> None:
+        async with Runtime({"a": agent("x")}, log=log) as runtime:
+            record = await agent("y").with_log(log).named("a").submit("Hi")
+            await asyncio.sleep(100)
+            assert (await runtime.record(record.task_id)).state == "completed"
+
+    with virtual_time() as time:
+        time.run(main())
+
+
+def test_a_run_that_waits_for_room_is_not_begun_by_a_runtime_that_drains(log: MemoryEventLog) -> None:
+    async def main() -> None:
+        model = agent(*[call("work"), "Done."] * 3, tools=[work])
+        async with Runtime({"a": model}, log=log, concurrency=1, grace=90) as runtime:
+            records = [await runtime.start("a", "Hi") for _ in range(3)]
+            await asyncio.sleep(1)
+        assert [(await log.record(each.task_id)).state for each in records] == ["completed", "submitted", "submitted"]
+        assert time.now < 61
+
+    with virtual_time() as time:
+        time.run(main())
+
+
+def test_a_drain_that_is_cancelled_gives_the_runs_up_all_the_same(log: MemoryEventLog) -> None:
+    async def serve(runtime: Runtime) -> str:
+        async with runtime:
+            record = await runtime.start("a", "Hi")
+            await asyncio.sleep(1)
+            return record.task_id
+
+    async def main() -> None:
+        runtime = Runtime({"a": agent(call("work"), tools=[work])}, log=log)
+        serving = asyncio.create_task(serve(runtime))
+        await asyncio.sleep(2)
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert serving.cancelled()
+        await nothing_left()
+        assert [record.state for record in await log.runs()] == ["working"]
+
+    with virtual_time() as time:
+        time.run(main())
+
+
+def test_a_run_that_was_cancelled_gets_no_deps_any_more(log: MemoryEventLog) -> None:
+    tries = 0
+
+    def deps_of(record: RunRecord) -> str:
+        nonlocal tries
+        tries += 1
+        raise OSError("the database is away")
+
+    async def main() -> None:
+        async with Runtime({"a": agent("x", deps_type=str)}, log=log, deps=deps_of) as runtime:
+            record = await runtime.start("a", "Hi")
+            await asyncio.sleep(0.5)
+            await runtime.cancel(record.task_id)
+            await asyncio.sleep(100)
+            assert tries == 1
+
+    with virtual_time() as time:
+        time.run(main())

@@ -22,7 +22,7 @@ from rxloop.run.begun_with import compare_model, resumed_with
 from rxloop.run.description import Description
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
-from rxloop.run.options import Options, ResumeOptions, RunOptions
+from rxloop.run.options import Options, ResumeOptions, RunOptions, WhenBusy
 from rxloop.run.ownership import alive
 from rxloop.run.spec import RunSpec
 
@@ -76,6 +76,7 @@ class RunsById(Generic[D, O]):
         deps: None = None,
         on_input: OnInput | None = None,
         on_run: Callable[[Run[O]], object] | None = None,
+        when_busy: WhenBusy = "wait",
     ) -> RunRecord: ...
     @overload
     async def settle(
@@ -85,6 +86,7 @@ class RunsById(Generic[D, O]):
         deps: D,
         on_input: OnInput | None = None,
         on_run: Callable[[Run[O]], object] | None = None,
+        when_busy: WhenBusy = "wait",
     ) -> RunRecord: ...
     async def settle(
         self,
@@ -93,6 +95,7 @@ class RunsById(Generic[D, O]):
         deps: Any = None,
         on_input: OnInput | None = None,
         on_run: Callable[[Run[O]], object] | None = None,
+        when_busy: WhenBusy = "wait",
     ) -> RunRecord:
         """Bring a run to rest, whoever has done a part of it.
 
@@ -107,6 +110,8 @@ class RunsById(Generic[D, O]):
             deps: As for `run`.
             on_input: Answers the questions of the run while it goes on here.
             on_run: Gets each attempt that is made here, before it begins: to read it live.
+            when_busy: What to do while an earlier run of the conversation comes first: `wait` for it, or `refuse`,
+                so that a worker with little room can do something else meanwhile.
 
         Returns:
             What the log has of it then. A run that failed is no error here: see `record.state`.
@@ -114,6 +119,7 @@ class RunsById(Generic[D, O]):
         Raises:
             UnknownRun: The log does not have it.
             LogUnreachable: Nobody knows how far it came: settle it again.
+            ContextBusy: An earlier run has to come first, and it is not to be waited for.
             ConfigurationError: The agent has no log, or `deps` are missing.
         """
         event_log = self._log_to(f"settle {task_id}")
@@ -127,7 +133,7 @@ class RunsById(Generic[D, O]):
                 on_run(run)
             return run
 
-        return await settle(event_log, task_id, resume, asks=on_input is not None)
+        return await settle(event_log, task_id, resume, asks=on_input is not None, when_busy=when_busy)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> None:
         """Cancel a run by its id, and wait until it has an end. A run that is over stays as it is.

@@ -18,6 +18,7 @@ from rxloop.run.ends import error_code
 from rxloop.run.life import Canceled, Released
 from rxloop.run.lifecycle import start
 from rxloop.stream.scope import Gate
+from rxloop.stream.waiting import all_over
 
 NO_LOOP = (
     "a run needs a running event loop of asyncio (trio is not supported): await it inside async code, use "
@@ -133,18 +134,7 @@ class RunHold:
         # A tool that closes its own run cannot wait for an end that waits for the tool.
         if self.driver is None or self._attempt.scope.surrounds():
             return
-        # Imported here: importing rxloop is quicker without.
-        from anyio import CancelScope
-
-        cancelled: asyncio.CancelledError | None = None
-        with CancelScope(shield=True):
-            while not self.driver.done():
-                try:
-                    await asyncio.wait([self.driver])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await all_over([self.driver])
 
 
 def _fetch(task: asyncio.Task[None]) -> None:

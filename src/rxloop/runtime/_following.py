@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -16,8 +17,11 @@ from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent, ends_attempt
 from rxloop.run.handle import Run
 from rxloop.runtime._hold import OwnLoop
+from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push, from_task
 from rxloop.stream.stream import Reader, Stream
+
+logger = logging.getLogger("rxloop")
 
 OVER = ("completed", "failed", "canceled")
 """The states in which nobody goes on with a run unless somebody asks for it."""
@@ -44,14 +48,18 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None) -> Stre
     hold = OwnLoop()
 
     async def work(push: Push[AnyEvent]) -> None:
-        reading = _Reading(task_id, after, push, hold)
+        reading = _Reading(log, task_id, after, push, hold)
         read: Run[Any] | None = None
         while not reading.over:
             run = here.run(task_id)
             # An attempt that is over is still driven for a moment.
             if run is not None and run is not read:
                 read = run
-                await reading.read(aiter(run.stream(after=reading.cursor)))
+                try:
+                    await reading.read(aiter(run.stream(after=reading.cursor)))
+                except Exception as error:
+                    # An attempt that was refused is not the end of the run: the log tells how it goes on.
+                    logger.debug("the run %s cannot be read live: %s", task_id, error)
                 continue
             # From the log until the run is driven here: that has the deltas.
             with_log = asyncio.timeout(None)
@@ -72,10 +80,11 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None) -> Stre
 class _Reading:
     """How far a reader of a run is."""
 
-    def __init__(self, task_id: str, after: str | None, push: Push[AnyEvent], hold: OwnLoop) -> None:
+    def __init__(self, log: EventLog, task_id: str, after: str | None, push: Push[AnyEvent], hold: OwnLoop) -> None:
         # The cursor of a reader that has nothing lies before the first event.
         self.cursor = after or f"{task_id}/0.0.0"
         self.over = False
+        self._log, self._task_id = log, task_id
         self._push = push
         self._gate = hold.gate
 
@@ -83,14 +92,16 @@ class _Reading:
         """Pass events on, until there are no more, or the run is over."""
         async with aclosing(events):
             async for event in events:
-                ended = event if isinstance(event, StatusUpdateEvent) and ends_attempt(event) else None
-                if ended is not None and ended.state == "working":
-                    # That attempt is given up here, and the log has nothing of its end: it tells how the run goes on.
-                    continue
+                if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
+                    last = (await read_log(self._log.record, self._task_id)).seq
+                    if event.state == "working" or event.seq > last:
+                        # That attempt is over here, and the log has nothing of its end: it tells how the run goes on.
+                        continue
+                    # A run that has failed, or was cancelled, may have gone on since.
+                    self.over = event.state in OVER and event.seq == last
                 self._push(cast("AnyEvent", event))
                 self.cursor = event.cursor
-                if ended is not None and ended.state in OVER:
-                    self.over = True
+                if self.over:
                     return
                 if self._gate.closed:
                     await self._gate.wait()
@@ -107,5 +118,5 @@ async def _logged(log: EventLog, task_id: str, cursor: str) -> AsyncGenerator[Ev
             yield wanted.popleft()
         # A run that was cancelled can be resumed, and then this event is not its last.
         canceled = isinstance(event, StatusUpdateEvent) and ends_attempt(event) and event.state == "canceled"
-        if canceled and (await log.record(task_id)).seq == event.seq:
+        if canceled and (await read_log(log.record, task_id)).seq == event.seq:
             return

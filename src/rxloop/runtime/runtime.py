@@ -13,16 +13,19 @@ from typing import Any, Self, TypedDict
 from typing_extensions import Unpack
 
 from rxloop.agent import Agent
-from rxloop.errors import ConfigurationError, RunExists, RxloopError
+from rxloop.errors import ConfigurationError, ContextBusy, RunExists, RxloopError
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.messages import Message, Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.ids import id_of_key
+from rxloop.run.settling import until_due
 from rxloop.runtime._driven import Driven
 from rxloop.runtime._following import followed
+from rxloop.state.conversation import read_log
 from rxloop.stream.stream import Stream
+from rxloop.stream.waiting import all_over
 
 log = logging.getLogger("rxloop")
 
@@ -75,7 +78,8 @@ class Runtime:
             log: Keeps the runs of all of them. It has to take turns and mail, as those of rxloop do.
             deps: Gives the deps of each run, also after a restart: of its `RunRecord`, which has the owner and the
                 metadata that it was started with. Without it the agents get none.
-            concurrency: How many runs go on here at once; the others wait in order. None is no limit.
+            concurrency: How many runs go on here at once; the others wait in order. None is no limit. One that
+                waits for an earlier run of its conversation does not count.
             adopt_every: Seconds between two looks for runs that nobody drives any more.
             grace: Seconds that runs have to end when the runtime is left; then they are given up, and the next process
                 goes on with them.
@@ -104,6 +108,8 @@ class Runtime:
         self._grace = grace
         self._driven = Driven()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._once_more: set[str] = set()
+        """The runs that somebody has asked to drive while they were driven."""
         self._adopting: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -149,7 +155,7 @@ class Runtime:
             if task_id is None:
                 raise
             # Whoever drives it goes on; if nobody does, it is taken up as what a process has left.
-            return await self.log.record(task_id)
+            return await self.record(task_id)
         self._drive(record.task_id, agent)
         return record
 
@@ -193,7 +199,7 @@ class Runtime:
         Raises:
             UnknownRun: The log has no such run.
         """
-        return await self.log.record(task_id)
+        return await read_log(self.log.record, task_id)
 
     @property
     def events(self) -> Stream[AnyEvent]:
@@ -206,7 +212,9 @@ class Runtime:
     async def drain(self, seconds: float | None = None) -> None:
         """Refuse new runs, wait for those that go on, and give up those that have not ended by then.
 
-        They are not cancelled: the log says that they are under way, and the next process goes on with them.
+        They are not cancelled: the log says that they are under way, and the next process goes on with them, as with
+        those that wait in order here, of which none begins any more. All of them are given up before it returns, though
+        the task that awaits it is cancelled.
 
         Args:
             seconds: How long to wait; None is the `grace` of the runtime.
@@ -216,20 +224,27 @@ class Runtime:
             self._adopting.cancel()
             await asyncio.wait([self._adopting])
         tasks = list(self._tasks.values())
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._grace if seconds is None else seconds)
-        for task in tasks:
-            # One that is cancelled while it settles a run gives the run up.
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        for task_id, task in self._tasks.items():
+            if self._driven.run(task_id) is None:
+                task.cancel()
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=self._grace if seconds is None else seconds)
+        finally:
+            for task in tasks:
+                # One that is cancelled while it settles a run gives the run up.
+                task.cancel()
+            await all_over(tasks)
 
     # -- driving
 
     def _drive(self, task_id: str, agent: str) -> None:
-        """Bring a run to rest in a task of its own, if none does so already."""
+        """Bring a run to rest in a task of its own; if one does so already, it looks once more before it is over."""
         task = self._tasks.get(task_id)
-        if self._closing or (task is not None and not task.done()):
+        if task is not None and not task.done():
+            self._once_more.add(task_id)
+            return
+        if self._closing:
             return
         task = self._tasks[task_id] = asyncio.create_task(self._settle(task_id, agent), name=f"rxloop-drive-{task_id}")
         task.add_done_callback(lambda done: self._tasks.pop(task_id) if self._tasks.get(task_id) is done else None)
@@ -237,11 +252,21 @@ class Runtime:
     async def _settle(self, task_id: str, agent: str) -> None:
         pause = 1.0
         while True:
+            self._once_more.discard(task_id)
             try:
-                async with self._room:
-                    deps = await self._deps_of(task_id)
-                    await self._agents[agent].settle(task_id, deps=deps, on_run=self._driven.begun)
-                return
+                # Before it takes room, which the run that it waits for may need.
+                if await until_due(self.log, task_id) is not None:
+                    async with self._room:
+                        deps = await self._deps_of(task_id)
+                        await self._agents[agent].settle(
+                            task_id, deps=deps, on_run=self._driven.begun, when_busy="refuse"
+                        )
+                if task_id not in self._once_more:
+                    return
+                continue
+            except ContextBusy:
+                # An earlier one has got its answer since.
+                continue
             except Exception:
                 log.exception("the run %s cannot go on here; trying again in %g s", task_id, pause)
             finally:
@@ -252,7 +277,7 @@ class Runtime:
     async def _deps_of(self, task_id: str) -> Any:
         if self._deps is None:
             return None
-        deps = self._deps(await self.log.record(task_id))
+        deps = self._deps(await self.record(task_id))
         return await deps if inspect.isawaitable(deps) else deps
 
     async def _adopt_on(self) -> None:
@@ -260,12 +285,12 @@ class Runtime:
             await asyncio.sleep(self._adopt_every)
             try:
                 await self._adopt()
-            except RxloopError as error:
+            except Exception as error:
                 log.warning("runs that nobody drives cannot be looked for: %s; trying again", error)
 
     async def _adopt(self) -> None:
         """Take up the runs of these agents that nobody drives."""
-        for record in await self._turns.orphans():
+        for record in await read_log(self._turns.orphans):
             if record.agent_name in self._agents:
                 self._drive(record.task_id, record.agent_name)
 
@@ -283,4 +308,4 @@ class Runtime:
         return self._agents[name]
 
     async def _agent_of(self, task_id: str) -> Agent[Any, Any]:
-        return self._agent((await self.log.record(task_id)).agent_name)
+        return self._agent((await self.record(task_id)).agent_name)
