@@ -113,6 +113,18 @@ async def test_a_cancel_that_came_twice_does_not_end_what_somebody_resumes_later
     assert await mail_of(a, task_id) == 2
 
 
+async def test_a_letter_is_taken_once_however_many_attempts_come_after_it(machines: Machines) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    await b.agent().cancel(task_id)
+    await a.log.send(task_id, SayMail(messages=[Message.user("On")]))
+    resumed = await a.agent(frames("-never")).resume(task_id).begin()
+    await resumed.release()
+
+    assert (await b.agent("done").settle(task_id)).state == "completed"
+    assert len([e for e in await a.log.read(task_id) if isinstance(e, MessageAddedEvent)]) == 1
+
+
 async def test_a_cancel_goes_before_the_answers_and_messages_beside_it(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
