@@ -190,8 +190,9 @@ async def test_an_answer_in_the_mail_of_a_run_whose_question_was_let_go_is_no_an
     task_id = await waiting(a, context_id="c")
     await a.agent().answer(task_id, {"1.0.1": True})
     await a.agent("Fine.").run("Never mind", context_id="c")
-    with pytest.raises(InvalidInput, match="has let the question go"):
-        await a.agent().answer(task_id, {"1.0.1": True})
+    for answer in (True, False):
+        with pytest.raises(InvalidInput, match="has let the question go"):
+            await a.agent().answer(task_id, {"1.0.1": answer})
 
 
 async def test_wrong_letters_are_passed_over_and_never_come_again(

@@ -93,12 +93,11 @@ async def answer(event_log: EventLog, task_id: str, inputs: Mapping[str, Any]) -
     mailbox = _mailbox(event_log, "agent.resume(task_id, inputs=...) answers")
     events = await read_log(event_log.read, task_id)
     state = fold_all(events)
+    if not inputs.keys() <= state.answers.keys():
+        check_not_let_go(task_id, state, await read_log(event_log.runs, context_id=events[0].context_id))
     coming = take(task_id, state, await read_log(mailbox.mail, task_id, after=state.mail), warn=False).news
     known = {event.input_id: event.value for event in coming if isinstance(event, InputReceivedEvent)}
     new = new_answers(task_id, state.changed(answers={**state.answers, **known}), inputs)
-    if inputs.keys() <= state.answers.keys():
-        return
-    check_not_let_go(task_id, state, await read_log(event_log.runs, context_id=events[0].context_id))
     if new:
         await read_log(mailbox.send, task_id, AnswerMail(inputs=new))
 
