@@ -358,3 +358,25 @@ async def test_one_process_settles_on_a_log_without_turns_and_mail() -> None:
     assert [record.state for record in records] == ["completed"] * 3
     with pytest.raises(ConfigurationError, match="has no mail"):
         await agents[0].say(record.task_id, "Hello")
+
+
+async def test_a_run_that_is_cancelled_while_somebody_is_about_to_settle_it_stays_so() -> None:
+    class Log(MemoryEventLog):
+        cancels: Any = None
+
+        async def runs(self, **options: Any) -> Any:
+            cancels, self.cancels = self.cancels, None
+            if cancels is not None:
+                await cancels()  # after the state of the run was read, and before its attempt begins
+            return await super().runs(**options)
+
+    log = Log()
+    model = ScriptedModel("Never asked.")
+    agent = Agent(model, log=log)
+    record = await agent.submit("Go")
+    log.cancels = lambda: agent.cancel(record.task_id, "never mind")
+
+    assert (await agent.settle(record.task_id)).state == "canceled"
+    assert model.requests == []
+    assert [event.state for event in finals(await log.read(record.task_id))] == ["canceled"]
+    await nothing_left()

@@ -160,7 +160,8 @@ def _take_up(
     inputs = spec.inputs or {}
     answers = new_answers(attempt.task_id, state, inputs)
     attempt.news = [InputReceivedEvent(input_id=input_id, value=value) for input_id, value in answers.items()]
-    if state.finished and not state.retryable:
+    if (state.finished and not state.retryable) or (spec.settles and (state.finished or state.state == "canceled")):
+        # Who settles a run leaves it at rest, which somebody may have brought it to just now.
         return events[-1]
     by_mail = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), letters)
     if not inputs and not by_mail and spec.on_input is None and not attempt.life.ending:
