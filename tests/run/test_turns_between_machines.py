@@ -199,3 +199,16 @@ def test_what_a_tool_says_after_a_freeze_is_not_told(machines: Machines) -> None
             assert [event.state for event in finals(await b.log.read(running.task_id))] == ["completed"]
 
         time.run(main())
+
+
+async def test_a_turn_that_is_given_back_twice_is_taken_from_nobody(machines: Machines) -> None:
+    a, _ = machines
+    first = await a.agent(frames("-never")).run("1", context_id="c").begin()
+    turn = first._attempt.turn
+    assert turn is not None
+    await first.release()
+    async with a.agent(frames("-never")).run("2", context_id="c") as second:
+        await second.begin()
+        await turn.give_back()
+        with pytest.raises(ContextBusy):
+            await a.agent("no").run("3", context_id="c")

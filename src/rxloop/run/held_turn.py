@@ -33,7 +33,7 @@ class HeldTurn:
             here: The turn of this process.
         """
         self._life, self._recorder = life, recorder
-        self._here = here
+        self._here: Turn | None = here
         self._log = event_log if isinstance(event_log, TakesTurns) else None
         self._task_id, self._context_id = recorder.task_id, recorder.context_id
         self._taken = False
@@ -84,7 +84,11 @@ class HeldTurn:
             await asyncio.wait([self._asking])
 
     async def give_back(self) -> None:
-        """Give the turn to whoever waits for it. If the log cannot be told now, it finds out itself."""
+        """Give the turn to whoever waits for it. If the log cannot be told now, it finds out itself.
+
+        May be called again where a closing event loop has cut it off.
+        """
+        here, self._here = self._here, None
         try:
             if self._asking is not None:
                 self._asking.cancel()
@@ -95,4 +99,5 @@ class HeldTurn:
             log.warning("the turn of the conversation %s could not be given back: %s", self._context_id, error)
         finally:
             self._taken = False
-            self._here.give_back()
+            if here is not None:
+                here.give_back()
