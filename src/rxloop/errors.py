@@ -43,7 +43,7 @@ RxloopError
  ├── GrammarError            a stream of events breaks a rule of the protocol; raised by `op.grammar`
  ├── RecordingMismatch       a run is not what was recorded; raised by `op.compare`
  ├── NotFinished             the output of a run that waits for input was read
- ├── ScoreMissing            an experiment has no mean, since a scorer failed or never applied
+ ├── ScoreMissing            an experiment has no mean, since a scorer failed or gave no value
  └── AttemptError            an attempt ended without an answer; carries the partial `result`
       ├── LimitReached
       ├── RunError
@@ -374,7 +374,7 @@ class RecordingMismatch(RxloopError, AssertionError):
 
 
 class ScoreMissing(RxloopError):
-    """A mean was asked for, and the scorer failed for a trial, or applied to none."""
+    """A mean was asked for, and the scorer failed for a trial, or there is no value to average."""
 
 
 class NotFinished(RxloopError):

@@ -97,6 +97,31 @@ def test_lower_is_better_where_the_scorer_says_so() -> None:
     assert worse.verdict == "worse"
 
 
+def failing(of: Report, *cases: str) -> Report:
+    trials = [
+        trial.model_copy(update={"error": "broken", "state": "failed"}) if trial.case in cases else trial
+        for trial in of.trials
+    ]
+    return of.model_copy(update={"trials": trials})
+
+
+def test_to_fail_is_not_better_where_lower_is() -> None:
+    old = report({"a": 9.0, "b": 9.0, "c": 9.0}, better="lower")
+    new = failing(report({"a": 1.0, "b": 9.0, "c": 1.0}, better="lower"), "a", "c")
+    comparison = compare(old, new)
+    assert [(change.cases, change.verdict) for change in comparison.changes] == [(1, "same")]
+    assert comparison.left_out == (
+        "scorer 's': 2 of 3 cases, where other numbers of runs have no answer before and after",
+    )
+    assert compare(old, failing(new, "a", "b", "c")).changes == ()
+    assert compare(failing(old, "a", "b", "c"), failing(new, "a", "b", "c")).changes[0].cases == 3
+
+
+def test_to_fail_counts_zero_where_higher_is_better() -> None:
+    [change] = compare(report({"a": 1}), failing(report({"a": 0}), "a")).changes
+    assert change.verdict == "worse"
+
+
 def test_the_worst_case_comes_first() -> None:
     old, new = report({"a": 5.0, "b": 5.0, "c": 5.0}), report({"a": 4.0, "b": 1.0, "c": 9.0})
     [change] = compare(old, new).changes

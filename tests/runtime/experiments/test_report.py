@@ -199,6 +199,16 @@ def test_of_many_failures_the_first_are_listed_and_the_others_counted() -> None:
     assert "! and 15 more failures" in text
 
 
+def test_a_mean_says_which_runs_without_an_answer_it_leaves_out() -> None:
+    some = trial("b", error="broken", s=Score(reason="no answer: broken"))
+    assert report(trial("a", s=3), some, lower=("s",)).mean("s") == 3
+    assert "3 [3, 3], 1 left out" in str(report(trial("a", s=3), some, lower=("s",)))
+    with pytest.raises(ScoreMissing, match="none of 1 runs has an answer"):
+        report(some, lower=("s",)).mean("s")
+    assert "-, 1 left out" in str(report(some, lower=("s",)))
+    assert "s: none" in report(some, lower=("s",)).to_html()
+
+
 def test_a_scorer_with_errors_says_so_in_the_table() -> None:
     text = str(report(trial("a", s=1, t=Score(error="x")), trial("b", s=Score(error="x"), t=Score(error="x"))))
     assert "1 [1, 1], 1 error" in text

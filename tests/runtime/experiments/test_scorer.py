@@ -101,6 +101,21 @@ async def test_a_run_without_an_answer_counts_zero_and_its_stream_is_scored() ->
     assert report.mean("short") == 0
 
 
+async def test_a_run_without_an_answer_has_no_value_where_lower_is_better() -> None:
+    called: list[str] = []
+
+    def length(result: Result[str]) -> int:
+        called.append(result.content)
+        return len(result.content)
+
+    report = await report_of(Scorer("length", length, better="lower"), cases=CASES, model=knows("Norway"))
+    assert called == ["Oslo"]
+    assert report.mean("length") == 4
+    missing = report.trials[1].scores["length"]
+    assert (missing.value, missing.error) == (None, None)
+    assert missing.reason.startswith("no answer: ")
+
+
 async def test_the_last_value_of_a_view_is_the_score() -> None:
     view = score.view("tools", op.tool_calls(), rx.count())
     assert await score_of(view, model=looks_up(), tools=[lookup]) == Score(value=1)

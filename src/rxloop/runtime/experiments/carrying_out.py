@@ -1,4 +1,4 @@
-"""How an experiment is carried out: so many runs at once, each scored as soon as it is over."""
+"""How an experiment is carried out: up to `concurrency` runs at a time, each scored as soon as it is over."""
 
 from __future__ import annotations
 

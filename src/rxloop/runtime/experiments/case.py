@@ -28,7 +28,7 @@ class Case:
     """One thing to ask, and what is known of the right answer.
 
     Attributes:
-        input: What `agent.run` takes, or anything of which the experiment's `prompt=` makes it. In a case with
+        input: What `agent.run` takes, or anything the experiment's `prompt=` can turn into it. In a case with
             `fork_of` it is what is said there, and may be None.
         expected: What scorers compare the answer with.
         id: Its name in reports, and in the ids of its runs; by default its place in the list, from 1.
@@ -49,7 +49,7 @@ class Case:
             raise ConfigurationError(f"the case {self.id!r} needs both fork_of and fork_at, or neither")
         if self.input is None and self.fork_of is None:
             raise ConfigurationError(
-                f"the case {self.id!r} has no input: give a text, or whatever prompt= makes one of"
+                f"the case {self.id!r} has no input: give a text, or whatever prompt= can turn into one"
             )
         check_id(self.id, "the id of a case")
 
@@ -82,7 +82,7 @@ class Case:
         until: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> list[Case]:
-        """Make cases of the runs of a log: each has what the run was asked, and the conversation before it.
+        """Make cases from the runs of a log: each has what the run was asked, and the conversation before it.
 
         Runs that an experiment has made are left out.
 

@@ -27,7 +27,7 @@ class CaseChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of one scorer, over the cases that both reports have."""
+    """How one scorer changed, over the cases that both reports have."""
 
     scorer: str
     better: Better
@@ -42,9 +42,9 @@ class Change:
     verdict: Verdict
     """`better` or `worse` where the interval leaves zero out, `same` where no case differs, and else `unclear`."""
     regressions: tuple[CaseChange, ...]
-    """The cases that became worse, the worst first."""
+    """The cases that got worse, the worst first."""
     improvements: tuple[CaseChange, ...]
-    """The cases that became better, the best first."""
+    """The cases that got better, the best first."""
 
     @property
     def difference(self) -> float:

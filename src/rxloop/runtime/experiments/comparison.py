@@ -1,4 +1,4 @@
-"""Two reports side by side: what became better or worse, and how sure that is."""
+"""Two reports side by side: what got better or worse, and how certain that is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Comparison:
 
     @property
     def worse(self) -> list[Change]:
-        """What became clearly worse."""
+        """What got clearly worse."""
         return [change for change in self.changes if change.verdict == "worse"]
 
     @override
@@ -48,7 +48,9 @@ def compare(before: Report, after: Report, *, level: float = 0.95) -> Comparison
 
     Variants are compared by their names; two reports of one variant each are compared whatever those are called, as
     `compare(report.of("small"), report.of("large"))`. Cases are paired by their ids. One that has another input or
-    another expected answer is left out, and so are labels and scorers that only one report has; `left_out` names them.
+    another expected answer is left out, and so are labels and scorers that only one report has. For a scorer where lower
+    is better, cases are left out in which the share of runs without an answer differs: who fails at once takes little.
+    `left_out` names everything that is left out.
 
     Args:
         before: The report to compare with.
@@ -117,6 +119,8 @@ def _change(
     except ConfigurationError:
         left_out.append(f"scorer {name!r}: gives labels")
         return None
+    if measure.better == "lower":
+        cases = _answered_alike(name, before, after, cases, left_out)
     pairs = [CaseChange(case, old[case], new[case]) for case in old if case in cases and case in new]
     missing = len(cases) - len(pairs)
     if missing:
@@ -139,6 +143,26 @@ def _change(
         regressions=tuple(sorted(worse, key=lambda pair: sign * pair.difference)),
         improvements=tuple(sorted(better, key=lambda pair: -sign * pair.difference)),
     )
+
+
+def _answered_alike(name: str, before: Report, after: Report, cases: set[str], left_out: list[str]) -> set[str]:
+    """Take the cases that failed as often before as after: a run that fails at once is no saving."""
+    old, new = _failing(before), _failing(after)
+    alike = {case for case in cases if old[case] == new[case]}
+    if alike != cases:
+        left_out.append(
+            f"scorer {name!r}: {len(cases) - len(alike)} of {len(cases)} cases, where other numbers of runs have no "
+            "answer before and after"
+        )
+    return alike
+
+
+def _failing(report: Report) -> dict[str, float]:
+    """The share of the runs of each case that have no answer."""
+    failed: dict[str, list[bool]] = {}
+    for trial in report.trials:
+        failed.setdefault(trial.case, []).append(trial.error is not None)
+    return {case: fmean(each) for case, each in failed.items()}
 
 
 def _verdict(sign: int, interval: Interval, *, same: bool) -> Verdict:

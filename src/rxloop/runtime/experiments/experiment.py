@@ -44,8 +44,8 @@ class Experiment(Plan):
             trials   --a-----b--c----|
             run()    R-R-----R--R----|
 
-        A run that fails and a scorer that fails are values in the report, and stop nothing. Cancelling what awaits it,
-        or letting go of the last subscription, cancels the runs that go on. With a log, another call goes on where
+        A run that fails and a scorer that fails are values in the report, and stop nothing. Cancelling the task
+        that awaits it, or letting go of the last subscription, cancels the runs that are under way. With a log, another call goes on where
         that one ended, in this process or another: what is done is not asked again.
 
         Raises:
@@ -98,7 +98,7 @@ def experiment(
     repeats: int = 1,
     concurrency: int = 10,
 ) -> Experiment:
-    """Describe an experiment: each case is asked of each variant so many times, and each run is scored.
+    """Describe an experiment: each variant is asked each case, `repeats` times, and each run is scored.
 
     Example:
         >>> capitals = experiment(cases, {"small": small, "large": large}, [score.exact(), score.cost()])
@@ -112,9 +112,9 @@ def experiment(
         name: What it is called in reports. With a log it is needed: the runs are found by it.
         log: Keeps the runs, so that the experiment can be carried on after a crash. None keeps them nowhere, whatever
             log the agents have themselves.
-        prompt: Makes of a case what is asked, where its input is not a text or messages.
+        prompt: Turns a case into what is asked, where its input is not a text or messages.
         deps: Makes the deps of each run.
-        repeats: How often each case is asked.
+        repeats: How many times each variant is asked each case.
         concurrency: How many runs go on at once, with their scoring.
 
     Raises:

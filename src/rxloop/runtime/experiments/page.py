@@ -102,7 +102,7 @@ def _facts(trial: Trial) -> Iterator[str]:
 def _mark(name: str, score: Score) -> str:
     value = score.value
     if score.error is not None or value is None:
-        kind, text = "bad", "error"
+        kind, text = "bad", "error" if score.error is not None else "none"
     elif isinstance(value, bool):
         kind, text = ("good", "yes") if value else ("bad", "no")
     else:

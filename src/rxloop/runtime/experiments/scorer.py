@@ -31,7 +31,10 @@ class Score(Wire):
     """What a scorer says of one run."""
 
     value: bool | int | float | str | None = None
-    """A verdict (which counts as 1 or 0), a number, or a label; None where the scorer failed."""
+    """A verdict (which counts as 1 or 0), a number, or a label.
+
+    None where the scorer failed, and for a run without an answer where lower is better.
+    """
     reason: str = ""
     """Why, for people."""
     error: str | None = None
@@ -68,7 +71,10 @@ class Scorer:
     """
 
     of_failures = False
-    """Whether it has something to say of a run that has no answer; otherwise such a run gets False, which counts 0."""
+    """Whether it is asked about a run that has no answer, too.
+
+    Otherwise such a run counts 0, or has no value where lower is better: failing never looks good.
+    """
 
     def __init__(self, name: str, function: Callable[..., Any], *, better: Better = "higher") -> None:
         """Name a function.
@@ -76,9 +82,10 @@ class Scorer:
         Args:
             name: The name in reports.
             function: Takes the result of a run, or the case and the result; sync or async. It gives a bool, a number, a
-                label, a `Score`, or None where it does not apply. It is called on the event loop: what blocks belongs
-                in `asyncio.to_thread`.
-            better: Whether higher or lower numbers are better: which changes are regressions.
+                label, a `Score`, or None where it does not apply. It is not called for a run without an answer. It is
+                called on the event loop: what blocks belongs in `asyncio.to_thread`.
+            better: Whether higher or lower numbers are better: which changes `compare` calls worse, and what a run
+                without an answer gets. It counts 0 where higher is better, and has no value where lower is.
 
         Raises:
             ConfigurationError: The name is empty, or the function takes something else.
@@ -206,7 +213,8 @@ def _takes_case(name: str, function: Callable[..., Any]) -> bool:
 async def scored(scorer: Scorer, ask: Ask, evidence: Evidence) -> Score | None:
     """Ask a scorer; what it raises is a score with its error, and None says that it does not apply."""
     if evidence.error is not None and not scorer.of_failures:
-        return Score(value=False, reason=f"no answer: {evidence.error}")
+        # 0 would be the best value where lower is better.
+        return Score(value=False if scorer.better == "higher" else None, reason=f"no answer: {evidence.error}")
     try:
         value = await ask(evidence)
         return None if value is None else as_score(value)

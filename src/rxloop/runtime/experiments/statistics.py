@@ -1,4 +1,4 @@
-"""Means and how sure they are: bootstrap intervals, the same ones each time."""
+"""Means and how certain they are: bootstrap intervals, the same ones each time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 10
-"""How many failures a table lists, and cases of each scorer that became worse."""
+"""How many failures a table lists, and cases of each scorer that got worse."""
 _GAP = 3
 
 Rows = list[tuple[str, ...]]
@@ -57,7 +57,7 @@ def comparison_rows(changes: Sequence[Change]) -> Rows:
 
 
 def comparison_notes(changes: Sequence[Change], left_out: Sequence[str]) -> Iterator[str]:
-    """List the cases that became worse, and what could not be compared.
+    """List the cases that got worse, and what could not be compared.
 
     Of what a run takes the mean says enough: where each run takes a little more or less, every second case is worse.
     """
@@ -119,9 +119,11 @@ def number(value: float) -> str:
 
 
 def _cell(report: Trials, name: str) -> str:
-    """The mean of a scorer with its interval, or its labels; and how often it failed."""
-    errors = sum(trial.scores[name].error is not None for trial in report.trials if name in trial.scores)
-    failed = f", {_many(errors, 'error')}" if errors else ""
+    """The mean of a scorer with its interval, or its labels; how often it failed, and how many runs are left out."""
+    scores = [trial.scores[name] for trial in report.trials if name in trial.scores]
+    errors = sum(score.error is not None for score in scores)
+    left_out = sum(score.error is None and score.value is None for score in scores)
+    failed = (f", {_many(errors, 'error')}" if errors else "") + (f", {left_out} left out" if left_out else "")
     try:
         values = [*report.by_case(name).values()]
     except ConfigurationError:

@@ -92,20 +92,20 @@ class Trials(Wire):
     def mean(self, name: str) -> float:
         """Average the scores of a scorer: over the repeats of each case first, and then over the cases.
 
-        A run that has no answer counts 0 for each scorer of answers.
+        A run that has no answer counts 0 for each scorer of answers, and is left out where lower is better.
 
         Args:
             name: The scorer.
 
         Raises:
-            ScoreMissing: The scorer failed for a trial, or there is no score at all.
+            ScoreMissing: The scorer failed for a trial, applied to none, or no run has an answer.
             ConfigurationError: There is no such scorer, it gives labels, or the report has several variants.
         """
         self._see_that_none_is_missing(name)
         return fmean(self.by_case(name).values())
 
     def interval(self, name: str, level: float = 0.95) -> Interval:
-        """Estimate how sure the mean is: `bootstrap` over the cases.
+        """Estimate how certain the mean is: `bootstrap` over the cases.
 
         Args:
             name: The scorer.
@@ -119,7 +119,7 @@ class Trials(Wire):
         return bootstrap([*self.by_case(name).values()], level)
 
     def by_case(self, name: str) -> dict[str, float]:
-        """Average the scores of each case, by its id. Scores that a failing scorer did not give are left out.
+        """Average the scores of each case, by its id. Runs without a value are left out, as where the scorer failed.
 
         Raises:
             ConfigurationError: As for `mean`.
@@ -158,6 +158,8 @@ class Trials(Wire):
             )
         if not scores:
             raise ScoreMissing(f"there is no score of {name!r}: it applied to none of {len(self.trials)} trials")
+        if all(score.value is None for score in scores):
+            raise ScoreMissing(f"there is no score of {name!r}: none of {len(scores)} runs has an answer")
 
     def measure(self, name: str) -> Measure:
         """Find a scorer by its name.
