@@ -48,8 +48,8 @@ def compare(before: Report, after: Report, *, level: float = 0.95) -> Comparison
 
     Variants are compared by their names; two reports of one variant each are compared whatever those are called, as
     `compare(report.of("small"), report.of("large"))`. Cases are paired by their ids. One that has another input or
-    another expected answer is left out, and so are labels and scorers that only one report has. For a scorer where lower
-    is better, cases are left out in which the share of runs without an answer differs: who fails at once takes little.
+    another expected answer is left out, and so are labels and scorers that only one report has. Where lower is
+    better, so is a case in which the share of runs without an answer differs: a run that fails at once takes little.
     `left_out` names everything that is left out.
 
     Args:

@@ -45,8 +45,8 @@ class Experiment(Plan):
             run()    R-R-----R--R----|
 
         A run that fails and a scorer that fails are values in the report, and stop nothing. Cancelling the task
-        that awaits it, or letting go of the last subscription, cancels the runs that are under way. With a log, another call goes on where
-        that one ended, in this process or another: what is done is not asked again.
+        that awaits it, or letting go of the last subscription, cancels the runs that are under way. With a log, another
+        call goes on where that one ended, in this process or another: what is done is not asked again.
 
         Raises:
             ConfigurationError: From the stream: the log has a run of a case that was asked something else.
