@@ -274,18 +274,18 @@ class Agent(RunsById[D, O]):
         deps: Any = None,
         **options: Unpack[Options],
     ) -> Stream[Outcome[Any, O]]:
-        """Ask for each item of a batch, so many at once, and give what comes of each when it has come.
+        """Run the agent for each item, up to `concurrency` at a time, and yield each outcome as soon as its run ends.
 
         How a run fails is a value, `outcome.error`, and the others go on. A reader that is slow holds the batch back,
         so that the items may be endless: there are never more runs than `concurrency`.
 
-        A batch with a name can be carried out again, after a crash as well, by an agent with the same log: the agent's
-        name, `name` and the key of an item make the id of its run. What is done is not asked again but comes out of the
-        log, what was begun goes on, and what failed by something that may pass is tried once more.
+        A batch with a name can be run again, after a crash as well, by an agent with the same log: the agent's name,
+        `name` and the key of an item make the id of its run. What is done is not asked again but comes out of the log,
+        what was begun goes on, and what failed with a transient error is tried once more.
 
         Args:
             items: An iterable, sync or async, or an Observable.
-            prompt: Makes the prompt of an item; without it the item is the prompt.
+            prompt: Turns an item into its prompt; without it the item is the prompt.
             key: Tells an item from the others, the same in every process; by default its prompt. In a batch with a
                 name, items of the same key are one run.
             name: That of the batch; without one all items are asked anew. A name that is used again for other
@@ -295,11 +295,12 @@ class Agent(RunsById[D, O]):
             **options: As for `run`.
 
         Returns:
-            A stream that carries the batch out when it is iterated, subscribed or awaited, each time anew.
+            A stream that runs the batch when it is iterated, subscribed or awaited, and again each time. Items that
+            can be read only once, such as those of a generator, can be run only once.
 
         Raises:
-            ConfigurationError: `items` or `concurrency` is wrong, there is a name and no log, or an option is of a
-                wrong kind.
+            ConfigurationError: `items` or `concurrency` is wrong, there is a name and no log, an option is of a wrong
+                kind, or an item is no prompt and there is no `prompt=`; from the stream if the items are no list.
             TypeError: There is no such option.
         """
         # Few programs have batches.

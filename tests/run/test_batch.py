@@ -291,6 +291,40 @@ def test_no_room_for_a_run_is_refused() -> None:
         echo().map(["a"], concurrency=0)
 
 
+def test_items_that_are_no_prompts_are_refused_once_before_anything_is_asked() -> None:
+    agent = echo()
+    with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*or pass prompt="):
+        agent.map(["a", {"id": 1}])
+    letters: list[Any] = [{"id": 1}, {"id": 2}]
+    with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*or pass prompt="):
+        carried_out(lambda: agent.map(iter(letters)))
+    assert asked(agent) == []
+
+
+def test_items_that_can_be_read_once_are_not_asked_a_second_time_in_silence() -> None:
+    agent = echo()
+    batch = agent.map(item for item in ["a", "b"])
+    assert len(carried_out(lambda: batch)) == 2
+    with pytest.raises(ConfigurationError, match="can be read only once"):
+        carried_out(lambda: batch)
+    listed = agent.map(["a", "b"])
+    assert len(carried_out(lambda: listed)) == len(carried_out(lambda: listed)) == 2
+
+
+def test_a_batch_that_is_carried_out_twice_at_once_asks_each_item_once() -> None:
+    agent = echo(log=MemoryEventLog())
+    with virtual_time() as time:
+
+        async def one() -> list[str]:
+            return sorted([outcome.output async for outcome in agent.map(["a", "b"], name="n")])
+
+        async def both() -> list[list[str]]:
+            return [*await asyncio.gather(one(), one())]
+
+        assert time.run(both()) == [["a", "b"], ["a", "b"]]
+    assert sorted(asked(agent)) == ["a", "b"]
+
+
 def test_a_key_that_would_be_another_one_tomorrow_fails_its_item() -> None:
     [outcome] = carried_out(lambda: echo().map(["a"], key=lambda _: object()))  # type: ignore[arg-type, return-value]
     assert (outcome.item, outcome.key) == ("a", "")

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+import reactivex
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
-from rxloop.errors import AttemptError, ConfigurationError, RunExists
+from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.messages import Usage, as_messages
+from rxloop.protocol.messages import Message, Usage, as_messages
 from rxloop.run.ids import id_of_key
+from rxloop.run.once import once
 from rxloop.run.result import Result
 from rxloop.stream.bridges import Push, from_task
 from rxloop.stream.buffer import ReadBuffer
@@ -31,7 +42,7 @@ Items = Iterable[I] | AsyncIterable[I] | Observable[I]
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[I, R]):
-    """What came of one item of a batch.
+    """How one item of a batch turned out.
 
     Attributes:
         item: The item.
@@ -111,12 +122,27 @@ def mapped(
             return await agent.run(prompt_of(item), deps=deps, metadata=metadata, **options)
         task_id = id_of_key(agent.name, name, own)
         told = {**metadata, "batch": {"name": name} if key is None else {"name": name, "key": own}}
-        try:
-            return await agent.run(prompt_of(item), deps=deps, metadata=told, task_id=task_id, **options)
-        except RunExists:
-            return await agent.resume(task_id, deps=deps, **options)
+        # The same batch may be under way elsewhere, and be quicker.
+        return await once(
+            lambda: agent.run(prompt_of(item), deps=deps, metadata=told, task_id=task_id, **options),
+            lambda: agent.resume(task_id, deps=deps, when_busy="wait", **options),
+        )
 
-    return batch(items, ask, key or (lambda item: _key_of(prompt_of(item))), concurrency)
+    check = _check_prompt if prompt is None else _check_nothing
+    return batch(items, ask, key or (lambda item: _key_of(prompt_of(item))), concurrency, check)
+
+
+def _check_prompt(item: object) -> None:
+    """Refuse what is no prompt at all: where one item is a record, they all are."""
+    if not isinstance(item, str | Message | Sequence) or isinstance(item, bytes | bytearray):
+        raise ConfigurationError(
+            f"the item {item!r} is no prompt: give texts or messages, or pass prompt=, a function that makes the "
+            "prompt of an item"
+        )
+
+
+def _check_nothing(item: object) -> None:
+    """Take any item."""
 
 
 def _key_of(prompt: Any) -> str:
@@ -134,8 +160,9 @@ def batch(
     ask: Callable[[I, str], Awaitable[Result[R]]],
     key: Callable[[I], str | int],
     concurrency: int,
+    check: Callable[[I], None] = _check_nothing,
 ) -> Stream[Outcome[I, R]]:
-    """Ask for each item, so many at once, and give what comes of each when it has come.
+    """Ask for each item, up to `concurrency` at a time, and yield each outcome as soon as it is there.
 
     ::
 
@@ -151,24 +178,38 @@ def batch(
         ask: Makes the run of an item and its key, and awaits it.
         key: The key of an item.
         concurrency: How many are asked at once.
+        check: Refuses an item, which ends the stream as an error of `items` does.
 
     Raises:
-        ConfigurationError: `items` or `concurrency` is wrong.
+        ConfigurationError: `items` or `concurrency` is wrong, or `check` has refused an item of a list.
     """
     given = cast("object", items)
     if isinstance(given, str | bytes) or not isinstance(given, Iterable | AsyncIterable | Observable):
         raise ConfigurationError(f"items must be an iterable, sync or async, or an Observable, not {items!r}")
     if concurrency < 1:
         raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
+    for item in cast("Sequence[I]", items) if isinstance(given, Sequence) else ():
+        check(item)
+    # What can be read once would give a second subscription nothing, or the rest.
+    kind = type(cast("object", items)).__name__
+    read_once, read = isinstance(given, Iterator | AsyncIterator), False
 
     def subscribe(
         observer: abc.ObserverBase[Outcome[I, R]], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
+        nonlocal read
+        if read_once and read:
+            refused = ConfigurationError(
+                f"the items are a {kind}, which can be read only once, and it was: give a list, or "
+                "call agent.map() again with new items"
+            )
+            return reactivex.throw(refused).subscribe(observer, scheduler=scheduler)
+        read = True
         gates = scheduler.gates if isinstance(scheduler, RunScheduler) else None
         source, close = _opened(items, scheduler)
 
         async def work(push: Push[Outcome[I, R]]) -> None:
-            await _Batch(ask, key, concurrency, gates, push).carry_out(source)
+            await _Batch(ask, key, concurrency, check, gates, push).carry_out(source)
 
         runs = from_task(work, name="rxloop-batch").subscribe(observer, scheduler=scheduler)
         return CompositeDisposable(runs, Disposable(close))
@@ -185,12 +226,13 @@ class _Batch(Generic[I, R]):
         ask: Callable[[I, str], Awaitable[Result[R]]],
         key: Callable[[I], str | int],
         concurrency: int,
+        check: Callable[[I], None],
         gate: Gate | None,
         push: Push[Outcome[I, R]],
     ) -> None:
         self._ask = ask
         self._key = key
-        self._concurrency = concurrency
+        self._check = check
         self._room = asyncio.Semaphore(concurrency)
         self._gate = gate
         self._push = push
@@ -207,6 +249,7 @@ class _Batch(Generic[I, R]):
                     await self._gate.wait()
                 try:
                     item = await anext(source)
+                    self._check(item)
                 except StopAsyncIteration:
                     break
                 except Exception as error:

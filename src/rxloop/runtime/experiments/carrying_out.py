@@ -18,9 +18,9 @@ from rxloop.protocol.messages import Message, as_messages
 from rxloop.recorded.diff import cost_of
 from rxloop.run.handle import Run
 from rxloop.run.ids import id_of_key
+from rxloop.run.once import once
 from rxloop.run.result import Result
 from rxloop.runtime.experiments.case import MARK, Case, plain_input
-from rxloop.runtime.experiments.once import once
 from rxloop.runtime.experiments.plan import Plan, Variant
 from rxloop.runtime.experiments.report import Report
 from rxloop.runtime.experiments.scorer import Ask, Evidence, Scorer, scored

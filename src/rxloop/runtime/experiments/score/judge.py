@@ -18,8 +18,8 @@ from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.protocol.settings import ModelSettings
 from rxloop.run.ids import id_of_key
+from rxloop.run.once import once
 from rxloop.runtime.experiments.case import MARK, plain_input
-from rxloop.runtime.experiments.once import once
 from rxloop.runtime.experiments.scorer import Ask, Evidence, Score, Scorer
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 

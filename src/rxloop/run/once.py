@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from rxloop.errors import RunExists, UnknownRun
-from rxloop.run.handle import Run
 from rxloop.run.result import Result
 
 O = TypeVar("O")  # noqa: E741
@@ -15,7 +14,7 @@ _MOMENT = 0.01
 """Seconds until what was begun in this process is looked for in the log again."""
 
 
-async def once(begin: Callable[[], Run[O]], resume: Callable[[], Run[O]]) -> Result[O]:
+async def once(begin: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:
     """Await a run that has a chosen id; where somebody else has begun it, its end, which may still be to come.
 
     Args:
