@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import orjson
 import pytest
 
 from machines import MachineLog, Shared
 from run_checks import nothing_left
-from rxloop import Agent, Event, MemoryEventLog, RunContext, RunRecord, Runtime, op, tool
+from rxloop import Agent, CustomEvent, Event, MemoryEventLog, RunContext, RunRecord, Runtime, follow, op, tool
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError, UnknownRun
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
@@ -103,6 +104,16 @@ async def test_a_follower_goes_on_over_a_pause_and_the_answer(log: MemoryEventLo
     assert [event.seq for event in seen if event.durable] == list(range(1, seen[-1].seq + 1))
     assert {event.attempt for event in seen} == {1, 2}
     assert seen[-1].state == "completed"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_a_question_can_be_answered_as_soon_as_a_reader_has_it(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent(call("pay", amount=5), "Paid.", tools=[pay])}, log=log) as runtime:
+        record = await runtime.start("a", "Pay")
+        async for event in runtime.follow(record.task_id):
+            if event.kind == "input-required":
+                # Readers have it before the log does.
+                await runtime.answer(record.task_id, {event.input_id: True})
+        assert (await runtime.record(record.task_id)).state == "completed"
 
 
 async def test_what_is_said_into_a_run_reaches_its_model(log: MemoryEventLog) -> None:
@@ -231,8 +242,103 @@ async def test_wrong_use_is_refused(log: MemoryEventLog) -> None:
             await runtime.say("nobody", "Hi")
     with pytest.raises(RxloopError, match="drains"):
         await runtime.start("a", "Hi")
-    with pytest.raises(ConfigurationError, match="needs agents"):
-        Runtime({}, log=log)
+    with pytest.raises(RxloopError, match="make another one"):
+        await runtime.__aenter__()
+    for agents in ({}, [agent("x")], {"a": "b"}):
+        with pytest.raises(ConfigurationError, match="agents by"):
+            Runtime(agents, log=log)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("deps", "makes them"),
+        ("task_id", "key="),
+        ("on_input", "answer"),
+        ("steering", "say"),
+        ("nonsense", "it takes"),
+    ],
+)
+async def test_an_option_that_a_runtime_cannot_keep_is_refused_with_advice(
+    log: MemoryEventLog, option: str, advice: str
+) -> None:
+    async with Runtime({"a": agent("x")}, log=log) as runtime:
+        options: Any = {option: "x"}
+        with pytest.raises(TypeError, match=rf"no option '{option}': .*{advice}"):
+            await runtime.start("a", "Hi", **options)
+    assert await log.runs() == []
+
+
+async def test_a_browser_reconnects_to_a_run_by_the_id_of_its_last_frame(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent(call("pay", amount=5), "Paid.", tools=[pay])}, log=log) as runtime:
+        record = await runtime.start("a", "Pay")
+        frames: list[bytes] = []
+        question = ""
+        async for frame in runtime.follow(record.task_id).sse(heartbeat=None):
+            frames.append(frame)
+            event = orjson.loads(frame.split(b"data: ")[1])
+            if event["kind"] == "input-required":
+                question = event["input"]["inputId"]
+                break
+        cursor = frames[-1].split(b"id: ")[1].split(b"\n")[0].decode()
+        assert await runtime.follow(record.task_id).has_more(cursor)
+        await runtime.answer(record.task_id, {question: True})
+        rest = [frame async for frame in runtime.follow(record.task_id, after=cursor, strict=False).sse(heartbeat=None)]
+        last = rest[-1].split(b"id: ")[1].split(b"\n")[0].decode()
+        assert not await runtime.follow(record.task_id).has_more(last)
+        assert [event async for event in runtime.follow(record.task_id, after=last)] == []
+    whole = [frame async for frame in follow(log, record.task_id, until="end").sse(heartbeat=None)]
+    assert [_id(frame) for frame in [*frames, *rest] if _is_durable(frame)] == [_id(frame) for frame in whole]
+
+
+def _id(frame: bytes) -> str:
+    return frame.split(b"id: ")[1].split(b"\n")[0].decode()
+
+
+def _is_durable(frame: bytes) -> bool:
+    return _id(frame).endswith(".0")
+
+
+async def test_what_is_no_cursor_is_refused_or_passed_over(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent("x")}, log=log) as runtime:
+        record = await runtime.start("a", "Hi")
+        await runtime.follow(record.task_id)
+        with pytest.raises(ConfigurationError, match="not a cursor"):
+            runtime.follow(record.task_id, after="nonsense")
+        events = [event async for event in runtime.follow(record.task_id, after="nonsense", strict=False)]
+    assert [event.kind for event in events][:2] == ["gap", "task"]
+
+
+async def test_a_follower_that_is_slow_holds_back_nobody_else(log: MemoryEventLog) -> None:
+    turns = [call("busy"), "done"]
+
+    @tool
+    async def busy(ctx: RunContext[None]) -> str:
+        """Says a lot."""
+        for number in range(3_000):
+            ctx.emit(CustomEvent(name="n", data=number))
+        return "x"
+
+    async with Runtime({"a": agent(*turns, tools=[busy])}, log=log) as runtime:
+        record = await runtime.start("a", "Hi")
+        slow = aiter(runtime.follow(record.task_id))
+        await anext(slow)
+        assert len([event async for event in runtime.follow(record.task_id)]) > 3_000
+        rest = [event async for event in slow]
+    assert [event.seq for event in rest if event.durable] == list(range(2, rest[-1].seq + 1))
+
+
+async def test_a_run_of_an_agent_that_is_not_here_is_told_of_once(
+    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = agent(call("work"), tools=[work], log=log).run("Hi")
+    async for event in run:
+        if event.kind == "tool-start":
+            break
+    await run.release()
+    async with Runtime({"a": agent("x")}, log=log):
+        pass
+    assert caplog.text.count("no agent 'agent'") == 1
 
 
 def test_a_run_whose_deps_cannot_be_made_is_tried_again_and_told(

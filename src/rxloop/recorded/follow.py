@@ -8,9 +8,10 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.views.after import Cursor, read_cursor
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event, GapEvent, ends_attempt
-from rxloop.recorded.stream import RecordedStream
+from rxloop.recorded.stream import Reading, RecordedStream
 from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push, from_task
+from rxloop.stream.scope import Gate
 
 
 def follow(
@@ -53,23 +54,27 @@ def follow(
     # Only what is asked for, so that a log of the user's own need not know these options.
     options: dict[str, Any] = {**({"deltas": True} if deltas else {}), **({"until": until} if until == "end" else {})}
 
-    async def work(push: Push[Event]) -> None:
-        await _Follower(log, task_id, cursor, after, push).follow(**options)
+    reading = Reading()
 
-    return RecordedStream(from_task(work, name="rxloop-follow"), run=(log, task_id))
+    async def work(push: Push[Event]) -> None:
+        await _Follower(log, task_id, cursor, after, push, reading.gate).follow(**options)
+
+    source = from_task(work, name="rxloop-follow")
+    return RecordedStream(source, run=(log, task_id), until=until, reading=reading)
 
 
 class _Follower:
     """One reader of a run that is being written."""
 
     def __init__(
-        self, log: EventLog, task_id: str, cursor: Cursor | None, after: str | None, push: Push[Event]
+        self, log: EventLog, task_id: str, cursor: Cursor | None, after: str | None, push: Push[Event], gate: Gate
     ) -> None:
         self._log = log
         self._task_id = task_id
         self._cursor = cursor
         self._after = after
         self._push = push
+        self._gate = gate
 
     async def follow(self, **options: Any) -> None:
         """Deliver what the reader does not have, until the attempt ends, or as the options for the log say."""
@@ -78,6 +83,8 @@ class _Follower:
         events = self._log.follow(self._task_id, after_seq=begin, **options)
         try:
             async for event in events:
+                if self._gate.closed:
+                    await self._gate.wait()
                 if not event.durable:
                     if self._cursor is None or (event.seq, event.sub) > self._cursor[2:]:
                         self._push(event)

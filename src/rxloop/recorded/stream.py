@@ -12,29 +12,36 @@ from rxloop.errors import RxloopError
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.public import public
 from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.events import AnyEvent, Event, ends_attempt
+from rxloop.pipeline.values import Until
+from rxloop.protocol.events import AnyEvent, Event, State, StatusUpdateEvent, ends_attempt
 from rxloop.state.conversation import read_log
+from rxloop.stream.buffer import Overflow
 from rxloop.stream.scheduler import RunScheduler
 from rxloop.stream.scope import Gate
 from rxloop.stream.sse import frames
 from rxloop.stream.stream import Stream
 
+OVER: tuple[State, ...] = ("completed", "failed", "canceled")
+"""The states in which nobody goes on with a run unless somebody asks for it."""
 
-class _Reading:
-    """The share in a run that is read from its log: there is nothing to start, to hold or to hold back."""
+
+class Reading:
+    """The hold of a run that is read from its log: there is nothing to keep, and the gate stops the reading alone."""
 
     def __init__(self) -> None:
         self.gate = Gate()
 
     def scheduler(self) -> abc.SchedulerBase:
+        """The scheduler of the event loop that runs; nothing is started."""
         try:
-            return RunScheduler(asyncio.get_running_loop())
+            return RunScheduler(asyncio.get_running_loop(), for_readers=True)
         except RuntimeError:
             raise RxloopError(
                 "reading a log needs a running event loop of asyncio (trio is not supported): do it inside async code"
             ) from None
 
     def keep(self) -> Callable[[], None]:
+        """Nothing is kept."""
         return lambda: None
 
 
@@ -42,7 +49,13 @@ class RecordedStream(Stream[AnyEvent]):
     """A stream of events out of a log. Each subscriber and each iterator reads the log for itself."""
 
     def __init__(
-        self, source: Observable[Event], *, buffer: int = 1024, run: tuple[EventLog, str] | None = None
+        self,
+        source: Observable[Event],
+        *,
+        buffer: int = 1024,
+        run: tuple[EventLog, str] | None = None,
+        until: Until = "attempt",
+        reading: Reading | None = None,
     ) -> None:
         """Make a stream of what comes from a log.
 
@@ -50,9 +63,13 @@ class RecordedStream(Stream[AnyEvent]):
             source: The events.
             buffer: That of a reader, as for `Run.stream`.
             run: Where they come from: the log and the id of the run.
+            until: Where they end.
+            reading: Has the gate at which the source waits for a reader that is slow; without one it never waits.
         """
-        super().__init__(cast("Observable[AnyEvent]", source), _Reading(), buffer=buffer)
+        overflow: Overflow = "coalesce" if reading is None else "block"
+        super().__init__(cast("Observable[AnyEvent]", source), reading or Reading(), overflow=overflow, buffer=buffer)
         self._run = run
+        self._goes_on = until == "end"
 
     def sse(self, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
         """Give the public events as server-sent events, as `Run.sse` does.
@@ -78,4 +95,9 @@ class RecordedStream(Stream[AnyEvent]):
         # Of a good cursor at the end, one event is all that has to be read.
         from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
         events = await read_log(log.read, task_id, after_seq=from_there) or await read_log(log.read, task_id)
-        return not ends_attempt(events[-1]) or is_behind(cursor, events[-1])
+        return not self._is_over(events[-1]) or is_behind(cursor, events[-1])
+
+    def _is_over(self, last: Event) -> bool:
+        if not (isinstance(last, StatusUpdateEvent) and ends_attempt(last)):
+            return False
+        return not self._goes_on or last.state in OVER

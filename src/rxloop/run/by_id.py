@@ -186,6 +186,10 @@ class RunsById(Generic[D, O]):
         # Imported here: importing rxloop is quicker without.
         from rxloop.run.sending import answer
 
+        hold = alive(task_id)
+        if hold is not None:
+            # Who reads the run here knows a question before the log does.
+            await hold.durable()
         await answer(event_log, task_id, inputs)
 
     async def say(self, task_id: str, message: Prompt, *, interrupt: bool = False) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
 from reactivex import abc
 
@@ -110,11 +110,18 @@ class RunHold:
 
     async def cancelled(self, reason: str) -> None:
         """Cancel the run, in whatever event loop it is, and wait for its end."""
+        await self._in_its_loop(lambda: self.aclose(reason))
+
+    async def durable(self) -> None:
+        """Wait, in whatever event loop the run is, until everything that its readers have seen is in the log."""
+        await self._in_its_loop(self._attempt.durable)
+
+    async def _in_its_loop(self, act: Callable[[], Coroutine[Any, Any, object]]) -> None:
         loop = self._attempt.life.event_loop
         if loop is None or loop is asyncio.get_running_loop():
-            await self.aclose(reason)
+            await act()
         else:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(reason), loop))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop))
 
     async def aclose(self, reason: str) -> None:
         """Cancel the run, and wait for its end however often the waiting task is cancelled itself."""

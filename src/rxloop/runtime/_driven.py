@@ -9,8 +9,8 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.protocol.events import AnyEvent
+from rxloop.recorded.stream import Reading
 from rxloop.run.handle import Run
-from rxloop.runtime._hold import OwnLoop
 from rxloop.stream.merge import Merging
 from rxloop.stream.stream import Stream
 
@@ -22,7 +22,7 @@ class Driven:
         self._runs: dict[str, Run[Any]] = {}
         self._watching: dict[str, set[Callable[[], None]]] = {}
         self._everybody: set[Callable[[Run[Any]], None]] = set()
-        self.events: Stream[AnyEvent] = Stream(Observable(self._subscribe), OwnLoop())
+        self.events: Stream[AnyEvent] = Stream(Observable(self._subscribe), Reading())
         """The events of all of them: of those that go on, and of those that come."""
 
     def __len__(self) -> int:

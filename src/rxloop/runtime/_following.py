@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from reactivex import Subject
-
-from rxloop.operators.views.after import after as after_cursor
+from rxloop.operators.views.after import read_cursor
 from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent, ends_attempt
+from rxloop.protocol.events import AnyEvent, StatusUpdateEvent, ends_attempt
+from rxloop.recorded.follow import follow
+from rxloop.recorded.stream import OVER, Reading, RecordedStream
 from rxloop.run.handle import Run
-from rxloop.runtime._hold import OwnLoop
 from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push, from_task
-from rxloop.stream.stream import Reader, Stream
+from rxloop.stream.scope import Gate
+from rxloop.stream.stream import Stream
 
 logger = logging.getLogger("rxloop")
 
-OVER = ("completed", "failed", "canceled")
-"""The states in which nobody goes on with a run unless somebody asks for it."""
+_UNKNOWN = "/0.0.0"
+"""The cursor of no run, for what is not a cursor."""
 
 
 class Here(Protocol):
@@ -39,24 +38,28 @@ class Here(Protocol):
         ...
 
 
-def followed(log: EventLog, here: Here, task_id: str, after: str | None) -> Stream[AnyEvent]:
+def followed(log: EventLog, here: Here, task_id: str, after: str | None, *, strict: bool) -> RecordedStream:
     """The events of a run after a cursor, until it is over.
 
     From the run itself while it is driven here, deltas included, and out of the log otherwise. A reader that is slow
     holds back its own reading, and nobody else's.
     """
-    hold = OwnLoop()
+    if after is not None and not read_cursor(after, strict=strict).task_id:
+        after = _UNKNOWN
+    hold = Reading()
 
     async def work(push: Push[AnyEvent]) -> None:
-        reading = _Reading(log, task_id, after, push, hold)
+        reading = _Progress(log, task_id, after, push, hold.gate)
         read: Run[Any] | None = None
         while not reading.over:
             run = here.run(task_id)
             # An attempt that is over is still driven for a moment.
             if run is not None and run is not read:
                 read = run
+                # From the first event of the run, and not of the attempt.
+                live = run.stream(after=reading.cursor or f"{task_id}/0.0.0")
                 try:
-                    await reading.read(aiter(run.stream(after=reading.cursor)))
+                    await reading.read(live)
                 except Exception as error:
                     # An attempt that was refused is not the end of the run: the log tells how it goes on.
                     logger.debug("the run %s cannot be read live: %s", task_id, error)
@@ -66,7 +69,12 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None) -> Stre
             stop = here.watch(task_id, partial(with_log.reschedule, 0))
             try:
                 async with with_log:
-                    await reading.read(_logged(log, task_id, reading.cursor))
+                    if not await _has_all(log, task_id, reading.cursor):
+                        await reading.read(
+                            follow(
+                                log, task_id, after=reading.cursor, strict=False, deltas=log.keeps_deltas, until="end"
+                            )
+                        )
                     return
             except TimeoutError:
                 if not with_log.expired():
@@ -74,24 +82,33 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None) -> Stre
             finally:
                 stop()
 
-    return Stream(from_task(work, name=f"rxloop-follow-{task_id}"), hold, overflow="block")
+    source = from_task(work, name=f"rxloop-follow-{task_id}")
+    return RecordedStream(source, run=(log, task_id), until="end", reading=hold)
 
 
-class _Reading:
+async def _has_all(log: EventLog, task_id: str, after: str | None) -> bool:
+    """Whether a run is over, and its reader has its last event."""
+    record = await read_log(log.record, task_id)
+    if after is None or record.state not in OVER:
+        return False
+    cursor = read_cursor(after, strict=False)
+    return (cursor.task_id, cursor.attempt, cursor.seq) == (task_id, record.attempt, record.seq)
+
+
+class _Progress:
     """How far a reader of a run is."""
 
-    def __init__(self, log: EventLog, task_id: str, after: str | None, push: Push[AnyEvent], hold: OwnLoop) -> None:
-        # The cursor of a reader that has nothing lies before the first event.
-        self.cursor = after or f"{task_id}/0.0.0"
+    def __init__(self, log: EventLog, task_id: str, after: str | None, push: Push[AnyEvent], gate: Gate) -> None:
+        self.cursor = after
         self.over = False
         self._log, self._task_id = log, task_id
         self._push = push
-        self._gate = hold.gate
+        self._gate = gate
 
-    async def read(self, events: AsyncGenerator[Event] | Reader[AnyEvent]) -> None:
+    async def read(self, events: Stream[AnyEvent]) -> None:
         """Pass events on, until there are no more, or the run is over."""
-        async with aclosing(events):
-            async for event in events:
+        async with aclosing(aiter(events)) as reader:
+            async for event in reader:
                 if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
                     last = (await read_log(self._log.record, self._task_id)).seq
                     if event.state == "working" or event.seq > last:
@@ -99,24 +116,9 @@ class _Reading:
                         continue
                     # A run that has failed, or was cancelled, may have gone on since.
                     self.over = event.state in OVER and event.seq == last
-                self._push(cast("AnyEvent", event))
+                self._push(event)
                 self.cursor = event.cursor
                 if self.over:
                     return
                 if self._gate.closed:
                     await self._gate.wait()
-
-
-async def _logged(log: EventLog, task_id: str, cursor: str) -> AsyncGenerator[Event]:
-    """What the log has after a cursor, and what comes, until the run is over."""
-    source: Subject[Event] = Subject()
-    wanted: deque[Event] = deque()
-    after_cursor(cursor)(source).subscribe(wanted.append)
-    async for event in log.follow(task_id, deltas=log.keeps_deltas, until="end"):
-        source.on_next(event)
-        while wanted:
-            yield wanted.popleft()
-        # A run that was cancelled can be resumed, and then this event is not its last.
-        canceled = isinstance(event, StatusUpdateEvent) and ends_attempt(event) and event.state == "canceled"
-        if canceled and (await read_log(log.record, task_id)).seq == event.seq:
-            return

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, cast
 
 from typing_extensions import Unpack
 
@@ -19,6 +19,7 @@ from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.messages import Message, Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
+from rxloop.recorded.stream import RecordedStream
 from rxloop.run.ids import id_of_key
 from rxloop.run.settling import until_due
 from rxloop.runtime._driven import Driven
@@ -92,8 +93,7 @@ class Runtime:
                 f"{log!r} cannot be the log of a runtime, since it has no turns or no mail (see TakesTurns and Mailbox "
                 "in docs/durability.md): use SqliteEventLog or MemoryEventLog"
             )
-        if not agents:
-            raise ConfigurationError("a runtime needs agents: Runtime({'support': support}, log=...)")
+        _check_agents(agents)
         if concurrency is not None and concurrency < 1:
             raise ConfigurationError(f"concurrency must be at least 1, or None for no limit, not {concurrency!r}")
         for name, seconds in (("adopt_every", adopt_every), ("grace", grace)):
@@ -110,6 +110,8 @@ class Runtime:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._once_more: set[str] = set()
         """The runs that somebody has asked to drive while they were driven."""
+        self._strangers: set[str] = set()
+        """The names of agents that the log has and this runtime has not; each is told of once."""
         self._adopting: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -118,7 +120,7 @@ class Runtime:
 
     async def __aenter__(self) -> Self:
         if self._adopting is not None:
-            raise RxloopError("the runtime is entered already")
+            raise RxloopError("a runtime is entered once: make another one")
         await self._adopt()
         self._adopting = asyncio.create_task(self._adopt_on(), name="rxloop-runtime-adopt")
         return self
@@ -148,6 +150,7 @@ class Runtime:
             RxloopError: The runtime is not entered, or drains.
         """
         self._check_open()
+        _check_options(options)
         task_id = id_of_key("runtime", agent, key) if key is not None else None
         try:
             record = await self._agent(agent).submit(prompt, task_id=task_id, **options)
@@ -159,20 +162,23 @@ class Runtime:
         self._drive(record.task_id, agent)
         return record
 
-    def follow(self, task_id: str, *, after: str | None = None) -> Stream[AnyEvent]:
+    def follow(self, task_id: str, *, after: str | None = None, strict: bool = True) -> RecordedStream:
         """The events of a run from the first one, over pauses and attempts, until it is over, wherever it is driven.
 
-        With the deltas, where it is driven in this process or the log keeps them. A reader that is slow holds nobody
-        back but itself. Leaving is no cancel.
+        With the deltas, where it is driven in this process or the log keeps them. A slow reader holds back only itself.
+        A reader that leaves does not cancel the run. `follow(...).sse()` is for browsers, as `Run.sse`.
 
         Args:
             task_id: The run.
             after: The cursor of the last event that the reader has; only what follows it is delivered.
+            strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run, as it should where it
+                comes from a client.
 
         Raises:
+            ConfigurationError: `after` is not a cursor.
             UnknownRun: From the stream: the log has no such run.
         """
-        return followed(self.log, self._driven, task_id, after)
+        return followed(self.log, self._driven, task_id, after, strict=strict)
 
     async def say(self, task_id: str, message: str | Message, *, interrupt: bool = False) -> None:
         """Put a message into a run that goes on, wherever it does; see `Run.say`."""
@@ -293,6 +299,14 @@ class Runtime:
         for record in await read_log(self._turns.orphans):
             if record.agent_name in self._agents:
                 self._drive(record.task_id, record.agent_name)
+            elif record.agent_name not in self._strangers:
+                self._strangers.add(record.agent_name)
+                log.warning(
+                    "nobody drives the run %s, and this runtime has no agent %r that could go on with it: it has %s",
+                    record.task_id,
+                    record.agent_name,
+                    ", ".join(self._agents),
+                )
 
     # -- what is asked for
 
@@ -309,3 +323,27 @@ class Runtime:
 
     async def _agent_of(self, task_id: str) -> Agent[Any, Any]:
         return self._agent((await self.record(task_id)).agent_name)
+
+
+def _check_agents(agents: Any) -> None:
+    if not isinstance(agents, Mapping) or not agents:
+        raise ConfigurationError(
+            f"a runtime needs agents by their names, such as {{'support': support}}, not {agents!r}"
+        )
+    for name, agent in cast("Mapping[Any, Any]", agents).items():
+        if not isinstance(name, str) or not isinstance(agent, Agent):
+            raise ConfigurationError(f"a runtime takes agents by their names, and not {name!r}: {agent!r}")
+
+
+def _check_options(options: StartOptions) -> None:
+    hints = {
+        "deps": "Runtime(..., deps=function) makes them, also after a restart",
+        "task_id": "key= says which run it is",
+        "on_input": "runtime.answer() answers questions",
+        "steering": "runtime.say() steers a run",
+        "when_busy": "a run waits for those before it in its conversation",
+    }
+    for name in options:
+        if name not in StartOptions.__annotations__:
+            known = ", ".join(StartOptions.__annotations__)
+            raise TypeError(f"start() has no option {name!r}: {hints.get(name, f'it takes {known}')}")
