@@ -9,7 +9,7 @@ import pytest
 
 from machines import Machine, Machines, two_machines
 from run_checks import finals, nothing_left, settled, until
-from rxloop import ConflictError, InputReceivedEvent, Message, MessageAddedEvent, RunCancelled
+from rxloop import ConflictError, InputReceivedEvent, Message, MessageAddedEvent, RunCancelled, Steer
 from rxloop.errors import ConfigurationError, InvalidInput, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.protocol.mail import AnswerMail, CancelMail, SayMail
@@ -294,6 +294,31 @@ async def test_nothing_can_be_said_to_a_run_that_is_over(machines: Machines) -> 
         await a.agent().say(run.task_id, "Wait")
     with pytest.raises(ConfigurationError, match="of the user or the system"):
         await a.agent().say(run.task_id, Message(role="assistant", content="I said"))
+
+
+async def test_nothing_can_be_said_to_a_run_that_was_cancelled_until_it_is_resumed(machines: Machines) -> None:
+    a, _ = machines
+    task_id = await waiting(a)
+    await a.agent().cancel(task_id)
+    with pytest.raises(RunOver, match=r"is canceled.*resume it"):
+        await a.agent().say(task_id, "Wait")
+
+
+async def test_nothing_can_be_said_to_a_run_whose_question_was_dropped(machines: Machines) -> None:
+    a, _ = machines
+    task_id = await waiting(a)
+    context_id = (await a.log.record(task_id)).context_id
+    await a.agent("done").run("Never mind", context_id=context_id)
+    with pytest.raises(RunOver, match="dropped its question"):
+        await a.agent().say(task_id, "Wait")
+
+
+async def test_a_steer_is_for_steering_and_not_for_say(machines: Machines) -> None:
+    a, _ = machines
+    task_id = await waiting(a)
+    steer: Any = Steer("Stop", interrupt=True)
+    with pytest.raises(ConfigurationError, match=r"the message is Steer.*use say\(text, interrupt=True\)"):
+        await a.agent().say(task_id, steer)
 
 
 def test_mail_that_comes_while_a_run_is_taken_up_is_taken(machines: Machines) -> None:

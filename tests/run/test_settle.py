@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+import reactivex
 
 from machines import Machine, Machines, two_machines
 from run_checks import finals, kinds, nothing_left, until
 from runs import collect
 from rxloop import Agent, Event, Limits, MemoryEventLog, RunExists, UnknownRun, follow, id_of_key
-from rxloop.errors import ConfigurationError, LogUnreachable, RxloopError
+from rxloop.errors import ConfigurationError, LogUnreachable, RunOver, RxloopError
 from rxloop.pipeline import log_retry
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
@@ -58,9 +59,9 @@ async def test_a_run_is_submitted_once(machines: Machines) -> None:
     assert [record.task_id for record in await a.log.runs()] == [key]
 
 
-@pytest.mark.parametrize("option", [{"on_input": print}, {"when_busy": "wait"}])
+@pytest.mark.parametrize("option", [{"on_input": print}, {"when_busy": "wait"}, {"steering": reactivex.never()}])
 async def test_what_is_for_whoever_carries_a_run_out_is_not_submitted(machines: Machines, option: Any) -> None:
-    with pytest.raises(ConfigurationError, match="give it to settle"):
+    with pytest.raises(ConfigurationError, match=r"give it to .*resume\(\)"):
         await machines[0].agent().submit("Go", **option)
 
 
@@ -356,8 +357,11 @@ async def test_one_process_settles_on_a_log_without_turns_and_mail() -> None:
     agents = [Agent(ScriptedModel("done"), log=log) for _ in range(3)]
     records = await asyncio.gather(*(agent.settle(record.task_id) for agent in agents))
     assert [record.state for record in records] == ["completed"] * 3
-    with pytest.raises(ConfigurationError, match="has no mail"):
+    with pytest.raises(RunOver, match="is completed"):
         await agents[0].say(record.task_id, "Hello")
+    waiting = await agents[0].submit("Go")
+    with pytest.raises(ConfigurationError, match="has no mail"):
+        await agents[0].say(waiting.task_id, "Hello")
 
 
 async def test_a_run_that_is_cancelled_while_somebody_is_about_to_settle_it_stays_so() -> None:

@@ -31,6 +31,7 @@ from rxloop import (
     RunContext,
     RunOver,
     StatusUpdateEvent,
+    Steer,
     ToolStartEvent,
     op,
     replay,
@@ -165,6 +166,16 @@ async def test_what_cannot_be_said_is_refused(wrong: Any) -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     with pytest.raises(ConfigurationError):
         run.say(wrong)
+    await run
+
+
+async def test_what_cannot_be_said_is_called_a_message_and_not_a_prompt() -> None:
+    run = Agent(ScriptedModel("Hi")).run("Hello")
+    steer: Any = Steer("Stop", interrupt=True)
+    with pytest.raises(ConfigurationError, match=r"the message is Steer.*use say\(text, interrupt=True\)"):
+        run.say(steer)
+    with pytest.raises(ConfigurationError, match="the message is 7: give a text"):
+        run.say(7)  # pyright: ignore[reportArgumentType]
     await run
 
 

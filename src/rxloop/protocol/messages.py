@@ -275,19 +275,23 @@ Prompt = str | Message | Sequence[Message | str]
 """What a run is asked: a text, a message, or several of both."""
 
 
-def as_messages(prompt: Prompt) -> tuple[Message, ...]:
+def as_messages(prompt: Prompt, called: str = "the prompt") -> tuple[Message, ...]:
     """Make messages of whatever `agent.run` takes: a text is a user message.
+
+    Args:
+        prompt: A text, a message, or several.
+        called: What an error calls it.
 
     Raises:
         ConfigurationError: It is something else, or a message of the user is empty.
     """
     given: Any = prompt
     if isinstance(given, str | Message):
-        return (_message(given, "the prompt"),)
+        return (_message(given, called),)
     if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
-        raise ConfigurationError(f"the prompt is {given!r}: give a text, a message, or a list of them")
+        raise ConfigurationError(f"{called} is {given!r}: give a text, a message, or a list of them")
     items = cast("Sequence[Any]", given)
-    return tuple(_message(item, f"prompt[{place}]") for place, item in enumerate(items))
+    return tuple(_message(item, f"{called.removeprefix('the ')}[{place}]") for place, item in enumerate(items))
 
 
 def _message(item: Any, place: str) -> Message:

@@ -22,10 +22,11 @@ from rxloop.operators.views._types import VIEW
 from rxloop.pipeline.logs import AppendsNow, EventLog, ReadsConversations
 from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.seams import Provider
-from rxloop.protocol.messages import Message, Wire
+from rxloop.protocol.messages import Message, Prompt, Wire, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.protocol.storable import storable
 from rxloop.run.ids import check_task_id
+from rxloop.run.options import Steer
 from rxloop.tools import Thoughts, nearest
 
 _IN_THE_LOOP = frozenset(
@@ -371,3 +372,18 @@ def _check_values(argument: str, value: Any, kind: type[Wire], example: str) -> 
 
 def _wrong(argument: str, value: object, advice: str) -> ConfigurationError:
     return ConfigurationError(f"{argument}={value!r} cannot be used: {advice}")
+
+
+def as_said(message: Prompt) -> tuple[Message, ...]:
+    """Make messages of what is said to a run.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(message, Steer):
+        raise ConfigurationError(
+            f"the message is {message!r}, which is for steering=: use say(text, interrupt=True)"
+            if message.interrupt
+            else f"the message is {message!r}, which is for steering=: use say(text)"
+        )
+    return as_messages(message, "the message")

@@ -16,7 +16,7 @@ from rxloop.pipeline.run_context import D
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.messages import Prompt, as_messages
-from rxloop.run.arguments import check_deps, check_history, check_names, check_options
+from rxloop.run.arguments import as_said, check_deps, check_history, check_names, check_options
 from rxloop.run.asking import OnInput
 from rxloop.run.begun_with import compare_model, resumed_with
 from rxloop.run.description import Description
@@ -49,7 +49,8 @@ class RunsById(Generic[D, O]):
 
         Args:
             prompt: As for `run`.
-            **options: As for `run`, but for `on_input` and `when_busy`, which are for whoever carries it out.
+            **options: As for `run`, but for `on_input`, `when_busy` and `steering`, which are for whoever carries it
+                out.
 
         Returns:
             What the log has of it: it is durable.
@@ -60,9 +61,10 @@ class RunsById(Generic[D, O]):
             EventLogError: It could not be written.
         """
         event_log = self._log_to("submit a run")
-        for name in ("on_input", "when_busy"):
+        for name in ("on_input", "when_busy", "steering"):
             if options.get(name) is not None:
-                raise ConfigurationError(f"submit(..., {name}=) begins nothing: give it to settle() or resume()")
+                other = "resume()" if name == "steering" else "settle() or resume()"
+                raise ConfigurationError(f"submit(..., {name}=) begins nothing that could use it: give it to {other}")
         # Imported here: importing rxloop is quicker without.
         from rxloop.run.settling import submit
 
@@ -204,12 +206,12 @@ class RunsById(Generic[D, O]):
             interrupt: Cut off the answer that is being written.
 
         Raises:
-            RunOver: The run is over.
+            RunOver: The run is over, was cancelled, or waits for an answer that a later run has made void.
             UnknownRun: The log does not have it.
             ConfigurationError: The agent has no log, or one without mail, or there is nothing to say.
         """
         event_log = self._log_to(f"say something to {task_id}")
-        messages = as_messages(message)
+        messages = as_said(message)
         if not messages or any(each.role not in ("user", "system") for each in messages):
             raise ConfigurationError("say() takes messages of the user or the system, such as a text")
         # Imported here: importing rxloop is quicker without.

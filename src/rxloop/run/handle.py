@@ -20,7 +20,7 @@ from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.text import text
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
-from rxloop.protocol.messages import Message, as_messages
+from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
 from rxloop.run.outcome import or_failure, outcome
 from rxloop.run.ownership import RunHold
@@ -283,9 +283,10 @@ class Run(Pipes[AnyEvent], Generic[O]):
             ConfigurationError: It is no message that can be said to a run.
         """
         # Imported here: most runs are not steered, and importing rxloop is quicker without.
+        from rxloop.run.arguments import as_said
         from rxloop.run.steering import say
 
-        say(self._attempt, as_messages(message), interrupt=interrupt)
+        say(self._attempt, as_said(message), interrupt=interrupt)
 
     def cancel(self, reason: str | None = None) -> None:
         """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""

@@ -14,7 +14,7 @@ from rxloop.protocol.mail import AnswerMail, CancelMail, SayMail
 from rxloop.protocol.messages import Message
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
-from rxloop.run.inputs import check_not_let_go, new_answers
+from rxloop.run.inputs import check_not_let_go, later_run, new_answers
 from rxloop.run.letters import take
 from rxloop.run.settling import over_or_later
 from rxloop.state.conversation import read_log
@@ -106,14 +106,28 @@ async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *,
     """Send messages to a run; see `Agent.say`.
 
     Raises:
-        RunOver: The run is over.
+        RunOver: The run is over, was cancelled, or waits for an answer that a later run has made void.
+        ConfigurationError: The log has no mail.
     """
-    mailbox = _mailbox(event_log, "run.say(...) goes")
-    state = await _state(event_log, task_id)
+    events = await read_log(event_log.read, task_id)
+    state = fold_all(events)
     if state.finished:
         raise RunOver(
             f"the run {task_id} is {state.state}, and nothing can be said to it: begin a new run in its conversation"
         )
+    if state.state == "canceled":
+        raise RunOver(
+            f"the run {task_id} is canceled, and nobody goes on with it: begin a new run in its conversation, or "
+            "resume it and say it there"
+        )
+    records = await read_log(event_log.runs, context_id=events[0].context_id) if state.pending else ()
+    later = later_run(task_id, records)
+    if later is not None:
+        raise RunOver(
+            f"the later run {later.task_id} has dropped its question, and nobody goes on with the run {task_id}: begin "
+            "a new run in its conversation"
+        )
+    mailbox = _mailbox(event_log, "run.say(...) goes")
     # By its id a message is known that was sent twice, since nobody heard that it had arrived.
     named = [
         message if message.message_id is not None else message.model_copy(update={"message_id": f"said:{new_id()}"})

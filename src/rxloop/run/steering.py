@@ -163,7 +163,7 @@ def _observable(attempt: Attempt, source: AsyncIterable[Any]) -> Observable[Any]
 def _steer(attempt: Attempt, item: Any) -> None:
     steer = item if isinstance(item, Steer) else Steer(item)
     try:
-        say(attempt, as_messages(steer.message), interrupt=steer.interrupt)
+        say(attempt, as_messages(steer.message, "the message"), interrupt=steer.interrupt)
     except RunOver as error:
         log.warning("a message of steering= came too late: %s", error)
     except Exception as error:
