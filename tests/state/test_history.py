@@ -51,14 +51,25 @@ def test_appending_nothing_gives_the_same_version() -> None:
 
 
 def test_appending_to_the_newest_version_copies_nothing() -> None:
-    history = History()
+    history = History([message("0")])
     stores = {id(history._items)}
-    for number in range(100):
+    for number in range(1, 100):
         history = history.append(message(str(number)))
         stores.add(id(history._items))
 
     assert len(stores) == 1
     assert len(history) == 100
+
+
+def test_an_empty_version_that_many_begin_with_keeps_nothing_of_them() -> None:
+    history, ledger = History(), Ledger[str, int]()
+    history.append(message("a"))
+    history.append_stored([Stored(b"", lambda data: [message("b")], 1, 1, 0, ())])
+    ledger.add("a", 1)
+    ledger.add_all([("b", 2)])
+
+    assert history._items == []
+    assert ledger._store == {}
 
 
 def test_the_size_is_the_same_however_it_was_reached() -> None:

@@ -31,7 +31,7 @@ from rxloop.protocol.settings import Limits
 from rxloop.state.batch import NEVER_BEGAN
 from rxloop.state.history import Ledger
 from rxloop.state.limits import check_limits
-from rxloop.state.run_state import RunState, fold, fold_all
+from rxloop.state.run_state import NO_RUN, RunState, fold, fold_all
 
 
 def task(*texts: str, **fields: Any) -> TaskEvent:
@@ -85,6 +85,16 @@ def well_formed(state: RunState) -> bool:
         else:
             due = [call.id for call in message.tool_calls]
     return not due
+
+
+def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
+    events = [task(), complete("", called(id="c")), answered(), ThoughtStreamEvent(thought_id="t", content="hm")]
+    state = fold_all(events)
+
+    assert len(state.messages) == 3
+    assert (*state.calls, *state.thoughts) == ("c", "t")
+    assert RunState() == NO_RUN
+    assert (NO_RUN.messages._items, NO_RUN.calls._store, NO_RUN.thoughts._store) == ([], {}, {})
 
 
 def test_a_task_opens_the_history_and_an_answer_ends_it() -> None:

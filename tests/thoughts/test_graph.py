@@ -53,6 +53,12 @@ def test_an_empty_graph_works_everywhere() -> None:
     assert orjson.loads(graph.to_json()) == {"nodes": [], "edges": []}
 
 
+def test_an_empty_graph_that_many_begin_with_keeps_nothing_of_them() -> None:
+    empty = ThoughtGraph()
+    assert len(empty.add(thought("a"))) == 1
+    assert empty._store.nodes == []
+
+
 def test_the_tree_shows_thoughts_below_what_they_follow_from_and_calls_below_thoughts() -> None:
     events = [
         message("t", "oslo", "bergen"),
@@ -168,10 +174,10 @@ def test_an_event_that_adds_nothing_gives_the_same_graph() -> None:
 
 
 def test_live_folding_shares_what_was_there() -> None:
-    versions = [ThoughtGraph()]
-    for n in range(2000):
+    versions = [ThoughtGraph(), ThoughtGraph.of([thought("t0")])]
+    for n in range(1, 2000):
         versions.append(versions[-1].add(thought(f"t{n}", f"t{n - 1}")))
-    assert len({id(version._store) for version in versions}) == 1
+    assert len({id(version._store) for version in versions[1:]}) == 1
     assert len(versions[7]) == 7
     assert len(versions[-1].chains()[0]) == 2000
     assert versions[-1].tree(width=1).count("\n") == 1999

@@ -104,6 +104,10 @@ class EarlierAttempts:
             self._remade[key] -= 1
 
 
+NO_ATTEMPTS = EarlierAttempts()
+"""Those of every new run."""
+
+
 def _remade_by(event: Event) -> tuple[str | None, ...] | None:
     """What tells the events apart that a strategy makes once more; None for an event that only comes if it is new.
 

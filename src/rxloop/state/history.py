@@ -1,7 +1,8 @@
 """Append-only collections whose older versions stay valid: what makes a fold pure and an append cheap.
 
 Versions share one store, and each knows how much of it is its own. Appending to the newest version extends the store;
-appending to an older one copies it first. So a fold that goes forward costs what is new.
+appending to an older one copies it first. So a fold that goes forward costs what is new. An empty version gives its
+store to nobody: many runs begin with the same one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class History(Sequence[Message]):
         if not messages:
             return self
         longer = History.__new__(History)
-        items = self._items if len(self._items) == self._length else self._items[: self._length]
+        items = self._items if 0 < self._length == len(self._items) else self._items[: self._length]
         items.extend(messages)
         longer._items = items
         longer._length = len(items)
@@ -74,7 +75,7 @@ class History(Sequence[Message]):
 
     def append_stored(self, stored: Iterable[Stored]) -> History:
         """Make the history with these messages after it, none of which is read now; this one stays as it is."""
-        items = self._items if len(self._items) == self._length else self._items[: self._length]
+        items = self._items if 0 < self._length == len(self._items) else self._items[: self._length]
         size, newest_user, pinned = self.size, self.newest_user, list(self.pinned)
         for chunk in stored:
             first = len(items)
@@ -176,7 +177,7 @@ class Ledger(Mapping[K, V], Generic[K, V]):
             return self
         longer = object.__new__(type(self))
         store = self._store
-        if len(store) != self._length:
+        if not 0 < self._length == len(store):
             store = {key: entry for key, entry in store.items() if entry[0] < self._length}
         store[key] = (self._length, value)
         longer._store = store
@@ -186,7 +187,7 @@ class Ledger(Mapping[K, V], Generic[K, V]):
     def add_all(self, entries: Iterable[tuple[K, V]]) -> Ledger[K, V]:
         """Make the ledger with these entries; this one stays as it is."""
         store, length = self._store, self._length
-        if len(store) != length:
+        if not 0 < length == len(store):
             store = {key: entry for key, entry in store.items() if entry[0] < length}
         for key, value in entries:
             if key not in store:

@@ -197,6 +197,11 @@ def _made_of(fields: dict[str, Any]) -> RunState:
     return state
 
 
+# A dict that grew by one attribute after the other has room for twice as many, and so has each copy of it.
+NO_RUN = _made_of({**vars(RunState())})
+"""The state before the first event, which all runs share."""
+
+
 def fold(state: RunState, event: Event) -> RunState:
     """Fold one more event of its line into a state."""
     if not event.durable:
@@ -245,7 +250,7 @@ def fold_all(
         state: Where they begin.
         born: Filled with the state in which each branch began.
     """
-    state = state or RunState()
+    state = state or NO_RUN
     for event in events:
         if event.branch is None:
             state = fold(state, event)
@@ -264,7 +269,7 @@ def left_to_the_next(state: RunState) -> History:
 
 def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     # What was compressed of the history stays compressed, since it only grows.
-    fresh = RunState(
+    fresh = NO_RUN.changed(
         seq=event.seq,
         attempt=event.attempt,
         tries=1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from heapq import merge
@@ -108,10 +107,12 @@ class Hub:
         self.trimmed = 0
         """Durable events that are not retained any more."""
         self._retain_open = retain_open
-        self._durable: deque[Event] = deque(maxlen=retain)
+        self._retain = retain
+        # No deques: an empty one takes 600 bytes in each run.
+        self._durable: list[Event] = []
         self._open: dict[Key, _Transient] = {}
         self._observers: tuple[abc.ObserverBase[Event], ...] = ()
-        self._waiting: deque[Event | None] = deque()
+        self._waiting: list[Event | None] = []
         self._delivering = False
         self._completed = False
         self._error: Exception | None = None
@@ -173,7 +174,7 @@ class Hub:
 
     def _deliver_waiting(self) -> None:
         while self._waiting:
-            following = self._waiting.popleft()
+            following = self._waiting.pop(0)
             if following is None:
                 self._finish()
             else:
@@ -202,9 +203,10 @@ class Hub:
         del kept.past[:places]
 
     def _keep(self, event: Event) -> None:
-        if len(self._durable) == self._durable.maxlen:
-            self.trimmed += 1
         self._durable.append(event)
+        if len(self._durable) > self._retain:
+            del self._durable[0]
+            self.trimmed += 1
         if self._open:
             self._close(event)
 
@@ -277,7 +279,7 @@ class Hub:
     def _replay(self, observer: abc.ObserverBase[Event]) -> None:
         if self.trimmed:
             observer.on_next(self._gap())
-        for event in merge(list(self._durable), *(list(kept.events()) for kept in self._open.values()), key=_order):
+        for event in merge(self._durable.copy(), *(list(kept.events()) for kept in self._open.values()), key=_order):
             observer.on_next(event)
 
     def _gap(self) -> GapEvent:

@@ -103,7 +103,8 @@ class ThoughtGraph:
 
     def _with(self, nodes: list[Node], event: Event) -> ThoughtGraph:
         store = self._store
-        if len(store.nodes) != self._length:
+        # That of an empty one, with which many runs begin, stays empty.
+        if not 0 < self._length == len(store.nodes):
             store = _Store()
             for place, node in enumerate(self._store.nodes[: self._length]):
                 _append(store, node, self._store.messages[place], self._store.conversations[place])
