@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,7 +12,19 @@ import pytest
 
 from machines import MachineLog, Shared
 from run_checks import nothing_left
-from rxloop import Agent, CustomEvent, Event, MemoryEventLog, RunContext, RunRecord, Runtime, follow, op, tool
+from rxloop import (
+    Agent,
+    CustomEvent,
+    Event,
+    MemoryEventLog,
+    RunContext,
+    RunRecord,
+    Runtime,
+    SqliteEventLog,
+    follow,
+    op,
+    tool,
+)
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError, UnknownRun
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
@@ -500,3 +513,16 @@ def test_a_run_that_was_cancelled_gets_no_deps_any_more(log: MemoryEventLog) -> 
 
     with virtual_time() as time:
         time.run(main())
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+async def test_a_run_that_got_its_answer_where_no_runtime_is_goes_on(tmp_path: Path, in_file: bool) -> None:
+    log = SqliteEventLog(tmp_path / "log.db") if in_file else MemoryEventLog()
+    asks = agent(call("pay", amount=5), "Paid.", tools=[pay]).with_log(log).named("a")
+    result = await asks.run("Pay")
+    await asks.answer(result.task_id, {result.pending[0].input_id: True})  # and then this process is gone
+    async with Runtime({"a": asks}, log=log) as runtime:
+        await runtime.follow(result.task_id)
+        assert (await runtime.record(result.task_id)).state == "completed"
+    assert await log.orphans() == []
+    await log.aclose()

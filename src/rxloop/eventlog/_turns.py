@@ -165,12 +165,32 @@ class Turns:
         return True
 
 
+_TAKEN = """
+    SELECT ifnull(max(CASE WHEN json_valid(CAST(json AS TEXT))
+        THEN json_extract(CAST(json AS TEXT), '$.metadata.mail_id') END), 0)
+    FROM events WHERE run = runs.number AND sub = 0
+"""
+"""The number of the last letter that a run has taken."""
+_MAILED = f"""
+    SELECT number FROM runs
+    WHERE state IN ('input-required', 'auth-required') AND state NOT IN ('completed', 'failed') AND at_rest = 1
+    AND EXISTS (
+        SELECT 1 FROM mail WHERE run = runs.number AND CASE WHEN json_valid(CAST(json AS TEXT))
+            THEN json_extract(CAST(json AS TEXT), '$.kind') <> 'say' END
+        AND +mail.number > ({_TAKEN})
+    )
+"""
+# The plus: as a range of the index, what was taken would be looked for without any mail, too.
+"""The runs that wait, and have a letter that brings them on, such as an answer."""
+
+
 def orphans(connection: sqlite3.Connection, submitted_before: float) -> list[RunRecord]:
-    """The runs under way without a living holder, and those that were submitted long ago."""
+    """The runs to go on with that have no living holder, and those that were submitted long ago."""
     rows = connection.execute(
         f"SELECT {_LIFE}, {RECORD} FROM runs LEFT JOIN turns USING (context_id, task_id)"
         " LEFT JOIN holders USING (holder)"
-        " WHERE at_rest = 0 AND (state <> 'submitted' OR created <= ?) ORDER BY number",
+        " WHERE number IN (SELECT number FROM runs WHERE at_rest = 0 AND (state <> 'submitted' OR created <= ?)"
+        f" UNION ALL {_MAILED}) ORDER BY number",
         (round((time.time() - submitted_before) * 1000),),
     ).fetchall()
     # After the beats were read, none of which can be later then.

@@ -182,7 +182,7 @@ class MemoryEventLog:
         return [
             run.record()
             for run in self._runs.values()
-            if not run.at_rest
+            if (not run.at_rest or run.mailed)
             and not await self.has_turn(run.context_id, run.task_id)
             and (run.state != "submitted" or run.events[0].timestamp <= before)
         ]
@@ -324,6 +324,14 @@ class _Run:
         """Whether the last attempt is over. The end of a nested agent's run is not the end of this one."""
         last = self.events[-1]
         return ends_attempt(last)
+
+    @property
+    def mailed(self) -> bool:
+        """Whether it waits, and has a letter that brings it on, such as an answer."""
+        if not self.mail or self.state not in ("input-required", "auth-required"):
+            return False
+        taken = max((event.metadata.get("mail_id", 0) for event in self.events if event.metadata), default=0)
+        return any(number > taken and letter.kind != "say" for number, letter in self.mail)
 
     async def grown(self) -> None:
         """Wait for the next batch."""

@@ -229,7 +229,8 @@ class TakesTurns(Protocol):
     async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
         """List the runs that wait for somebody to go on with them, in the order in which the log got them.
 
-        They are under way, and no living holder has a turn for them; or they were submitted, and nobody began them.
+        No living holder has a turn for them. They are under way; or they were submitted, and nobody began them; or they
+        wait, and there is a letter for them that they have not taken, and that is an answer or a cancel.
 
         Args:
             submitted_before: Seconds that a submitted run is left to those who were told of it.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rxloop.pipeline.logs import EventLog, TakesTurns
+from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
+from rxloop.protocol.mail import AnswerMail, SayMail
+from rxloop.protocol.messages import Message
 from rxloop.testing.event_log_contract._tools import (
     ENDS,
     Check,
@@ -87,6 +89,25 @@ async def an_orphan_is_under_way_and_has_no_turn(make_log: MakeLog) -> None:
         await _give_all_back(log, c="later")
 
 
+async def a_run_that_waits_is_an_orphan_once_it_has_an_answer(make_log: MakeLog) -> None:
+    """Until it has taken it; what is said to it waits for the answer, too."""
+    async with new_log(make_log) as log:
+        if not (isinstance(log, TakesTurns) and isinstance(log, Mailbox)):
+            return
+        await log.append("run", [*begun("run"), end(3, "input-required")], expected_seq=0)
+        await log.append("over", [*begun("over"), end(3, "completed")], expected_seq=0)
+        await log.send("run", SayMail(messages=[Message(role="user", content="Hello?")]))
+        equal(ids(await log.orphans()), [])
+
+        number = await log.send("run", AnswerMail(inputs={"1": True}))
+        await log.send("over", AnswerMail(inputs={"1": True}))
+        equal(ids(await log.orphans()), ["run"])
+
+        taken = note(4).model_copy(update={"metadata": {"mail_id": number}})
+        await log.append("run", [taken, end(5, "input-required")], expected_seq=3)
+        equal(ids(await log.orphans()), [])
+
+
 async def a_submitted_run_is_an_orphan_after_a_while(make_log: MakeLog) -> None:
     """Until then it is left to those who were told of it."""
     async with new_log(make_log) as log:
@@ -140,6 +161,7 @@ CHECKS: tuple[Check, ...] = (
     a_turn_is_given_back_by_the_run_that_has_it,
     the_run_that_has_the_turn_is_written_and_so_is_one_for_which_nobody_has_it,
     an_orphan_is_under_way_and_has_no_turn,
+    a_run_that_waits_is_an_orphan_once_it_has_an_answer,
     a_submitted_run_is_an_orphan_after_a_while,
 )
 SHARED: tuple[SharedCheck, ...] = (a_turn_is_seen_from_elsewhere,)
