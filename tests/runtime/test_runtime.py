@@ -526,3 +526,24 @@ async def test_a_run_that_got_its_answer_where_no_runtime_is_goes_on(tmp_path: P
         assert (await runtime.record(result.task_id)).state == "completed"
     assert await log.orphans() == []
     await log.aclose()
+
+
+async def test_a_start_that_was_cancelled_in_the_middle_is_made_good_by_the_next_one_with_its_key() -> None:
+    submitted = asyncio.Event()
+
+    class Slow(MemoryEventLog):
+        async def record(self, task_id: str) -> RunRecord:
+            submitted.set()
+            await asyncio.sleep(0)
+            return await super().record(task_id)
+
+    log = Slow()
+    async with Runtime({"a": agent("x")}, log=log) as runtime:
+        starting = asyncio.create_task(runtime.start("a", "Hi", key="k"))
+        await submitted.wait()
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert [record.state for record in await log.runs()] == ["submitted"]
+
+        await runtime.follow((await runtime.start("a", "Hi", key="k")).task_id)
+        assert [record.state for record in await log.runs()] == ["completed"]

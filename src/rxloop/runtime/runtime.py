@@ -157,8 +157,11 @@ class Runtime:
         except RunExists:
             if task_id is None:
                 raise
-            # Whoever drives it goes on; if nobody does, it is taken up as what a process has left.
-            return await self.record(task_id)
+            record = await self.record(task_id)
+            if record.state != "submitted":
+                # Whoever drives it goes on; if nobody does, it is taken up as what a process has left.
+                return record
+        # One that is submitted already may be left by a call that was cancelled in the middle.
         self._drive(record.task_id, agent)
         return record
 
