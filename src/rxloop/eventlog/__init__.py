@@ -1,4 +1,4 @@
-"""Where the durable events of runs are kept: in memory, in SQLite."""
+"""Where the durable events of runs and thinking sessions are kept: in memory, in SQLite."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,1 +1,1 @@
-"""What travels in the loop, and the seams: requests, RunContext, Provider, Tool, EventLog, Compressor, Workspace."""
+"""Requests, RunContext, and the seams: Provider, Tool, ToolProvider, EventLog, SessionStore, Compressor, Workspace."""

@@ -1,1 +1,1 @@
-"""What is on the stream: messages, events, their envelope, and their JSON."""
+"""What is on the stream: messages, events (`run_events.py`, `step_events.py`), their envelope, and their JSON."""

@@ -1,4 +1,4 @@
-"""Models: the wires to vendors, transports, and retry, fallback, hedge, limits around them; a scripted model."""
+"""Models: one wire so far (OpenAI's chat; native ones planned), transports, retry, fallback, hedge, limits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One attempt of a run, from its start or resume to its end: handle, ownership, life cycle, result, fork."""
+"""One attempt of a run, from start to end: handle, result, fork; what is asked of runs by id (settle, say); batches."""

@@ -1,1 +1,1 @@
-"""Many runs by id: turns, messages, cancelling, batches; what outlives a request."""
+"""Many runs by id: starting, following and taking them up again; experiments (`experiments/`)."""
