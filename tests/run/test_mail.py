@@ -9,13 +9,22 @@ import pytest
 
 from machines import Machine, Machines, two_machines
 from run_checks import finals, nothing_left, settled, until
-from rxloop import ConflictError, InputReceivedEvent, Message, MessageAddedEvent, RunCancelled, Steer
+from rxloop import (
+    Agent,
+    ConflictError,
+    InputReceivedEvent,
+    MemoryEventLog,
+    Message,
+    MessageAddedEvent,
+    RunCancelled,
+    Steer,
+)
 from rxloop.errors import ConfigurationError, InvalidInput, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
-from rxloop.protocol.mail import AnswerMail, CancelMail, SayMail
+from rxloop.protocol.mail import AnswerMail, CancelMail, Mail, SayMail
 from rxloop.run import by_id
 from rxloop.state.run_state import fold_all
-from rxloop.testing import call, frames, virtual_time
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
 
 @pytest.fixture
@@ -342,3 +351,16 @@ def test_mail_that_comes_while_a_run_is_taken_up_is_taken(machines: Machines) ->
                 await b.agent(frames("-never")).resume(task_id)
 
         time.run(main())
+
+
+async def test_who_speaks_to_a_run_that_ends_meanwhile_is_told() -> None:
+    class Log(MemoryEventLog):
+        async def send(self, task_id: str, mail: Mail) -> int:
+            await agent.settle(task_id)
+            return await super().send(task_id, mail)
+
+    log = Log()
+    agent = Agent(ScriptedModel("Done."), log=log)
+    record = await agent.submit("Go")
+    with pytest.raises(RunOver, match="came to its end meanwhile"):
+        await agent.say(record.task_id, "And more")

@@ -15,7 +15,7 @@ from rxloop.protocol.messages import Message
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
 from rxloop.run.inputs import check_not_let_go, later_run, new_answers
-from rxloop.run.letters import take
+from rxloop.run.letters import take, unheard
 from rxloop.run.settling import over_or_later
 from rxloop.state.conversation import read_log
 from rxloop.state.run_state import RunState, fold_all
@@ -133,7 +133,13 @@ async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *,
         message if message.message_id is not None else message.model_copy(update={"message_id": f"said:{new_id()}"})
         for message in messages
     ]
-    await read_log(mailbox.send, task_id, SayMail(messages=named, interrupt=interrupt))
+    letter = SayMail(messages=named, interrupt=interrupt)
+    await read_log(mailbox.send, task_id, letter)
+    state = await _state(event_log, task_id)
+    if state.finished and unheard(state, letter):
+        raise RunOver(
+            f"the run {task_id} came to its end meanwhile, and was not told: begin a new run in its conversation"
+        )
 
 
 def _mailbox(event_log: EventLog, other: str) -> Mailbox:
