@@ -1,4 +1,4 @@
-"""`rxloop eval`: carry out an experiment, show what came of it, and compare it with an earlier report."""
+"""`rxloop eval`: carry out an experiment, show its report, and compare that with an earlier one."""
 
 from __future__ import annotations
 

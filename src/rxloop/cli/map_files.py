@@ -158,7 +158,7 @@ class Output:
             self._out.close()
 
     def write(self, outcome: Outcome[Line, Any]) -> None:
-        """Write what came of a line; a reader of the file sees it at once."""
+        """Write the outcome of a line; a reader of the file sees it at once."""
         assert self._out is not None
         self._out.write(to_json(_told(outcome), fallback=str) + b"\n")
         self._out.flush()

@@ -139,9 +139,12 @@ class Run(Pipes[AnyEvent], Generic[O]):
     def text(self) -> Stream[str]:
         """The text of the answer, as it streams.
 
+        An answer that `say(..., interrupt=True)` has cut off is followed by the new one; `events` shows where: a
+        `content-complete` with the finish reason `interrupted` comes between them.
+
         Raises:
-            LimitReached: Behind the last piece, if a limit ended the run.
-            RunError: Behind the last piece, if the run failed. A cancelled one just ends.
+            LimitReached: After the last piece, if a limit ended the run.
+            RunError: After the last piece, if the run failed. A cancelled one just ends.
         """
         return self.pipe(text(), or_failure(self._attempt))
 
@@ -269,7 +272,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
     def say(self, message: str | Message | Sequence[Message | str], *, interrupt: bool = False) -> None:
         """Say something to the model while the run goes on; from any thread, from tools and from readers.
 
-        It enters the history at once; where the model is writing, or tools are running, behind that message and the
+        It enters the history at once; where the model is writing, or tools are running, after that message and the
         results of all its calls. A model that has just answered, or is answering, is asked once more, as long as the
         limits of the run allow it. What is said before the run begins follows its prompt.
 

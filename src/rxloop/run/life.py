@@ -137,7 +137,7 @@ class Life:
         self.thread = self.scheduler.thread
 
     def limit(self, seconds: float | None, *, anew: bool = False) -> None:
-        """End the attempt so many seconds after it was started; None for no limit. It replaces the one before.
+        """End the attempt this many seconds after it was started; None for no limit. It replaces the one before.
 
         Args:
             seconds: The limit.

@@ -106,7 +106,7 @@ async def _stop(attempt: Attempt) -> None:
 
 
 async def _see_off(attempt: Attempt, grace: float) -> None:
-    """Wait until no tool is at work whose call cannot be made again, for so many seconds at most."""
+    """Wait until no tool is at work whose call cannot be made again, for `grace` seconds at most."""
     if not grace or not attempt.at_work:
         return
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -64,7 +64,8 @@ class Options(TypedDict, total=False):
     awaitable of it. What blocks, such as `input()`, belongs in `asyncio.to_thread`."""
     steering: Steering | None
     """Messages that steer the run, each as by `run.say`: an Observable or an async iterable of texts, messages or
-    `Steer`. It is subscribed when the run begins and disposed when it ends; its error ends the run."""
+    `Steer`. The source is subscribed to when the run begins and disposed of when it ends; its
+    error ends the run."""
     metadata: dict[str, Any] | None
 
 

@@ -147,7 +147,7 @@ class RunState:
 
     @property
     def retryable(self) -> bool:
-        """Whether the run failed by something that may pass, so that it can be resumed."""
+        """Whether the run failed with a transient error, so that it can be resumed."""
         return self.state == "failed" and self.error is not None and self.error.retryable
 
     def new_thought_id(self) -> str:

@@ -173,7 +173,7 @@ class StrategyRun:
             branch: The line; what goes on side by side needs lines of its own. By default there is one, named for the
                 strategy. The model calls of a line are its steps 1, 2 and so on: those of `tot/1` are `tot/1/1` ...
             tools: Whether the model may call the agent's tools; it is then asked until it calls none any more.
-            times: At most so many times, where it may call tools.
+            times: At most this many times, where it may call tools.
             settings: Over those of the run.
             said: Called with each message when it is complete, before its tools are called.
 
