@@ -10,7 +10,9 @@ from rxloop.errors import ConfigurationError, ConflictError, Paused
 from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.requests import Operator, RunRequest
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.frozen import EMPTY_DICT
 from rxloop.protocol.messages import Message
+from rxloop.protocol.unchecked import unchecked
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import run_exists
 from rxloop.run.life import CLOSING
@@ -19,6 +21,8 @@ from rxloop.stream.bridges import emit
 from rxloop.stream.connect import connect
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scheduler import RunScheduler
+
+_status = unchecked(StatusUpdateEvent)
 
 
 async def announce(attempt: Attempt) -> None:
@@ -55,8 +59,8 @@ def _first_events(attempt: Attempt) -> Iterator[Event]:
     if not attempt.recorder.begun:
         yield task_event(attempt)
     after = attempt.state().seq if resumed else None
-    metadata = {MAIL_ID: attempt.passed} if attempt.passed else {}
-    yield StatusUpdateEvent(state="working", resumed=resumed, after_seq=after, metadata=metadata)
+    metadata = {MAIL_ID: attempt.passed} if attempt.passed else EMPTY_DICT
+    yield _status(state="working", resumed=resumed, after_seq=after, metadata=metadata)
     yield from attempt.news
 
 

@@ -15,6 +15,7 @@ from rxloop.errors import (
 )
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, ends_attempt
 from rxloop.protocol.messages import ErrorInfo
+from rxloop.protocol.unchecked import unchecked
 from rxloop.run.life import Canceled, End, Released
 from rxloop.run.spec import RunSpec
 from rxloop.state.limits import LimitHit
@@ -22,6 +23,7 @@ from rxloop.state.run_state import MAIL_ID, RunState
 from rxloop.stream.foreign_errors import raiser
 
 _NEVER_BEGAN = Canceled("released before it began")
+_status = unchecked(StatusUpdateEvent)
 
 
 def final_event(state: RunState, end: Exception | Canceled | None) -> StatusUpdateEvent:
@@ -77,7 +79,7 @@ def run_exists(task_id: str, where: str) -> RunExists:
 
 
 def _final(state: RunState, outcome: State, reason: str | None, error: ErrorInfo | None) -> StatusUpdateEvent:
-    return StatusUpdateEvent(
+    return _status(
         state=outcome,
         final=True,
         reason=reason,
