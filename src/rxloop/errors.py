@@ -186,7 +186,7 @@ class ContextBusy(RxloopError):
 
 
 class RunOver(RxloopError):
-    """Something was to be said to a run whose end is decided: it came too late, and was not said."""
+    """Something was to be said to a run whose end is decided, or that nobody goes on with: it was not said."""
 
 
 class ProviderError(RxloopError):
