@@ -305,6 +305,43 @@ async def test_nothing_can_be_said_to_a_run_that_is_over(machines: Machines) -> 
         await a.agent().say(run.task_id, Message(role="assistant", content="I said"))
 
 
+def test_a_message_that_comes_while_the_end_is_being_written_is_refused_and_not_lost(machines: Machines) -> None:
+    a, b = machines
+    append = a.log.append
+
+    async def slow(task_id: str, events: Any, **options: Any) -> None:
+        if events[-1].kind == "status-update" and events[-1].final:
+            await asyncio.sleep(1)
+        await append(task_id, events, **options)
+
+    a.log.append = slow  # type: ignore[method-assign]
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = a.agent("done").run("Go").start()
+            await asyncio.sleep(0.5)
+            with pytest.raises(RunOver, match="came to its end meanwhile"):
+                await b.agent().say(run.task_id, "Wait")
+            assert (await run).output == "done"
+
+        time.run(main())
+
+
+def test_a_message_is_taken_when_say_returns(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            run = a.agent(call("work"), "done").run("Go").start()
+            await asyncio.sleep(1)
+            await b.agent().say(run.task_id, "Quick")
+            assert [event.kind for event in await a.log.read(run.task_id)][-1] == "message-added"
+            assert time.now < 1.5
+            await run
+
+        time.run(main())
+
+
 async def test_nothing_can_be_said_to_a_run_that_was_cancelled_until_it_is_resumed(machines: Machines) -> None:
     a, _ = machines
     task_id = await waiting(a)

@@ -198,7 +198,7 @@ class RunsById(Generic[D, O]):
         """Say something to a run that this process does not hold; durable when it returns.
 
         The message enters the history of the run, after the tool calls that are open. One that goes on takes it at
-        once, and any other with its next attempt; a run that ends at this very moment may not take it any more.
+        once, and any other with its next attempt.
 
         Args:
             task_id: The run.
@@ -206,7 +206,8 @@ class RunsById(Generic[D, O]):
             interrupt: Cut off the answer that is being written.
 
         Raises:
-            RunOver: The run is over, was cancelled, or waits for an answer that a later run has made void.
+            RunOver: The run is over, came to its end before it took the message, was cancelled, or waits for an answer
+                that a later run has made void.
             UnknownRun: The log does not have it.
             ConfigurationError: The agent has no log, or one without mail, or there is nothing to say.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RunOver
@@ -19,6 +20,9 @@ from rxloop.run.letters import take, unheard
 from rxloop.run.settling import over_or_later
 from rxloop.state.conversation import read_log
 from rxloop.state.run_state import RunState, fold_all
+
+_HEARD_IN = 2.0
+"""Seconds in which a message is taken, as a rule: it is durable anyway, and its sender need not wait for ever."""
 
 
 async def cancel(event_log: EventLog, task_id: str, reason: str, close: Callable[[], Run[Any]]) -> None:
@@ -134,12 +138,25 @@ async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *,
         for message in messages
     ]
     letter = SayMail(messages=named, interrupt=interrupt)
-    await read_log(mailbox.send, task_id, letter)
+    number = await read_log(mailbox.send, task_id, letter)
     state = await _state(event_log, task_id)
+    if state.mail < number and await _goes_on(event_log, task_id, state):
+        # Whoever goes on with the run takes it at once, unless its end is decided and not yet in the log.
+        await _heard(event_log, task_id, state.seq, number)
+        state = await _state(event_log, task_id)
     if state.finished and unheard(state, letter):
         raise RunOver(
             f"the run {task_id} came to its end meanwhile, and was not told: begin a new run in its conversation"
         )
+
+
+async def _heard(event_log: EventLog, task_id: str, after_seq: int, number: int) -> None:
+    """Wait until a run has taken a letter, or comes to rest; one that waits behind an answer takes longer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_HEARD_IN):
+            async for event in event_log.follow(task_id, after_seq=after_seq):
+                if event.metadata.get("mail_id", 0) >= number:
+                    return
 
 
 def _mailbox(event_log: EventLog, other: str) -> Mailbox:
