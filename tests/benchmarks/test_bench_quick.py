@@ -40,8 +40,10 @@ def added(report: dict[str, Any], kind: str, work: str) -> tuple[int, Counts]:
 def test_a_token_copies_validates_encodes_schedules_and_locks_nothing(report: dict[str, Any], work: str) -> None:
     tokens, more = added(report, "tokens", work)
 
-    for name in ("copies", "validations", "serialisations", "tasks", "ids", "subscriptions"):
+    for name in ("copies", "validations", "tasks", "ids", "subscriptions"):
         assert (name, more[name]) == (name, 0)
+    # A few events of a run may be written by the thread of the log, in which nothing is counted.
+    assert abs(more["serialisations"]) <= (tokens / 16 if work == "logged" else 0)
     # The flusher of a log, and a read of the socket, take a lock or a timer of their own, for very many tokens at once.
     assert more["locks"] <= tokens / 16
     assert more["timers"] <= tokens / 16

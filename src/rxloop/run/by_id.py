@@ -6,14 +6,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Generic, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.run_context import D
-from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.messages import Prompt, as_messages
 from rxloop.run.arguments import as_said, check_deps, check_history, check_names, check_options
@@ -25,6 +24,9 @@ from rxloop.run.ids import new_id
 from rxloop.run.options import Options, ResumeOptions, RunOptions, WhenBusy
 from rxloop.run.ownership import alive
 from rxloop.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.values import RunRecord
 
 O = TypeVar("O", default=str)  # noqa: E741
 
