@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from rxloop.errors import UnknownRun as UnknownRun
     from rxloop.errors import UnknownSession as UnknownSession
     from rxloop.eventlog import MemoryEventLog as MemoryEventLog
-    from rxloop.eventlog.sessions import SqliteSessionStore as SqliteSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog as SqliteEventLog
+    from rxloop.eventlog.sqlite_sessions import SqliteSessionStore as SqliteSessionStore
     from rxloop.pipeline.logs import EventLog as EventLog
     from rxloop.pipeline.requests import IterationEnd as IterationEnd
     from rxloop.pipeline.requests import ModelRequest as ModelRequest

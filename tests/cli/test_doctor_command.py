@@ -14,7 +14,7 @@ from commands import Place
 from rxloop.cli.finding import Grade
 from rxloop.cli.installed import fits
 from rxloop.cli.network import _answered
-from rxloop.eventlog import _database
+from rxloop.eventlog._sqlite import database
 from rxloop.providers import PRESETS
 from rxloop.testing import OfflineModel
 
@@ -113,7 +113,7 @@ def test_a_database_of_another_program_is_a_fault_and_stays_as_it_is(place: Plac
 def test_a_database_that_another_process_holds_is_a_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.run("run", "2 + 2")
     monkeypatch.setattr("rxloop.cli.store.BUSY_SECONDS", 0.05)
-    assert _database.BUSY_SECONDS > 0.05
+    assert database.BUSY_SECONDS > 0.05
     with closing(sqlite3.connect(place.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert "database is locked" in place.run("doctor", code=1).stdout

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rxloop import Agent, EventLogError, RunError, SqliteEventLog, SqliteSessionStore, tool
-from rxloop.eventlog import _file
+from rxloop.eventlog._sqlite import file as open_file
 from rxloop.pipeline.values import SessionChange, SessionRecord
 from rxloop.protocol.events import CustomEvent, Event, TaskEvent
 from rxloop.protocol.messages import Message
@@ -172,7 +172,7 @@ async def test_writers_that_come_and_go_leave_nothing_in_the_write_ahead_log(pat
 async def test_writers_that_do_not_close_leave_no_more_than_the_limit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_file, "WAL_BYTES", 100_000)
+    monkeypatch.setattr(open_file, "WAL_BYTES", 100_000)
     reader = SqliteEventLog(path)
     await reader.append("run", [task()], expected_seq=0)
     most = 0
@@ -188,7 +188,7 @@ async def test_writers_that_do_not_close_leave_no_more_than_the_limit(
 async def test_a_reader_that_stays_holds_the_write_ahead_log_up_no_longer_than_it_stays(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_file, "WAL_BYTES", 100_000)
+    monkeypatch.setattr(open_file, "WAL_BYTES", 100_000)
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rxloop import EventLogError, SqliteEventLog
-from rxloop.eventlog import _database
+from rxloop.eventlog._sqlite import database
 from rxloop.protocol.events import CustomEvent, Event, TaskEvent
 from rxloop.protocol.mail import CancelMail
 from rxloop.protocol.messages import Message
@@ -44,14 +44,14 @@ def path(tmp_path: Path) -> Path:
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What SQLite is asked from now on."""
     statements: list[str] = []
-    opened = _database._connect  # pyright: ignore[reportPrivateUsage]
+    opened = database._connect  # pyright: ignore[reportPrivateUsage]
 
     def traced(*arguments: Any) -> sqlite3.Connection:
         connection = opened(*arguments)
         connection.set_trace_callback(statements.append)
         return connection
 
-    monkeypatch.setattr(_database, "_connect", traced)
+    monkeypatch.setattr(database, "_connect", traced)
     return statements
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rxloop import EventLogError, SqliteEventLog
-from rxloop.eventlog import _database
+from rxloop.eventlog._sqlite import database
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import ErrorInfo, Message, Usage
@@ -50,9 +50,9 @@ def old_file(path: Path, *runs: tuple[str, int, bytes, bytes]) -> None:
     """A file of the last version before turns: of each run its id, whether it is at rest, and two events."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        for step in _database.SCHEMA[:BEFORE_TURNS]:
+        for step in database.SCHEMA[:BEFORE_TURNS]:
             connection.executescript(step)
-        connection.execute(f"PRAGMA application_id = {_database.APPLICATION_ID}")
+        connection.execute(f"PRAGMA application_id = {database.APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {BEFORE_TURNS}")
         for number, (task_id, at_rest, *events) in enumerate(runs, 1):
             state = "failed" if at_rest else "working"
@@ -99,15 +99,15 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     says = await refused(path)
-    assert f"newer version of rxloop (schema 99; this one knows {len(_database.SCHEMA)})" in says
+    assert f"newer version of rxloop (schema 99; this one knows {len(database.SCHEMA)})" in says
     assert "install" in says
 
 
 async def test_a_file_of_the_first_schema_gets_what_came_since(path: Path) -> None:
     # L93
     with sqlite3.connect(path) as connection:
-        connection.executescript(_database.SCHEMA[0])
-        connection.execute(f"PRAGMA application_id = {_database.APPLICATION_ID}")
+        connection.executescript(database.SCHEMA[0])
+        connection.execute(f"PRAGMA application_id = {database.APPLICATION_ID}")
         connection.execute("PRAGMA user_version = 1")
         connection.execute("INSERT INTO runs VALUES (1, 'run', '', 'helper', 'submitted', 0, 1, 3, 0, 0)")
         for event in (task(task_id="run"), *notes(2, 3)):
@@ -115,7 +115,7 @@ async def test_a_file_of_the_first_schema_gets_what_came_since(path: Path) -> No
     connection.close()
     await written_on(path)
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (len(_database.SCHEMA),)
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(database.SCHEMA),)
         assert connection.execute("SELECT count(*) FROM tool_sessions").fetchone() == (0,)
         assert connection.execute("SELECT writer, seq FROM runs").fetchall() == [("", 4)]
     connection.close()
@@ -124,8 +124,8 @@ async def test_a_file_of_the_first_schema_gets_what_came_since(path: Path) -> No
 async def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # L93
     await written(path)
-    steps = (*_database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE INDEX by_note ON runs (note);")
-    monkeypatch.setattr(_database, "SCHEMA", steps)
+    steps = (*database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE INDEX by_note ON runs (note);")
+    monkeypatch.setattr(database, "SCHEMA", steps)
     await written_on(path)
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (len(steps),)
@@ -141,8 +141,8 @@ async def written_on(path: Path) -> None:
 
 async def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await written(path)
-    steps = (*_database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE TABLE runs (x);")
+    steps = (*database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE TABLE runs (x);")
     with monkeypatch.context() as patch:
-        patch.setattr(_database, "SCHEMA", steps)
+        patch.setattr(database, "SCHEMA", steps)
         assert "already exists" in await refused(path)
     await written_on(path)

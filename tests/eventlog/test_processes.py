@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rxloop.eventlog import _processes
-from rxloop.eventlog._processes import has_died, this_process
+from rxloop.eventlog._sqlite import processes
+from rxloop.eventlog._sqlite.processes import has_died, this_process
 
-NAME = "from rxloop.eventlog._processes import this_process; print(this_process(), flush=True); input()"
+NAME = "from rxloop.eventlog._sqlite.processes import this_process; print(this_process(), flush=True); input()"
 
 LISTED = Path("/proc/self/stat").exists()
 
@@ -74,6 +74,6 @@ def test_a_process_of_another_machine_or_container_is_never_taken_for_dead() -> 
 def test_where_the_system_gives_no_name_nobody_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
     process, name = child()
     end(process)
-    monkeypatch.setattr(_processes, "_machine", lambda: "")
+    monkeypatch.setattr(processes, "_machine", lambda: "")
     assert this_process() == ""
     assert not has_died(name)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, ConfigurationError, ConflictError, EventLogError, Fenced, SqliteEventLog
-from rxloop.eventlog import _database
+from rxloop.eventlog._sqlite import database
 from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.testing import ScriptedModel, call
@@ -95,7 +95,7 @@ def test_an_unknown_fsync_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize(("fsync", "level"), [("normal", 1), ("full", 2)])
 async def test_fsync_is_what_sqlite_is_told(path: Path, fsync: Any, level: int) -> None:
-    connection = _database.connect(path, fsync)
+    connection = database.connect(path, fsync)
     assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
@@ -171,7 +171,7 @@ async def test_those_who_wait_cost_one_question_whether_anybody_has_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements: list[str] = []
-    opened = _database._connect
+    opened = database._connect
 
     def traced(*arguments: Any) -> sqlite3.Connection:
         connection = opened(*arguments)
@@ -179,7 +179,7 @@ async def test_those_who_wait_cost_one_question_whether_anybody_has_written(
         return connection
 
     await written(path)
-    monkeypatch.setattr(_database, "_connect", traced)
+    monkeypatch.setattr(database, "_connect", traced)
     log, other = SqliteEventLog(path), SqliteEventLog(path)
     await other.append("other", [task(task_id="other")], expected_seq=0)
     followers = [asyncio.ensure_future(anext(log.follow("run", after_seq=3))) for _ in range(100)]
@@ -303,7 +303,7 @@ async def test_a_file_that_another_process_holds_is_an_error_after_a_while(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await written(path)
-    monkeypatch.setattr(_database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     log = SqliteEventLog(path)
@@ -431,7 +431,7 @@ async def test_a_file_that_is_there_keeps_its_mode(path: Path) -> None:
 async def test_a_new_file_that_another_process_is_making_is_waited_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    migrate = _database._migrate
+    migrate = database._migrate
     tries: list[sqlite3.Connection] = []
 
     def in_the_middle_of_another_ones(connection: sqlite3.Connection, path: Path) -> None:
@@ -443,7 +443,7 @@ async def test_a_new_file_that_another_process_is_making_is_waited_for(
                 connection.execute("PRAGMA journal_mode = WAL")
         migrate(connection, path)
 
-    monkeypatch.setattr(_database, "_migrate", in_the_middle_of_another_ones)
+    monkeypatch.setattr(database, "_migrate", in_the_middle_of_another_ones)
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     assert len(tries) == 3

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from rxloop import ConfigurationError, Fenced, SqliteEventLog
-from rxloop.eventlog import _turns
+from rxloop.eventlog._sqlite import turns
 from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 
@@ -37,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(_turns, "clock", clock)
+    monkeypatch.setattr(turns, "clock", clock)
     return clock
 
 
@@ -194,14 +194,14 @@ async def test_nobody_is_taken_for_dead_by_one_who_was_kept_waiting_by_a_third(
     first, second = new_log(), new_log()
     assert await first.take_turn("c", "run", nothing)
     await first.append("run", begun(), expected_seq=0)
-    transaction = _turns.transaction
+    transaction = turns.transaction
 
     def held_up(*args: Any, **options: Any) -> Any:
         clock.now += FOREVER
         return transaction(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_turns, "transaction", held_up)
+        patch.setattr(turns, "transaction", held_up)
         assert not await second.take_turn("c", "run", nothing)
     assert await second.take_turn("c", "run", nothing)
 
@@ -344,7 +344,7 @@ async def test_the_turn_of_a_process_that_was_killed_is_free_at_once_or_after_it
     path: Path, lease: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if lease == LEASE:
-        monkeypatch.setattr(_turns, "has_died", lambda process: False)
+        monkeypatch.setattr(turns, "has_died", lambda process: False)
     log = SqliteEventLog(path, lease=FOREVER)
     async with holder(path, lease) as other:
         assert not await log.take_turn("c", "run", nothing)

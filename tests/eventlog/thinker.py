@@ -9,7 +9,7 @@ import sqlite3
 import sys
 
 from rxloop import SessionChange, SqliteSessionStore, ThinkingSessions
-from rxloop.eventlog import sessions as module
+from rxloop.eventlog import sqlite_sessions as module
 
 
 def die_in_the_next_commit() -> None:

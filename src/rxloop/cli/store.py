@@ -12,7 +12,7 @@ import platformdirs
 
 from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.eventlog import SqliteEventLog
-from rxloop.eventlog._database import BUSY_SECONDS, errors_of
+from rxloop.eventlog._sqlite.database import BUSY_SECONDS, errors_of
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import TaskEvent

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from rxloop.eventlog.memory import MemoryEventLog
 
 if TYPE_CHECKING:
-    from rxloop.eventlog.sessions import SqliteSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog
+    from rxloop.eventlog.sqlite_sessions import SqliteSessionStore
 
 __all__ = ["MemoryEventLog", "SqliteEventLog", "SqliteSessionStore"]
 
 # Not before they are asked for: most programs that import rxloop have no use for SQLite and its threads.
-_LATER = {"SqliteEventLog": "rxloop.eventlog.sqlite", "SqliteSessionStore": "rxloop.eventlog.sessions"}
+_LATER = {"SqliteEventLog": "rxloop.eventlog.sqlite", "SqliteSessionStore": "rxloop.eventlog.sqlite_sessions"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,6 @@ from heapq import merge
 from itertools import islice
 from typing import Any
 
-from rxloop.eventlog._wanted import Wanted, check_limit
 from rxloop.eventlog.rules import (
     FINISHED,
     check_batch,
@@ -22,6 +21,7 @@ from rxloop.eventlog.rules import (
     state_after,
     unknown_run,
 )
+from rxloop.eventlog.wanted import Wanted, check_limit
 from rxloop.pipeline.values import RunRecord, Until
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.mail import Mail

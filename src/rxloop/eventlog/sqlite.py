@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rxloop.errors import ConfigurationError
-from rxloop.eventlog._database import Fsync, errors_of
-from rxloop.eventlog._file import OpenFile
-from rxloop.eventlog._folds import keep, parts
-from rxloop.eventlog._followers import Followers
-from rxloop.eventlog._reads import Corrupt, Page, Place, histories, mail_of, page, record, records
-from rxloop.eventlog._rows import append, put_mail, remove, transaction
-from rxloop.eventlog._turns import Turn, Turns, orphans
-from rxloop.eventlog._wanted import Wanted, check_limit
-from rxloop.eventlog._worker import Answer, Worker
+from rxloop.eventlog._sqlite.database import Fsync, errors_of
+from rxloop.eventlog._sqlite.file import OpenFile
+from rxloop.eventlog._sqlite.folds import keep, parts
+from rxloop.eventlog._sqlite.followers import Followers
+from rxloop.eventlog._sqlite.reads import Corrupt, Page, Place, condition, histories, mail_of, page, record, records
+from rxloop.eventlog._sqlite.rows import append, put_mail, remove, transaction
+from rxloop.eventlog._sqlite.turns import Turn, Turns, orphans
+from rxloop.eventlog._sqlite.worker import Answer, Worker
 from rxloop.eventlog.rules import FINISHED, check_batch, check_finished, unknown_run
+from rxloop.eventlog.wanted import Wanted, check_limit
 from rxloop.pipeline.values import Histories, KeptFold, Mark, Parts, RunRecord, Until
 from rxloop.protocol.events import Event, State
 from rxloop.protocol.mail import Mail
@@ -271,7 +271,7 @@ class SqliteEventLog:
         )
         if after is not None:
             await self.record(after)
-        where, values = wanted.condition()
+        where, values = condition(wanted)
         return await self._reading(lambda connection: records(connection, where, values, after, limit), [])
 
     async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:

@@ -1,4 +1,4 @@
-"""Which runs somebody wants to see: of records in memory, and as the condition of a query."""
+"""Which runs somebody wants to see."""
 
 from __future__ import annotations
 
@@ -42,40 +42,14 @@ class Wanted:
             and (self.since is None or record.created >= self.since)
             and (self.until is None or record.created < self.until)
             and all(
-                key in record.metadata and _json(record.metadata[key]) == _json(value)
+                key in record.metadata and as_json(record.metadata[key]) == as_json(value)
                 for key, value in (self.metadata or {}).items()
             )
         )
 
-    def condition(self) -> tuple[str, list[Any]]:
-        """The same as the condition of a query over the table `runs`, and its values."""
-        where, values = ["1"], list[Any]()
-        for column, wanted in (
-            ("context_id = ?", self.context_id),
-            ("agent_name = ?", self.agent_name),
-            ("owner = ?", self.owner),
-            ("created >= ?", self.since),
-            ("created < ?", self.until),
-        ):
-            if wanted is not None:
-                where.append(column)
-                values.append(wanted)
-        if self.states is not None:
-            where.append(f"state IN ({', '.join('?' * len(self.states))})")
-            values += self.states
-        if self.unfinished or (self.states is not None and not {*self.states} & {*FINISHED}):
-            # In these words, for the index that has only these runs.
-            where.append("state NOT IN ('completed', 'failed')")
-        for key, value in (self.metadata or {}).items():
-            where.append(
-                "EXISTS (SELECT 1 FROM json_each(metadata) AS has, json_each(?) AS wanted"
-                " WHERE has.key = ? AND has.type = wanted.type AND has.value IS wanted.value)"
-            )
-            values += [_json([value]), key]
-        return " AND ".join(where), values
 
-
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """Write a value of metadata so that equal ones are written alike."""
     return orjson.dumps(storable(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()
 
 

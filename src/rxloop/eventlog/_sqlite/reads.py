@@ -12,8 +12,9 @@ from typing import Any, Literal
 import orjson
 
 from rxloop.errors import ConfigurationError, EventLogError
-from rxloop.eventlog._followers import STANDING, Standing
+from rxloop.eventlog._sqlite.followers import STANDING, Standing
 from rxloop.eventlog.rules import FINISHED
+from rxloop.eventlog.wanted import Wanted, as_json
 from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
 from rxloop.protocol.events import Event, State
 from rxloop.protocol.mail import Mail, read_mail
@@ -79,6 +80,34 @@ def records(
         where, values = f"{where} AND number > (SELECT number FROM runs WHERE task_id = ?)", [*values, after]
     query = f"SELECT {RECORD} FROM runs WHERE {where} ORDER BY number LIMIT ?"
     return [record_of(row) for row in connection.execute(query, (*values, -1 if limit is None else limit))]
+
+
+def condition(wanted: Wanted) -> tuple[str, list[Any]]:
+    """What somebody wants as the condition of a query over the table `runs`, and its values."""
+    where, values = ["1"], list[Any]()
+    for column, value in (
+        ("context_id = ?", wanted.context_id),
+        ("agent_name = ?", wanted.agent_name),
+        ("owner = ?", wanted.owner),
+        ("created >= ?", wanted.since),
+        ("created < ?", wanted.until),
+    ):
+        if value is not None:
+            where.append(column)
+            values.append(value)
+    if wanted.states is not None:
+        where.append(f"state IN ({', '.join('?' * len(wanted.states))})")
+        values += wanted.states
+    if wanted.unfinished or (wanted.states is not None and not {*wanted.states} & {*FINISHED}):
+        # In these words, for the index that has only these runs.
+        where.append("state NOT IN ('completed', 'failed')")
+    for key, value in (wanted.metadata or {}).items():
+        where.append(
+            "EXISTS (SELECT 1 FROM json_each(metadata) AS has, json_each(?) AS wanted"
+            " WHERE has.key = ? AND has.type = wanted.type AND has.value IS wanted.value)"
+        )
+        values += [as_json([value]), key]
+    return " AND ".join(where), values
 
 
 def record_of(row: Sequence[Any]) -> RunRecord:

@@ -18,9 +18,9 @@ from functools import cache
 from math import inf
 
 from rxloop.errors import Fenced
-from rxloop.eventlog._processes import has_died, this_process
-from rxloop.eventlog._reads import RECORD, record_of
-from rxloop.eventlog._rows import transaction
+from rxloop.eventlog._sqlite.processes import has_died, this_process
+from rxloop.eventlog._sqlite.reads import RECORD, record_of
+from rxloop.eventlog._sqlite.rows import transaction
 from rxloop.pipeline.values import RunRecord
 
 clock = time.monotonic

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from rxloop.errors import ConfigurationError, SessionConflict
-from rxloop.eventlog._database import Fsync, errors_of
-from rxloop.eventlog._file import OpenFile
-from rxloop.eventlog._rows import transaction
-from rxloop.eventlog._worker import Worker
+from rxloop.eventlog._sqlite.database import Fsync, errors_of
+from rxloop.eventlog._sqlite.file import OpenFile
+from rxloop.eventlog._sqlite.rows import transaction
+from rxloop.eventlog._sqlite.worker import Worker
 from rxloop.pipeline.values import SessionChange, SessionRecord
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from rxloop.errors import EventLogError
-from rxloop.eventlog._database import Fsync, checkpoint, connect, errors_of
+from rxloop.eventlog._sqlite.database import Fsync, checkpoint, connect, errors_of
 
 _INode = tuple[int, int]
 

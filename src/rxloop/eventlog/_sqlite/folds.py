@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
-from rxloop.eventlog._reads import Corrupt, one_moment, parsed, span
+from rxloop.eventlog._sqlite.reads import Corrupt, one_moment, parsed, span
 from rxloop.pipeline.values import KeptFold, Mark, Parts, RunEvents
 
 _Row = tuple[int, int, int, int, int, Any, Any]

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import orjson
 
 from rxloop.errors import ConflictError
-from rxloop.eventlog import _database
-from rxloop.eventlog._database import begin, roll_back
+from rxloop.eventlog._sqlite import database
+from rxloop.eventlog._sqlite.database import begin, roll_back
 from rxloop.eventlog.rules import conflict, last_end, repeated, state_after, unknown_run
 from rxloop.protocol.events import Event, TaskEvent, ends_attempt
 
@@ -23,7 +23,7 @@ def transaction(connection: sqlite3.Connection, *, wait: float | None = None) ->
         connection: The connection.
         wait: Seconds to wait for another writer; None is as long as usual.
     """
-    begin(connection, _database.BUSY_SECONDS if wait is None else wait)
+    begin(connection, database.BUSY_SECONDS if wait is None else wait)
     try:
         yield
         connection.execute("COMMIT")
