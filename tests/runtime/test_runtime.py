@@ -375,6 +375,25 @@ def test_a_run_whose_deps_cannot_be_made_is_tried_again_and_told(
     assert "the database is away" in caplog.text
 
 
+def test_deps_that_never_come_do_not_hold_the_room_of_a_run_for_ever(
+    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def deps_of(record: RunRecord) -> str:
+        if record.owner == "slow":
+            await asyncio.Event().wait()
+        return "deps"
+
+    async def main() -> None:
+        async with Runtime({"a": agent("x", deps_type=str)}, log=log, deps=deps_of, concurrency=1, grace=0) as runtime:
+            await runtime.start("a", "Hi", owner="slow")
+            await runtime.follow((await runtime.start("a", "Hi", owner="quick")).task_id)
+
+    with virtual_time() as time:
+        time.run(main())
+        assert time.now == 60
+    assert "were not there after 60 s" in caplog.text
+
+
 async def test_a_view_works_on_a_followed_run(log: MemoryEventLog) -> None:
     async with Runtime({"a": agent(frames("--Hel--lo.|"))}, log=log) as runtime:
         record = await runtime.start("a", "Hi")

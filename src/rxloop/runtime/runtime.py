@@ -32,6 +32,8 @@ log = logging.getLogger("rxloop")
 
 DepsOf = Callable[[RunRecord], Any]
 """Gives the deps of a run, of what the log knows of it; plain or async."""
+_DEPS_IN = 60.0
+"""Seconds that the deps of a run may take, which holds the room of one run meanwhile."""
 _LONGEST_PAUSE = 60.0
 """Seconds between two tries with a run that this process cannot go on with."""
 
@@ -78,7 +80,7 @@ class Runtime:
             agents: By the names under which runs are started, and found again after a restart: keep them.
             log: Keeps the runs of all of them. It has to take turns and mail, as those of rxloop do.
             deps: Gives the deps of each run, also after a restart: of its `RunRecord`, which has the owner and the
-                metadata that it was started with. Without it the agents get none.
+                metadata that it was started with. A plain function must not block. Without it the agents get none.
             concurrency: How many runs go on here at once; the others wait in order. None is no limit. One that
                 waits for an earlier run of its conversation does not count.
             adopt_every: Seconds between two looks for runs that nobody drives any more.
@@ -287,7 +289,16 @@ class Runtime:
         if self._deps is None:
             return None
         deps = self._deps(await self.record(task_id))
-        return await deps if inspect.isawaitable(deps) else deps
+        if not inspect.isawaitable(deps):
+            return deps
+        time_limit = asyncio.timeout(_DEPS_IN)
+        try:
+            async with time_limit:
+                return await deps
+        except TimeoutError as error:
+            if not time_limit.expired():
+                raise
+            raise RxloopError(f"the deps of the run {task_id} were not there after {_DEPS_IN:g} s") from error
 
     async def _adopt_on(self) -> None:
         while True:
