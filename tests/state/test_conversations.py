@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rxloop import (
     ToolCall,
     tool,
 )
-from rxloop.pipeline.values import RunEvents
+from rxloop.pipeline.values import Histories, Mark, RunEvents, RunRecord
 from rxloop.state import conversation
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
@@ -290,12 +291,36 @@ async def test_a_long_conversation_keeps_every_turn_in_order() -> None:
     assert sent(of)[:-1] == [text for n in range(20) for text in (f"user: question {n}", f"assistant: answer {n}")]
 
 
+class InOneGo(MemoryEventLog):
+    """Gives a conversation in one go, and keeps no folds."""
+
+    async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
+        every = await self.runs(context_id=context_id)
+        records = list(takewhile(lambda record: record.task_id != before, every))
+        known = after.runs if after is not None and mark_of(records[: after.runs]) == after else 0
+        events = [event for record in records[known:] for event in await self.read(record.task_id)]
+        return Histories(events, mark_of(records), whole=not known)
+
+
+def mark_of(records: Sequence[RunRecord]) -> Mark:
+    return Mark(len(records), sum(record.seq for record in records), records[-1].task_id if records else "")
+
+
 class Counting:
     """Counts the events of earlier runs that a log gives to a new one."""
 
     def __init__(self, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events = 0
-        if hasattr(log, "parts"):
+        if isinstance(log, InOneGo):
+            histories = log.histories
+
+            async def counted(*arguments: Any, **options: Any) -> Any:
+                found = await histories(*arguments, **options)
+                self.events += len(found.events)
+                return found
+
+            monkeypatch.setattr(log, "histories", counted)
+        elif hasattr(log, "parts"):
             parts = log.parts
 
             async def counted(*arguments: Any, **options: Any) -> Any:
@@ -315,9 +340,10 @@ class Counting:
             monkeypatch.setattr(log, "read", counted)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "in one go", "sqlite"])
 async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    log: Any = MemoryEventLog() if request.param == "memory" else SqliteEventLog(tmp_path / "runs.db")
+    logs = {"memory": MemoryEventLog, "in one go": InOneGo, "sqlite": lambda: SqliteEventLog(tmp_path / "runs.db")}
+    log: Any = logs[request.param]()
     yield log
     await log.aclose()
 

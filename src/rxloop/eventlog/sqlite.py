@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import sqlite3
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from math import inf
 from os import PathLike, fspath
 from pathlib import Path
@@ -21,13 +16,14 @@ from rxloop.eventlog._sqlite.database import Fsync, errors_of
 from rxloop.eventlog._sqlite.file import OpenFile
 from rxloop.eventlog._sqlite.folds import keep, parts
 from rxloop.eventlog._sqlite.followers import Followers
-from rxloop.eventlog._sqlite.reads import Corrupt, Page, Place, condition, histories, mail_of, page, record, records
-from rxloop.eventlog._sqlite.rows import append, put_mail, remove, transaction
-from rxloop.eventlog._sqlite.turns import Turn, Turns, orphans
-from rxloop.eventlog._sqlite.worker import Answer, Worker
-from rxloop.eventlog.rules import FINISHED, check_batch, check_finished, unknown_run
+from rxloop.eventlog._sqlite.reads import Corrupt, Page, Place, condition, mail_of, page, record, records
+from rxloop.eventlog._sqlite.rows import put_mail, remove_run, transaction, trim
+from rxloop.eventlog._sqlite.turns import Turn, orphans
+from rxloop.eventlog._sqlite.worker import Worker
+from rxloop.eventlog._sqlite.writer import Writer
+from rxloop.eventlog.rules import FINISHED, check_batch, unknown_run
 from rxloop.eventlog.wanted import Wanted, check_limit
-from rxloop.pipeline.values import Histories, KeptFold, Mark, Parts, RunRecord, Until
+from rxloop.pipeline.values import KeptFold, Mark, Parts, RunRecord, Until
 from rxloop.protocol.events import Event, State
 from rxloop.protocol.mail import Mail
 
@@ -37,10 +33,7 @@ log = logging.getLogger("rxloop")
 
 _PAGE = 500
 """Events that a follower takes at once, so that a long run is never in memory as a whole."""
-_FREE_PAGES = 2_000
 _ALL_SUBS = 1 << 62
-_FEW = 32
-"""Events that are written without the thread."""
 
 
 class SqliteEventLog:
@@ -97,14 +90,11 @@ class SqliteEventLog:
         """What two logs on one file have in common, by whatever links they were named."""
         self.keeps_deltas = keep_deltas
         self._corrupt: Corrupt = corrupt
-        self._fsync: Fsync = fsync
-        self._written, self._read = OpenFile(self.path, fsync), OpenFile(self.path, fsync)
-        self._followers = Followers()
         self.lease: float | None = lease
-        self._turns = Turns(lease)
-        self._writer = Worker(self._written.open, "rxloop-log-writer", self._turns.beat, lease / 4)
-        self._reader = Worker(self._read.open, "rxloop-log-reader", self._followers.look)
-        self._batches: deque[_Batch] = deque()
+        self._followers = Followers()
+        self._writer = Writer(self.path, fsync, lease)
+        self._file = OpenFile(self.path, fsync)
+        self._reader = Worker(self._file.open, "rxloop-log-reader", self._followers.look)
 
     def __repr__(self) -> str:
         return f"<SqliteEventLog {self.path}>"
@@ -117,11 +107,7 @@ class SqliteEventLog:
             EventLogError: An event has the wrong number, or the file cannot be written; the message says why.
         """
         if not self.append_now(task_id, events, expected_seq=expected_seq, writer=writer):
-            batch = _Batch(task_id, tuple(events), expected_seq, writer, Answer())
-            self._batches.append(batch)
-            # The first of several finds the others' batches as well, and theirs find nothing more to do.
-            self._writer.submit(self._write, self._fail)
-            await batch.written.future
+            await self._writer.append(task_id, events, expected_seq, writer)
             self._followers.wrote(task_id)
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
@@ -137,24 +123,8 @@ class SqliteEventLog:
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:
             return True
-        if self._fsync == "full" or len(events) > _FEW:
+        if not self._writer.append_now(task_id, events, expected_seq, writer):
             return False
-        with self._writer.borrowed() as connection, errors_of(self.path):
-            if connection is None:
-                return False
-            try:
-                with transaction(connection, wait=0):
-                    outcome = append(connection, task_id, events, expected_seq, writer, self._turns.fenced)
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                    return False
-                raise
-        # First, since a file that is gone holds what it must not be compared with.
-        move = self._written.written(len(events))
-        if outcome is not None:
-            raise outcome
-        if move:
-            self._writer.submit(self._written.move, lambda error: None)
         self._followers.wrote(task_id)
         return True
 
@@ -194,17 +164,6 @@ class SqliteEventLog:
                     await follower.more(found.standing)
                 place = found.end
 
-    async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
-        """The durable events of the runs of a conversation before a run, as `ReadsConversations.histories` gives them.
-
-        Raises:
-            EventLogError: The file cannot be read.
-        """
-        empty = Histories((), Mark(0, 0, ""), whole=True)
-        return await self._reading(
-            lambda connection: histories(connection, context_id, before, after, self._corrupt), empty
-        )
-
     async def parts(self, context_id: str, *, before: str, after: Mark | None = None, version: int) -> Parts:
         """The runs of a conversation before a run, as `KeepsFolds.parts` gives them.
 
@@ -223,7 +182,7 @@ class SqliteEventLog:
             with transaction(connection):
                 keep(connection, context_id, folds, version)
 
-        self._writer.submit(work, lambda error: log.debug("no folds are kept in %s: %s", self.path, error))
+        self._writer.when_there_is_time(work, lambda error: log.debug("no folds are kept in %s: %s", self.path, error))
 
     async def record(self, task_id: str) -> RunRecord:
         """What is known of a run without its events.
@@ -280,19 +239,7 @@ class SqliteEventLog:
         Raises:
             EventLogError: The file cannot be written.
         """
-        turn = Turn(context_id, task_id, lost)
-
-        def work(connection: sqlite3.Connection) -> bool:
-            taken = self._turns.take(connection, turn)
-            self._writer.keep_looking(bool(self._turns.held))
-            return taken
-
-        try:
-            return await self._writing(work)
-        except asyncio.CancelledError:
-            # The thread may take it all the same.
-            self._writer.submit(lambda connection: self._give_back(connection, turn), lambda error: None)
-            raise
+        return await self._writer.take_turn(Turn(context_id, task_id, lost))
 
     async def has_turn(self, context_id: str, task_id: str) -> bool:
         """Tell whether the turn is still that of this log object, as `TakesTurns.has_turn` says.
@@ -300,7 +247,7 @@ class SqliteEventLog:
         Raises:
             EventLogError: The file cannot be written.
         """
-        return await self._writing(lambda connection: self._turns.has(connection, context_id, task_id))
+        return await self._writer.has_turn(context_id, task_id)
 
     async def give_turn_back(self, context_id: str, task_id: str) -> None:
         """Give the turn back, as `TakesTurns.give_turn_back` says.
@@ -308,15 +255,7 @@ class SqliteEventLog:
         Raises:
             EventLogError: The file cannot be written.
         """
-        turn = self._turns.held.get(context_id)
-        if turn is not None and turn.task_id == task_id:
-            await self._writing(lambda connection: self._give_back(connection, turn))
-
-    def _give_back(self, connection: sqlite3.Connection, turn: Turn) -> None:
-        try:
-            self._turns.give_back(connection, turn)
-        finally:
-            self._writer.keep_looking(bool(self._turns.held))
+        await self._writer.give_turn_back(context_id, task_id)
 
     async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
         """The runs that wait for somebody to go on with them, as `TakesTurns.orphans` says.
@@ -339,7 +278,7 @@ class SqliteEventLog:
             with transaction(connection):
                 return put_mail(connection, task_id, letter)
 
-        number = await self._writing(work)
+        number = await self._writer.do(work)
         self._followers.sent(task_id)
         return number
 
@@ -370,15 +309,7 @@ class SqliteEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The run can still go on, or the file cannot be written.
         """
-
-        def work(connection: sqlite3.Connection) -> None:
-            found = connection.execute("SELECT number, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
-            if found is None:
-                raise unknown_run(task_id)
-            check_finished(task_id, found[1])
-            remove(connection, [found[0]])
-
-        await self._removing(work)
+        await self._writer.remove(lambda connection: remove_run(connection, task_id))
 
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
@@ -398,87 +329,19 @@ class SqliteEventLog:
         """
         before = round((time.time() - older_than) * 1000)
         wanted = [state for state in states if state in FINISHED]
-
-        def work(connection: sqlite3.Connection) -> list[str]:
-            marks = ", ".join("?" * len(wanted))
-            having = " AND EXISTS (SELECT 1 FROM events WHERE run = number AND sub > 0)" if deltas_only else ""
-            query = f"SELECT number, task_id FROM runs WHERE updated < ? AND state IN ({marks}){having} ORDER BY number"
-            found = connection.execute(query, (before, *wanted)).fetchall()
-            remove(connection, [number for number, _ in found], deltas_only)
-            return [task_id for _, task_id in found]
-
-        return await self._removing(work)
+        return await self._writer.remove(lambda connection: trim(connection, before, wanted, deltas_only))
 
     async def aclose(self) -> None:
         """Close the file; may be called more than once. A log that is used again opens it again."""
-        await self._writer.aclose(last=self._written.close)
+        await self._writer.aclose()
         await self._reader.aclose()
         self._followers.wake_all()
-
-    # -- writing and reading
-
-    def _write(self, connection: sqlite3.Connection) -> None:
-        """Write all batches that wait, in one transaction."""
-        batches, fence = self._waiting(), self._turns.fenced
-        if not batches:
-            return
-        try:
-            with errors_of(self.path), transaction(connection):
-                outcomes = [
-                    append(connection, batch.task_id, batch.events, batch.expected_seq, batch.writer, fence)
-                    for batch in batches
-                ]
-            if self._written.written(sum(len(batch.events) for batch in batches)):
-                self._written.move(connection)
-        except Exception as error:
-            for batch in batches:
-                batch.written.fail(error)
-            return
-        for batch, outcome in zip(batches, outcomes, strict=True):
-            if outcome is None:
-                batch.written.give(None)
-            else:
-                batch.written.fail(outcome)
-
-    def _fail(self, error: Exception) -> None:
-        """Tell those who wait that the file cannot be opened."""
-        for batch in self._waiting():
-            batch.written.fail(error)
-
-    def _waiting(self) -> list[_Batch]:
-        batches: list[_Batch] = []
-        with suppress(IndexError):
-            while True:
-                batches.append(self._batches.popleft())
-        # What waited when the process was forked is its parent's to write.
-        return [batch for batch in batches if batch.pid == os.getpid()]
-
-    async def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What short work gives that writes, in a transaction of its own."""
-
-        def write(connection: sqlite3.Connection) -> T:
-            with errors_of(self.path):
-                result = work(connection)
-                if self._written.written(1):
-                    self._written.move(connection)
-                return result
-
-        return await self._writer.do(write)
-
-    async def _removing(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def write(connection: sqlite3.Connection) -> T:
-            with transaction(connection):
-                result = work(connection)
-            connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
-            return result
-
-        return await self._writing(write)
 
     async def _reading(self, work: Callable[[sqlite3.Connection], T], empty: T) -> T:
         """What a query gives; of a file that is not there yet, what it would give of an empty one."""
 
         def read(connection: sqlite3.Connection) -> T:
-            self._read.check()
+            self._file.check()
             with errors_of(self.path):
                 return work(connection)
 
@@ -494,15 +357,3 @@ class SqliteEventLog:
         if found is None:
             raise unknown_run(task_id)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Events that wait to be written."""
-
-    task_id: str
-    events: tuple[Event, ...]
-    expected_seq: int
-    writer: str
-    written: Answer[None]
-    pid: int = field(default_factory=os.getpid)

@@ -137,7 +137,7 @@ class ReadsConversations(Protocol):
 
 @runtime_checkable
 class KeepsFolds(Protocol):
-    """What an event log may have beside `histories`: what runs add to their conversation, kept beside their events.
+    """What an event log may have in place of `histories`: what runs add to a conversation, kept beside their events.
 
     The events alone count. A fold that is damaged, of another version, or of before one of its runs went on or was
     removed, is not given, and neither is one that was never kept: then whoever reads the conversation makes it anew.

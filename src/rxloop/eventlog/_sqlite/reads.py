@@ -15,7 +15,7 @@ from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.eventlog._sqlite.followers import STANDING, Standing
 from rxloop.eventlog.rules import FINISHED
 from rxloop.eventlog.wanted import Wanted, as_json
-from rxloop.pipeline.values import Histories, Mark, RunRecord, Until
+from rxloop.pipeline.values import Mark, RunRecord, Until
 from rxloop.protocol.events import Event, State
 from rxloop.protocol.mail import Mail, read_mail
 from rxloop.protocol.messages import ErrorInfo, Usage
@@ -139,21 +139,6 @@ def _letter(task_id: str, number: int, json: bytes) -> Mail:
         raise EventLogError(
             f"the letter {number} to the run {task_id} cannot be read: {error}", retryable=False
         ) from error
-
-
-def histories(
-    connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, corrupt: Corrupt
-) -> Histories:
-    """The durable events of the runs of a conversation; only those after a mark, if nothing before it has changed."""
-    with one_moment(connection):
-        begin, until = span(connection, context_id, before, after)
-        mark = _mark(connection, context_id, *until)
-        rows = connection.execute(
-            "SELECT task_id, e.seq, e.sub, json FROM runs JOIN events AS e ON e.run = number"
-            f" WHERE context_id = ? AND number > ?{until[0]} AND e.sub = 0 ORDER BY number, e.seq",
-            (context_id, -1 if begin is None else begin, *until[1]),
-        )
-        return Histories(parsed(rows, corrupt), mark, whole=begin is None)
 
 
 Condition = tuple[str, tuple[int, ...]]

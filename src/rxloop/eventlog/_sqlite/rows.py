@@ -11,7 +11,7 @@ import orjson
 from rxloop.errors import ConflictError
 from rxloop.eventlog._sqlite import database
 from rxloop.eventlog._sqlite.database import begin, roll_back
-from rxloop.eventlog.rules import conflict, last_end, repeated, state_after, unknown_run
+from rxloop.eventlog.rules import check_finished, conflict, last_end, repeated, state_after, unknown_run
 from rxloop.protocol.events import Event, TaskEvent, ends_attempt
 
 
@@ -105,6 +105,30 @@ def remove(connection: sqlite3.Connection, numbers: Sequence[int], deltas_only: 
             keys,
         )
         connection.executemany("DELETE FROM runs WHERE number = ?", keys)
+
+
+def remove_run(connection: sqlite3.Connection, task_id: str) -> None:
+    """Remove a run that has ended for good.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+        EventLogError: It can still go on.
+    """
+    found = connection.execute("SELECT number, state FROM runs WHERE task_id = ?", (task_id,)).fetchone()
+    if found is None:
+        raise unknown_run(task_id)
+    check_finished(task_id, found[1])
+    remove(connection, [found[0]])
+
+
+def trim(connection: sqlite3.Connection, before: int, states: Sequence[str], deltas_only: bool) -> list[str]:
+    """Remove the runs in these states that are older than that, or their transient events; give their ids."""
+    marks = ", ".join("?" * len(states))
+    having = " AND EXISTS (SELECT 1 FROM events WHERE run = number AND sub > 0)" if deltas_only else ""
+    query = f"SELECT number, task_id FROM runs WHERE updated < ? AND state IN ({marks}){having} ORDER BY number"
+    found = connection.execute(query, (before, *states)).fetchall()
+    remove(connection, [number for number, _ in found], deltas_only)
+    return [task_id for _, task_id in found]
 
 
 def put_mail(connection: sqlite3.Connection, task_id: str, letter: bytes) -> int:
