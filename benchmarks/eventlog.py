@@ -25,7 +25,7 @@ from rxloop import (
     TaskEvent,
     openai_chat,
 )
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 
 CALLS, ROUNDS, EVENTS, BATCH, MESSAGES = 50, 25, 20_000, 200, 10_000
 

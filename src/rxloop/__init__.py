@@ -180,8 +180,8 @@ if TYPE_CHECKING:
     from rxloop.runtime.experiments.trials import Trial as Trial
     from rxloop.runtime.runtime import Runtime as Runtime
     from rxloop.state.compression import CompressionTotals as CompressionTotals
+    from rxloop.state.fold import fold as fold
     from rxloop.state.run_state import RunState as RunState
-    from rxloop.state.run_state import fold as fold
     from rxloop.stream.bridges import Push as Push
     from rxloop.stream.bridges import emit as emit
     from rxloop.stream.bridges import from_task as from_task

@@ -25,7 +25,7 @@ import pytest
 from crash.replica import LEASE
 from rxloop import Event, RunRecord, SqliteEventLog, StatusUpdateEvent
 from rxloop.protocol.events import InputReceivedEvent, MessageAddedEvent, ToolStartEvent
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 
 REPLICA = Path(__file__).with_name("replica.py")
 FIRST = int(os.environ.get("RXLOOP_FIRST", "1"))

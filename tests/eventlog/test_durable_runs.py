@@ -25,7 +25,7 @@ from rxloop import (
     replay,
     tool,
 )
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call
 
 BuiltIn = MemoryEventLog | SqliteEventLog

@@ -29,7 +29,7 @@ from rxloop.errors import (
     InvalidInput,
 )
 from rxloop.state.batch import CANCELED_CALL, INTERRUPTED
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, virtual_time
 
 

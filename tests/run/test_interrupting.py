@@ -29,7 +29,7 @@ from rxloop import (
     tool,
 )
 from rxloop.protocol.messages import ToolCall
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 from rxloop.stream.bridges import Push, from_task
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 

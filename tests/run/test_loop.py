@@ -42,7 +42,7 @@ from rxloop.errors import Overloaded
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.providers.scripted import ScriptedCall
 from rxloop.state.batch import INTERRUPTED
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
 
 

@@ -23,7 +23,7 @@ from rxloop.errors import ConfigurationError, InvalidInput, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.protocol.mail import AnswerMail, CancelMail, Mail, SayMail
 from rxloop.run import by_id
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
 

@@ -39,7 +39,8 @@ from rxloop import (
 from rxloop.errors import InvalidInput, Overloaded
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ends_attempt
-from rxloop.state.run_state import RunState, fold_all
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState
 from rxloop.testing import ScriptedModel, call, virtual_time
 
 LIVES = int(os.environ.get("RXLOOP_LIVES", "40"))

@@ -38,7 +38,7 @@ from rxloop import (
     tool,
 )
 from rxloop.run.steering import say
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runs import shape, well_formed
 from rxloop import Agent, Event, MemoryEventLog, RunOver, op, replay, tool
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 
 

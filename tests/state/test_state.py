@@ -29,9 +29,10 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Usage
 from rxloop.protocol.settings import Limits
 from rxloop.state.batch import NEVER_BEGAN
+from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import Ledger
 from rxloop.state.limits import check_limits
-from rxloop.state.run_state import NO_RUN, RunState, fold, fold_all
+from rxloop.state.run_state import NO_RUN, RunState
 
 
 def task(*texts: str, **fields: Any) -> TaskEvent:

@@ -10,7 +10,8 @@ from rxloop import Agent, MemoryEventLog, SqliteEventLog, TaskEvent, ThoughtGrap
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import Message, ToolCall
-from rxloop.state.run_state import RunState, fold_all
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState
 from rxloop.testing import ScriptedModel, call
 
 

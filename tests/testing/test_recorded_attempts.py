@@ -9,7 +9,7 @@ from reasoning import CASES, by_step
 from runs import collect, first_events, outcome, shape
 from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, Run, RunCancelled, RunContext, op, tool
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 

@@ -6,7 +6,8 @@ from typing import Any, cast
 from rxloop.pipeline.run_context import Host, RunContext
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import ToolCall
-from rxloop.state.run_state import RunState, fold
+from rxloop.state.fold import fold
+from rxloop.state.run_state import RunState
 
 
 class FakeHost:

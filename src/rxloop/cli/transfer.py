@@ -20,7 +20,7 @@ from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.envelope import PROTOCOL_VERSION
 from rxloop.protocol.events import Event, TaskEvent
 from rxloop.protocol.settle import settle
-from rxloop.state.run_state import fold_all
+from rxloop.state.fold import fold_all
 
 
 def export(

@@ -11,7 +11,8 @@ from rxloop.protocol.events import Event
 from rxloop.recorded.stream import RecordedStream
 from rxloop.run.result import Result
 from rxloop.state.conversation import conversation, read_log
-from rxloop.state.run_state import RunState, fold_all
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState
 from rxloop.stream.bridges import Push, from_task
 from rxloop.thoughts.graph import ThoughtGraph
 

@@ -26,8 +26,9 @@ from rxloop.run.steering import say
 from rxloop.run.taking import take_turn, try_turn
 from rxloop.state.conversation import check_whole, conversation, read_log
 from rxloop.state.earlier_attempts import EarlierAttempts
+from rxloop.state.fold import fold_all
 from rxloop.state.limits import check_attempts
-from rxloop.state.run_state import MAIL_ID, RunState, fold_all
+from rxloop.state.run_state import MAIL_ID, RunState
 from rxloop.stream.scope import GRACE
 from rxloop.stream.writer import LogWriter
 

@@ -31,7 +31,8 @@ from rxloop.run.life import Life, Phase
 from rxloop.run.traits import TRAITS, Traits
 from rxloop.state.batch import Slot
 from rxloop.state.earlier_attempts import NO_ATTEMPTS, EarlierAttempts
-from rxloop.state.run_state import RunState, fold, fold_beside
+from rxloop.state.fold import fold, fold_beside
+from rxloop.state.run_state import RunState
 from rxloop.stream.clock import CLOCK
 from rxloop.stream.hub import Hub
 

@@ -19,7 +19,8 @@ from rxloop.run.inputs import check_not_let_go, later_run, new_answers
 from rxloop.run.letters import take, unheard
 from rxloop.run.settling import over_or_later
 from rxloop.state.conversation import read_log
-from rxloop.state.run_state import RunState, fold_all
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState
 
 _HEARD_IN = 2.0
 """Seconds in which a message is taken, as a rule: it is durable anyway, and its sender need not wait for ever."""

@@ -22,7 +22,8 @@ from rxloop.run.ownership import alive
 from rxloop.run.spec import RunSpec
 from rxloop.run.taking import RETRY
 from rxloop.state.conversation import read_log
-from rxloop.state.run_state import RunState, fold_all
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState
 from rxloop.stream.writer import LogWriter
 
 log = logging.getLogger("rxloop")

@@ -13,8 +13,9 @@ from rxloop.errors import EventLogError, LogUnreachable, RxloopError
 from rxloop.pipeline.log_retry import may_pass, patiently
 from rxloop.pipeline.logs import EventLog, KeepsFolds, ReadsConversations
 from rxloop.pipeline.values import Histories, KeptFold, Mark, RunEvents, RunRecord
+from rxloop.state.fold import fold_all
 from rxloop.state.kept_folds import FORMAT, add_kept, add_run, keep, left_behind, put_together
-from rxloop.state.run_state import NO_RUN, RunState, fold_all
+from rxloop.state.run_state import NO_RUN, RunState
 
 if TYPE_CHECKING:
     from rxloop.protocol.events import Event

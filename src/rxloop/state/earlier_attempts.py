@@ -20,7 +20,8 @@ from rxloop.protocol.events import (
     ToolStartEvent,
 )
 from rxloop.state.batch import Slot
-from rxloop.state.run_state import RunState, fold_all
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState
 from rxloop.thoughts.graph import ThoughtGraph
 
 

@@ -1,0 +1,306 @@
+"""The fold of a run's events into its state, `fold(state, event) -> state`: what each kind of event changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContextCompressedEvent,
+    Event,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    LLMCallEvent,
+    LLMFailedEvent,
+    MessageAddedEvent,
+    PendingInput,
+    StatusUpdateEvent,
+    TaskEvent,
+    ThinkingFailedEvent,
+    ThoughtStreamEvent,
+    ToolCompleteEvent,
+    ToolStartEvent,
+    UsageEvent,
+)
+from rxloop.protocol.messages import Message
+from rxloop.protocol.unchecked import unchecked
+from rxloop.state.batch import Batch
+from rxloop.state.by_class import ByClass
+from rxloop.state.history import History
+from rxloop.state.run_state import MAIL_ID, NO_RUN, Measured, RunState, earlier_with, left_to_the_next, made_of
+
+_message = unchecked(Message)
+
+_RESTS = ("input-required", "auth-required", "canceled")
+
+
+def fold(state: RunState, event: Event) -> RunState:
+    """Fold one more event of its line into a state."""
+    if not event.durable:
+        return state
+    handler = None if event.parent_task_id is not None else _HANDLERS[type(event)]
+    if event.metadata and MAIL_ID in event.metadata:
+        state = state.changed(mail=_newest_mail(state, event))
+    if handler is None:
+        return state.changed(seq=event.seq or state.seq)
+    return made_of(vars(state) | {"seq": event.seq or state.seq, **handler(state, event)})
+
+
+def fold_beside(state: RunState, event: Event) -> RunState:
+    """Fold an event of a branch into the state of the main line: tokens, thoughts, calls, questions."""
+    if isinstance(event, ThoughtStreamEvent | InputRequiredEvent | InputReceivedEvent | ThinkingFailedEvent):
+        return fold(state, event)
+    changes: dict[str, Any] = {}
+    if isinstance(event, UsageEvent):
+        changes["usage"] = state.usage + event.usage
+    if isinstance(event, ContextCompressedEvent):
+        changes["compression"] = state.compression.add(event)
+    if isinstance(event, ContentCompleteEvent) and event.tool_calls:
+        calls = state.calls
+        for call in event.tool_calls:
+            calls = calls.add(call.id, call)
+        changes["calls"] = calls
+    elif isinstance(event, ToolCompleteEvent) and state.pending:
+        changes["pending"] = _unasked(state, event.step, event.index)
+    if event.metadata and MAIL_ID in event.metadata:
+        changes["mail"] = _newest_mail(state, event)
+    return state.changed(seq=event.seq or state.seq, **changes)
+
+
+def _newest_mail(state: RunState, event: Event) -> int:
+    number = event.metadata[MAIL_ID]
+    return max(state.mail, number) if isinstance(number, int) else state.mail
+
+
+def fold_all(
+    events: Iterable[Event], state: RunState | None = None, born: dict[str, RunState] | None = None
+) -> RunState:
+    """Fold events into the state of the main line.
+
+    Args:
+        events: In order.
+        state: Where they begin.
+        born: Filled with the state in which each branch began.
+    """
+    state = state or NO_RUN
+    for event in events:
+        if event.branch is None:
+            state = fold(state, event)
+            continue
+        if born is not None and event.parent_task_id is None and event.branch not in born:
+            born[event.branch] = state.branched()
+        state = fold_beside(state, event)
+    return state
+
+
+def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
+    # What was compressed of the history stays compressed, since it only grows.
+    fresh = NO_RUN.changed(
+        seq=event.seq,
+        attempt=event.attempt,
+        tries=1,
+        messages=left_to_the_next(state).append(*event.messages),
+        asked=tuple(event.messages),
+        compressed=state.compressed,
+        measured=state.measured,
+        earlier=earlier_with(state.earlier, (*state.thoughts, *state.calls)),
+    )
+    return vars(fresh)
+
+
+def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
+    changes: dict[str, Any] = {
+        "state": event.state,
+        "reason": event.reason,
+        "error": event.error,
+        "attempt": event.attempt or state.attempt,
+    }
+    if event.attempt > state.attempt:
+        changes["tries"] = state.tries + 1
+    elif event.final and event.state in _RESTS:
+        changes["tries"] = 0
+    if event.resumed and state.open_step is not None and state.held:
+        # The answer that was being written is lost with its attempt: the next one hears what was said meanwhile.
+        changes.update(messages=state.messages.append(*state.held), held=())
+    if state.batch is not None and state.pending and (event.final or event.resumed):
+        # A call that waits for an answer was left at its question, and begins once more when the answer is there.
+        batch = state.batch
+        changes["batch"] = replace(batch, begun=batch.begun & ~batch.asking(state.pending.values()))
+    return changes
+
+
+def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
+    batch = state.batch
+    if batch is None or batch.step != event.step:
+        return {}
+    # Not `replace`, which costs three times as much.
+    return {"batch": Batch(batch.step, batch.message, batch.answers, batch.begun | 1 << event.index)}
+
+
+def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
+    changes = {"iteration": event.iteration, "open_step": event.step, "failure": None}
+    if state.unheard and not state.held:
+        changes["unheard"] = 0
+    return changes
+
+
+def _llm_failed(state: RunState, event: LLMFailedEvent) -> dict[str, Any]:
+    return {"failure": event}
+
+
+def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
+    if event.finish_reason == "canceled":
+        return {
+            "open_step": None,
+            "content": event.content,
+            "messages": state.messages.append(*state.held),
+            "held": (),
+        }
+    if event.finish_reason == "interrupted":
+        return _interrupted(state, event)
+    message = _message(
+        role="assistant",
+        content=event.content,
+        reasoning=event.reasoning,
+        tool_calls=tuple(event.tool_calls),
+        provider_state=event.provider_state,
+        message_id=f"{event.task_id}:{event.step}",
+    )
+    changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "answered": False}
+    changes["content"] = event.content
+    if not event.tool_calls:
+        before, after = _around(state)
+        changes.update(messages=before.append(message, *after), held=(), failures=0, thought_streak=0)
+        return changes
+    calls = state.calls
+    for call in event.tool_calls:
+        calls = calls.add(call.id, call)
+    return {**changes, "batch": Batch(event.step or "", message), "calls": calls}
+
+
+def _around(state: RunState) -> tuple[History, Sequence[Message]]:
+    """What comes before a new answer, and what after it: an answer is never to what its author has not heard."""
+    if state.open_step is not None or not state.unheard:
+        return state.messages, state.held
+    # A strategy gives an answer that no request of the main line has led to.
+    return History(state.messages[: -state.unheard]), state.messages[-state.unheard :]
+
+
+def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
+    """Keep what was said of an answer that was cut off; half a thought, and its signature, nobody takes back."""
+    kept: list[Message] = []
+    if event.content.strip():
+        message_id = f"{event.task_id}:{event.step}"
+        kept.append(_message(role="assistant", content=event.content, message_id=message_id))
+    return {
+        "open_step": None,
+        "failure": None,
+        "last": event,
+        "answered": False,
+        "content": event.content,
+        "messages": state.messages.append(*kept, *state.held),
+        "held": (),
+    }
+
+
+def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
+    batch = state.batch
+    if batch is None or batch.step != event.step or not batch.awaits(event.index):
+        return {}
+    batch = Batch(batch.step, batch.message, batch.answers.add(event.index, event), batch.begun)
+    pending = _unasked(state, batch.step, event.index)
+    if len(batch.answers) < len(batch.calls):
+        return {"batch": batch, "pending": pending}
+    answers = [batch.answers[index] for index in range(len(batch.calls))]
+    all_failed = not any(answer.success for answer in answers)
+    return {
+        **_answer(state, answers),
+        "batch": None,
+        "pending": pending,
+        "held": (),
+        "messages": state.messages.append(*batch.messages(), *state.held),
+        "failures": state.failures + 1 if all_failed else 0,
+        "thought_streak": state.thought_streak + 1 if batch.thought_only else 0,
+    }
+
+
+def _unasked(state: RunState, step: str | None, index: int) -> dict[str, PendingInput]:
+    """Remove the questions of a call that is answered: it may have failed, or been cut off, while it asked."""
+    if not state.pending:
+        return state.pending
+    return {
+        key: question
+        for key, question in state.pending.items()
+        if question.call is None or (question.step, question.index) != (step, index)
+    }
+
+
+def _answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]:
+    """Take the answer of the run from a whole batch: its first good one stands, else a bad one is a retry."""
+    given = [answer for answer in answers if answer.answer]
+    good = [answer for answer in given if answer.success]
+    if good:
+        return {"answered": True, "content": good[0].content}
+    return {"retries": state.retries + 1} if given else {}
+
+
+def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
+    message_id = event.message_id or f"{event.task_id}:added:{event.seq}"
+    message = Message(role=event.role, content=event.content, message_id=message_id)
+    changes: dict[str, Any] = {"retries": state.retries + 1} if event.cause == "retry" else {}
+    if state.unheard or event.cause == "steering":
+        changes["unheard"] = state.unheard + 1
+    if state.batch is not None or state.open_step is not None:
+        return {**changes, "held": (*state.held, message)}
+    return {**changes, "messages": state.messages.append(message)}
+
+
+def _usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
+    measured = Measured(event.step, event.input_tokens) if event.input_tokens else state.measured
+    return {"usage": state.usage + event.usage, "measured": measured}
+
+
+def _compressed(state: RunState, event: ContextCompressedEvent) -> dict[str, Any]:
+    return {"compressed": event, "compression": state.compression.add(event)}
+
+
+def _thinking_failed(state: RunState, event: ThinkingFailedEvent) -> dict[str, Any]:
+    return {"thinking_failures": state.thinking_failures + 1}
+
+
+def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
+    return {
+        "thoughts": state.thoughts.add(event.thought_id, event),
+        "thought_count": state.thought_count + 1,
+    }
+
+
+def _input_required(state: RunState, event: InputRequiredEvent) -> dict[str, Any]:
+    return {"pending": {**state.pending, event.input_id: event.input}}
+
+
+def _input_received(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
+    pending = {key: value for key, value in state.pending.items() if key != event.input_id}
+    return {"pending": pending, "answers": {**state.answers, event.input_id: event.value}}
+
+
+_HANDLERS = ByClass[Callable[[RunState, Any], dict[str, Any]]](
+    {
+        TaskEvent: _task,
+        StatusUpdateEvent: _status,
+        LLMCallEvent: _llm_call,
+        LLMFailedEvent: _llm_failed,
+        ContentCompleteEvent: _content_complete,
+        ToolStartEvent: _tool_start,
+        ToolCompleteEvent: _tool_complete,
+        MessageAddedEvent: _message_added,
+        UsageEvent: _usage,
+        ThoughtStreamEvent: _thought,
+        InputRequiredEvent: _input_required,
+        InputReceivedEvent: _input_received,
+        ContextCompressedEvent: _compressed,
+        ThinkingFailedEvent: _thinking_failed,
+    }
+)
