@@ -91,9 +91,9 @@ class SqliteEventLog:
         self.keeps_deltas = keep_deltas
         self._corrupt: Corrupt = corrupt
         self.lease: float | None = lease
-        self._followers = Followers()
         self._writer = Writer(self.path, fsync, lease)
         self._file = OpenFile(self.path, fsync)
+        self._followers = Followers(self._file.check)
         self._reader = Worker(self._file.open, "rxloop-log-reader", self._followers.look)
 
     def __repr__(self) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from rxloop.errors import EventLogError
+
 STANDING = "seq, at_rest, (SELECT max(sub) FROM events WHERE run = number AND events.seq = runs.seq)"
 _AT_ONCE = 500
 """Runs that are asked for in one query."""
@@ -99,7 +101,14 @@ class Followers:
     anybody has written at all, and only then one query says which of the runs have grown, and one who has new mail.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None]) -> None:
+        """Begin with nobody.
+
+        Args:
+            check: Raises an `EventLogError` when the file is gone, of which SQLite tells nobody who only reads.
+        """
+        self._check = check
+        self._gone = False
         self._of: dict[str, set[Follower]] = {}
         self._watching: dict[str, set[_Watcher]] = {}
         self._lock = threading.Lock()
@@ -176,6 +185,15 @@ class Followers:
 
         While nobody writes, it costs one look at a number, however many wait.
         """
+        try:
+            self._check()
+            self._gone = False
+        except EventLogError:
+            # Once: they get the error when they read, and whoever comes later reads first.
+            if not self._gone:
+                self._gone = True
+                self.wake_all()
+            return
         try:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
             if version == self._version and (self._letter is not None or not self._watching):
