@@ -183,9 +183,6 @@ async def test_a_hidden_tool_of_a_family(caplog: pytest.LogCaptureFixture) -> No
         async def tools(self, ctx: RunContext[Any]) -> list[Any]:
             return [peek]
 
-        async def aclose(self) -> None:
-            pass
-
     log = MemoryEventLog()
     agent = agent_of(hidden(peek, at=MARK), "Blue.", log=log, tools=[Family(), look])
     await assert_nothing_shows(agent.run("Go.", metadata=METADATA), log, caplog)

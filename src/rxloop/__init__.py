@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from rxloop.protocol.run_events import SubtaskEvent as SubtaskEvent
     from rxloop.protocol.run_events import TaskEvent as TaskEvent
     from rxloop.protocol.run_events import ThinkingFailedEvent as ThinkingFailedEvent
+    from rxloop.protocol.run_events import ToolsUnavailableEvent as ToolsUnavailableEvent
     from rxloop.protocol.settings import Limits as Limits
     from rxloop.protocol.settings import ModelSettings as ModelSettings
     from rxloop.protocol.step_events import ContentCompleteEvent as ContentCompleteEvent

@@ -39,6 +39,7 @@ from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
 from rxloop.run.options import AgentOptions, ForkOptions, Options, ResumeOptions, RunOptions
 from rxloop.run.result import Result
+from rxloop.stream.waiting import all_over
 from rxloop.tools import AnyTool, Thoughts
 from rxloop.tools.output import Output, OutputMode, output_of
 
@@ -150,7 +151,7 @@ class Agent(RunsById[D, O]):
             instructions=instructions,
             thoughts=thinking,
             output=output,
-            tools=toolset_of(tools, output, thinking),
+            tools=toolset_of(tools, output, thinking, opened),
             pipeline=pipeline,
             strategy=chosen,
             limits=limits or Limits(),
@@ -469,11 +470,10 @@ class Agent(RunsById[D, O]):
                 deploy, so that another process goes on with them. None cancels them all.
         """
         self._made_of.opened.closed = True
-        runs = list(self._made_of.opened.runs)
-        kept = [hold.release(release) for hold in runs if hold.has_log and release is not None]
-        ended = [hold.aclose("the agent was closed") for hold in runs if not hold.has_log or release is None]
-        await asyncio.gather(*kept, *ended)
-        await self._made_of.aclose()
+        # In a task, so that nothing stays open when whoever closes the agent is cancelled itself.
+        closing = asyncio.create_task(self._made_of.end(release), name="rxloop-closing")
+        await all_over([closing])
+        closing.result()
 
     async def __aenter__(self) -> Self:
         return self

@@ -70,6 +70,7 @@ PRIVATE = {
     "content-complete": {"provider_state"},
     "thought-stream": {"hidden_calls"},
     "context-compressed": {"summary", "problems", "view"},
+    "tools-unavailable": {"reason"},
     "input-received": {"value"},
     "llm-failed": {"error", "retryable", "retry_in", "status", "tries"},
     "subtask": {"hidden_calls"},
@@ -415,7 +416,7 @@ def events(draw: st.DrawFn) -> Event:
     cls = EVENT_TYPES[kind]
     values: dict[str, Any] = {"metadata": draw(metadatas), "task_id": "t", "attempt": draw(st.sampled_from([0, 1]))}
     for name, field in cls.model_fields.items():
-        if kind == "thinking-failed" and name == "reason":
+        if kind in ("thinking-failed", "tools-unavailable") and name == "reason":
             values[name] = draw(marks)
         elif kind in ("thought-stream", "subtask") and name == "tool_call_id":
             values[name] = draw(names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -66,11 +66,14 @@ async def test_what_another_agent_is_using_stays_open(server: Server) -> None:
 class Breaks:
     """A family of tools that cannot be closed."""
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        raise OSError("it does not close")
+
     async def tools(self, ctx: object) -> list[Any]:
         return []
-
-    async def aclose(self) -> None:
-        raise OSError("it does not close")
 
 
 async def test_one_that_does_not_close_keeps_none_from_being_closed(server: Server, model_string: str) -> None:

@@ -216,8 +216,6 @@ async def test_while_the_tools_of_a_family_are_asked_for() -> None:
             await asyncio.Event().wait()
             return []
 
-        async def aclose(self) -> None: ...
-
     run = Agent(ScriptedModel("Hi."), tools=[Family()]).run("Go.")
     recorder = Recorder(run.events)
     await until(lambda: begun)

@@ -72,17 +72,6 @@ async def test_so_do_plain_ones_that_never_return(released: threading.Event) -> 
     assert "the instructions mine()" in await failure(Agent(ScriptedModel("Hi."), instructions=mine, limits=SHORT))
 
 
-async def test_a_family_of_tools_that_never_comes_ends_the_run() -> None:
-    class Family:
-        async def tools(self, ctx: RunContext[Any]) -> list[Any]:
-            await asyncio.Event().wait()
-            return []
-
-        async def aclose(self) -> None: ...
-
-    assert "Family.tools() took more" in await failure(Agent(ScriptedModel("Hi."), tools=[Family()], limits=SHORT))
-
-
 async def test_a_workspace_that_never_comes_ends_the_run() -> None:
     class Desk:
         async def render(self) -> str:

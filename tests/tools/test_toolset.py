@@ -8,6 +8,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool
 from rxloop.tools import Toolset, think_aloud, tool
+from rxloop.tools._families import Missing
 from tools.fake_host import FakeHost
 
 
@@ -22,14 +23,10 @@ class Family:
     def __init__(self, *tools: Tool) -> None:
         self.given: Sequence[Tool] = tools
         self.asked: list[RunContext[Any]] = []
-        self.closed = 0
 
     async def tools(self, ctx: RunContext[Any]) -> Sequence[Tool]:
         self.asked.append(ctx)
         return self.given
-
-    async def aclose(self) -> None:
-        self.closed += 1
 
 
 CTX = FakeHost().context()
@@ -42,7 +39,7 @@ def plain(city: str) -> str:
 async def test_tools_are_offered_in_the_order_in_which_they_were_given() -> None:
     family = Family(named("b"), named("c"))
     tools = Toolset([named("z"), family, plain, think_aloud()])
-    assert list(await tools.resolve(CTX)) == ["z", "b", "c", "plain", "think_aloud"]
+    assert list((await tools.resolve(CTX)).tools) == ["z", "b", "c", "plain", "think_aloud"]
     assert family.asked == [CTX]
     assert repr(tools) == "<Toolset z, Family, plain, think_aloud>"
 
@@ -52,16 +49,17 @@ def test_two_plain_tools_of_one_name_are_an_error() -> None:  # L111
         Toolset([plain, named("plain")])
 
 
-async def test_two_tools_of_one_name_in_one_family_are_an_error() -> None:  # L111
-    with pytest.raises(ConfigurationError, match="Family has two tools called 'a'"):
-        await Toolset([Family(named("a"), named("a"))]).resolve(CTX)
+async def test_two_tools_of_one_name_in_one_family_are_an_error_of_that_family() -> None:  # L111
+    offered = await Toolset([Family(named("a"), named("a")), named("b")]).resolve(CTX)
+    assert list(offered.tools) == ["b"]
+    assert offered.missing == (Missing("Family", "Family has two tools called 'a'"),)
 
 
 async def test_across_families_the_first_one_stands_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:  # L111
     first, second, third = named("a"), named("a"), named("a")
     tools = Toolset([Family(first), Family(second), third])
     with caplog.at_level(logging.WARNING, "rxloop"):
-        assert await tools.resolve(CTX) == {"a": first}
+        assert (await tools.resolve(CTX)).tools == {"a": first}
         await tools.resolve(CTX)
     assert len(caplog.records) == 2
     assert "tool 'a' of Family is left out" in caplog.records[0].message
@@ -74,7 +72,7 @@ async def test_an_odd_name_of_a_family_costs_only_that_tool(caplog: pytest.LogCa
 
     family = Family(Odd(), named("fine"))  # pyright: ignore[reportArgumentType]
     with caplog.at_level(logging.WARNING, "rxloop"):
-        assert list(await Toolset([family]).resolve(CTX)) == ["fine"]
+        assert list((await Toolset([family]).resolve(CTX)).tools) == ["fine"]
     assert "'a b'" in caplog.text
 
 
@@ -90,7 +88,7 @@ def test_a_tool_object_with_an_odd_name_is_an_error() -> None:
 
 async def test_a_tool_that_is_not_enabled_is_left_out_and_the_model_is_told() -> None:  # L115, L80
     tools = Toolset([named("wipe", enabled=lambda ctx: False), named("read")])
-    offered = await tools.resolve(CTX)
+    offered = (await tools.resolve(CTX)).tools
     assert list(offered) == ["read"]
     assert tools.why_not("wipe", offered) == "The tool 'wipe' is not available now. The available tools are: read."
 
@@ -116,33 +114,27 @@ def test_where_no_tools_are_offered_the_model_is_told_to_answer() -> None:  # L1
 async def test_the_same_tools_give_the_identical_definitions() -> None:
     switch = {"on": True}
     tools = Toolset([named("a"), named("b", enabled=lambda ctx: switch["on"])])
-    both = tools.definitions(await tools.resolve(CTX))
-    assert tools.definitions(await tools.resolve(CTX)) is both
+    both = tools.definitions((await tools.resolve(CTX)).tools)
+    assert tools.definitions((await tools.resolve(CTX)).tools) is both
     switch["on"] = False
-    one = tools.definitions(await tools.resolve(CTX))
+    one = tools.definitions((await tools.resolve(CTX)).tools)
     assert [each.name for each in one] == ["a"]
     switch["on"] = True
-    assert tools.definitions(await tools.resolve(CTX)) is both
+    assert tools.definitions((await tools.resolve(CTX)).tools) is both
     assert tools.definitions({}) == ()
 
 
 async def test_definitions_that_are_made_anew_each_time_are_the_same_when_they_are_equal() -> None:
     family = Family(named("a"))
     tools = Toolset([family])
-    first = tools.definitions(await tools.resolve(CTX))
+    first = tools.definitions((await tools.resolve(CTX)).tools)
     family.given = [named("a")]
-    assert tools.definitions(await tools.resolve(CTX)) is first
+    assert tools.definitions((await tools.resolve(CTX)).tools) is first
     family.given = [named("a", description="Other.")]
-    assert tools.definitions(await tools.resolve(CTX)) is not first
+    assert tools.definitions((await tools.resolve(CTX)).tools) is not first
 
 
 def test_nothing_is_awaited_where_there_are_no_families() -> None:
     with pytest.raises(StopIteration) as end:
         Toolset([plain]).resolve(CTX).send(None)
-    assert list(end.value.value) == ["plain"]
-
-
-async def test_families_are_closed() -> None:
-    family = Family()
-    await Toolset([family, plain]).aclose()
-    assert family.closed == 1
+    assert list(end.value.value.tools) == ["plain"]

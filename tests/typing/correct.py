@@ -129,8 +129,6 @@ class Family:
     async def tools(self, ctx: RunContext[Deps]) -> Sequence[Tool[Deps]]:
         return [weather, add] if ctx.deps.user else [Own()]
 
-    async def aclose(self) -> None: ...
-
 
 class Methods:
     def look(self, place: str) -> str:

@@ -33,6 +33,7 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolProgressEvent,
     ToolStartEvent,
+    ToolsUnavailableEvent,
     UsageEvent,
 )
 from rxloop.protocol.messages import Message, ToolCall
@@ -126,6 +127,10 @@ def _describe_progress(event: Event) -> Text | None:
             return Text(f"~ compressed: {event.tokens_before:,} to {event.tokens_after:,} tokens", "blue")
         case ThinkingFailedEvent():
             return Text.assemble(("! ", "yellow"), f"not compressed: {one_line(event.reason, WIDTH)}")
+        case ToolsUnavailableEvent():
+            return Text.assemble(
+                ("! ", "yellow"), f"no tools of {one_line(event.family)}: {one_line(event.reason, WIDTH)}"
+            )
         case SubtaskEvent():
             return Text(f"~ {one_line(event.agent_name)} begins", "blue")
         case CustomEvent():

@@ -90,14 +90,18 @@ class Tool(Protocol[D_contra]):
 
 @runtime_checkable
 class ToolProvider(Protocol[D_contra]):
-    """A family of tools that may differ from run to run."""
+    """A family of tools that may differ from run to run.
+
+    One that is an async context manager too has a life. The agent enters it when its tools are wanted first, for all
+    its runs in an event loop, and leaves it in the same task when it is closed. If that task ends before, or `tools`
+    raises a `ConnectionError`, it broke, and is left and entered again for the next model request.
+
+    A family that fails, when it is entered or asked, costs the run no more than its tools. Its `name`, if it has one,
+    is what `tools-unavailable` and the model call it.
+    """
 
     async def tools(self, ctx: RunContext[D_contra]) -> Sequence[Tool[D_contra]]:
         """Return the tools of the family for this run; asked before each model request."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close what the family opened itself; may be called more than once."""
         ...
 
 

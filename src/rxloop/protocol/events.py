@@ -22,6 +22,7 @@ from rxloop.protocol.run_events import (
     SubtaskEvent,
     TaskEvent,
     ThinkingFailedEvent,
+    ToolsUnavailableEvent,
 )
 from rxloop.protocol.run_events import State as State
 from rxloop.protocol.step_events import THOUGHT_TYPES as THOUGHT_TYPES
@@ -61,6 +62,7 @@ AnyEvent = Annotated[
         CheckpointEvent,
         ContextCompressedEvent,
         ThinkingFailedEvent,
+        ToolsUnavailableEvent,
         InputRequiredEvent,
         InputReceivedEvent,
         StageEvent,

@@ -184,6 +184,22 @@ class ThinkingFailedEvent(Event):
     tokens_before: int = 0
 
 
+class ToolsUnavailableEvent(Event):
+    """A family of tools failed, when it was entered or asked; its tools are missing until it works again."""
+
+    kind: Literal["tools-unavailable"] = "tools-unavailable"
+    marble = "v"
+    public_fields = ("family",)
+    family: str
+    """What the family is called."""
+    reason: str = ""
+    """What went wrong; stays on the server."""
+
+    @override
+    def describe(self) -> str:
+        return self.family
+
+
 class InputRequiredEvent(Event):
     """A person or client is asked."""
 

@@ -16,7 +16,13 @@ from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest, marked
 from rxloop.pipeline.run_context import ModelCall, RunContext
 from rxloop.pipeline.seams import Clock, Provider, Tool
-from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    Event,
+    ThoughtStreamEvent,
+    ToolCompleteEvent,
+    ToolsUnavailableEvent,
+)
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
@@ -31,6 +37,8 @@ from rxloop.stream.watchdog import Watchdog
 if TYPE_CHECKING:
     from rxloop.run.held_turn import HeldTurn
     from rxloop.run.post import Post
+    from rxloop.tools._families import Missing
+    from rxloop.tools.toolset import Offered
 
 log = logging.getLogger("rxloop")
 
@@ -87,6 +95,8 @@ class Attempt:
         self._questions = Questions(spec.on_input)
         self._taken: set[Slot] = set()
         self._tools: dict[str, Tool] = {}
+        self._missing: Sequence[Missing] = ()
+        """The families whose tools cannot be had now."""
         if spec.cancel is not None:
             self.life.finish(Canceled(spec.cancel))
 
@@ -270,17 +280,19 @@ class Attempt:
 
     def request(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
         """The request of the next model call."""
-        tools = self.spec.tools.resolve_now(ctx)
-        if tools is not None:
-            return self._request(ctx, iteration, pressure, tools)
+        offered = self.spec.tools.resolve_now(ctx)
+        if offered is not None:
+            return self._request(ctx, iteration, pressure, offered)
 
         async def later() -> ModelRequest:
             return self._request(ctx, iteration, pressure, await self.spec.tools.resolve(ctx))
 
         return later()
 
-    def _request(self, ctx: RunContext[Any], iteration: int, pressure: int, tools: dict[str, Tool]) -> ModelRequest:
+    def _request(self, ctx: RunContext[Any], iteration: int, pressure: int, offered: Offered) -> ModelRequest:
+        tools = offered.tools
         self._tools.update(tools)
+        self._tell_missing(offered.missing, ctx)
         messages = self.state(ctx.branch).messages
         settings = self.spec.settings
         if self.limits.conclude and ctx.branch is None and iteration == self.limits.iterations:
@@ -300,9 +312,21 @@ class Attempt:
             ctx=ctx,
         )
 
-    def use_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Name the tools that calls from before a resume may use."""
+    def use_tools(self, tools: Mapping[str, Tool], missing: Sequence[Missing] = ()) -> None:
+        """Name the tools that calls from before a resume may use, and the families that cannot be had."""
         self._tools = dict(tools)
+        self._tell_missing(missing, self.context())
+
+    def _tell_missing(self, missing: Sequence[Missing], ctx: RunContext[Any]) -> None:
+        """Tell once of each family whose tools cannot be had, until they can be had again."""
+        known = {each.family for each in self._missing}
+        self._missing = missing
+        for each in missing:
+            if each.family not in known:
+                log.warning("the tools of %s are missing in the run %s: %s", each.family, self.task_id, each.reason)
+                self.publish(
+                    ToolsUnavailableEvent(family=each.family, reason=each.reason, step=ctx.step, branch=ctx.branch)
+                )
 
     def tool(self, request: ToolRequest) -> Tool | str:
         """The tool that a call asks for, or the reason why it cannot be called."""
@@ -310,7 +334,7 @@ class Attempt:
         offered = self._tools if request.offered is None else _names(request.offered)
         tool = self._tools.get(name) or self.spec.tools.plain.get(name)
         if tool is None or name not in offered:
-            return self.spec.tools.why_not(name, list(offered))
+            return self.spec.tools.why_not(name, list(offered), [missing.family for missing in self._missing])
         return tool
 
     def hides(self, name: str) -> bool:

@@ -104,7 +104,9 @@ async def begin(attempt: Attempt) -> None:
         if not life.ending:
             attempt.system = await _system(attempt)
         if resumed and not life.ending:
-            attempt.use_tools(await life.prepare(tools.resolve(attempt.context())) or {})
+            offered = await life.prepare(tools.resolve(attempt.context()))
+            if offered is not None:
+                attempt.use_tools(offered.tools, offered.missing)
         if not life.ending:
             attempt.scope.run(_connect, attempt)
     except Paused:

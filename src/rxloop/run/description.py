@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,12 @@ from rxloop.run.options import Options
 from rxloop.run.ownership import RunHold
 from rxloop.run.spec import Instructions, RunSpec
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
+from rxloop.tools._families import Families
 from rxloop.tools.output import Output
 
 
 class Opened:
-    """What an agent has open: its runs and its model clients. The description itself never changes."""
+    """What an agent has open: its runs, model clients and families of tools. The description itself never changes."""
 
     def __init__(self) -> None:
         self.runs: WeakSet[RunHold] = WeakSet()
@@ -34,6 +36,7 @@ class Opened:
         """Those that were made of model strings."""
         self.given: WeakSet[Provider] = WeakSet()
         """Those that may have made some of model strings themselves."""
+        self.families = Families()
         self.closed = False
 
     def provider(self, model: Provider | str) -> Provider:
@@ -147,16 +150,28 @@ class Description:
 
     def toolset(self, tools: Sequence[AnyTool]) -> Toolset:
         """These tools, with those by which the model answers and thinks."""
-        return toolset_of(tools, self.output, self.thoughts)
+        return toolset_of(tools, self.output, self.thoughts, self.opened)
+
+    async def end(self, release: float | None) -> None:
+        """End the runs that go on, and close what the agent opened itself.
+
+        Args:
+            release: Give the runs up that have a log, with so many seconds of grace; None cancels them all.
+        """
+        runs = list(self.opened.runs)
+        kept = [hold.release(release) for hold in runs if hold.has_log and release is not None]
+        ended = [hold.aclose("the agent was closed") for hold in runs if not hold.has_log or release is None]
+        await asyncio.gather(*kept, *ended)
+        await self.aclose()
 
     async def aclose(self) -> None:
         """Close what the agent opened itself."""
         made = [provider.aclose for provider in self.opened.providers.values()]
         given = [provider.aclose_made for provider in self.opened.given if isinstance(provider, MakesModels)]
-        await in_turn([self.tools.aclose, *made, *given])
+        await in_turn([self.opened.families.aclose, *made, *given])
 
 
-def toolset_of(tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | None) -> Toolset:
+def toolset_of(tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | None, opened: Opened) -> Toolset:
     """These tools, with those by which the model answers and thinks."""
     own = [tool for tool in (output.tool, think_aloud(thoughts) if thoughts is not None else None) if tool]
-    return Toolset([*tools, *own])
+    return Toolset([*tools, *own], opened.families)

@@ -58,6 +58,5 @@ async def within(ctx: RunContext[Any], work: Awaitable[T], who: str | Callable[[
     task.cancel()
     name = who if isinstance(who, str) else who()
     raise RxloopError(
-        f"{name} took more than {seconds:g} s, and the run cannot go on without: "
-        "if it may take so long, give the run Limits(preparation=...)"
+        f"{name} took more than {seconds:g} s: if it may take so long, give the run Limits(preparation=...)"
     )

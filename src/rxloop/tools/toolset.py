@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 from typing_extensions import TypeVar
 
@@ -12,6 +13,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool, ToolProvider
+from rxloop.tools._families import Families, Missing, family_name
 from rxloop.tools.function import Function, FunctionTool, as_tool, check_name, is_tool
 
 ToolDeps = TypeVar("ToolDeps", default=Any)
@@ -25,14 +27,25 @@ _KEPT = 16
 """How many lists of definitions are kept: one for each set of tools that is enabled at times."""
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What is offered at one time."""
+
+    tools: dict[str, Tool]
+    """The tools by name, in order."""
+    missing: tuple[Missing, ...] = ()
+    """The families whose tools cannot be had."""
+
+
 class Toolset:
     """The tools of an agent, in the order in which they were given."""
 
-    def __init__(self, tools: Iterable[AnyTool] = ()) -> None:
+    def __init__(self, tools: Iterable[AnyTool] = (), families: Families | None = None) -> None:
         """Collect the tools.
 
         Args:
             tools: Tools, functions, and families of tools that may differ from run to run.
+            families: Enters the families, and leaves them at the end of the agent.
 
         Raises:
             ConfigurationError: Two tools have one name, or something is not a tool.
@@ -40,6 +53,9 @@ class Toolset:
         self._parts: list[Tool | ToolProvider] = [_tool_or_family(tool) for tool in tools]
         self._plain: dict[str, Tool] = {}
         self._hidden: set[str] = set()
+        self._families = families or Families()
+        self._family_of: dict[str, str] = {}
+        """The families of tools that were offered at some time, by the names of the tools."""
         for part in self._parts:
             if isinstance(part, ToolProvider):
                 continue
@@ -56,54 +72,48 @@ class Toolset:
     def __repr__(self) -> str:
         return f"<Toolset {', '.join(_label(part) for part in self._parts)}>"
 
-    @property
-    def providers(self) -> tuple[ToolProvider, ...]:
-        """The families of tools."""
-        return tuple(part for part in self._parts if isinstance(part, ToolProvider))
-
     def hides(self, name: str) -> bool:
         """Tell whether a tool of that name is not for clients, also one that is not enabled or was offered earlier."""
         return name in self._hidden
 
-    def resolve_now(self, ctx: RunContext[Any]) -> dict[str, Tool] | None:
+    def resolve_now(self, ctx: RunContext[Any]) -> Offered | None:
         """Find the tools that are offered now, as `resolve` does, without waiting.
 
         None if that takes waiting: for families of tools, or for functions of the user that decide about a tool.
         """
         if self._waits:
             return None
-        return {name: tool for name, tool in self._plain.items() if tool.enabled(ctx)}
+        return Offered({name: tool for name, tool in self._plain.items() if tool.enabled(ctx)})
 
     @property
     def plain(self) -> Mapping[str, Tool]:
         """The tools that stand by themselves, by name, be they offered now or not."""
         return self._plain
 
-    async def resolve(self, ctx: RunContext[Any]) -> dict[str, Tool]:
-        """Find the tools that are offered now, by name, in order.
+    async def resolve(self, ctx: RunContext[Any]) -> Offered:
+        """Find the tools that are offered now.
 
-        The first tool of a name counts; a warning names the others.
-
-        Raises:
-            ConfigurationError: One family has two tools of one name.
+        The first tool of a name counts; a warning names the others. A family that fails is left out.
         """
-        # Imported here, because importing the tools is quicker without.
-        from rxloop.stream.within import within
-
+        families = [part for part in self._parts if isinstance(part, ToolProvider)]
+        given = iter(await self._families.ask_all(families, ctx) if families else ())
         # A tool that is not enabled keeps its name: no other one takes its place meanwhile.
         found: dict[str, Tool] = {}
+        missing: list[Missing] = []
         for part in self._parts:
             if isinstance(part, ToolProvider):
-                given = cast("object", await within(ctx, part.tools(ctx), f"{type(part).__qualname__}.tools()"))
-                if not isinstance(given, Iterable):
-                    raise ConfigurationError(f"{type(part).__qualname__}.tools() gave {given!r}: give a list of tools")
-                self._add(found, part, cast("Iterable[Tool]", given))
+                tools = next(given)
+                if isinstance(tools, Missing):
+                    missing.append(tools)
+                else:
+                    self._add(found, family_name(part), tools)
             elif part.definition.name in found:
                 self._warn(f"tool {part.definition.name!r} is left out: a family before it has one of that name")
             else:
                 found[part.definition.name] = part
         enabled = await _ask_enabled(list(found.values()), ctx)
-        return {name: tool for (name, tool), is_enabled in zip(found.items(), enabled, strict=True) if is_enabled}
+        offered = {name: tool for (name, tool), is_enabled in zip(found.items(), enabled, strict=True) if is_enabled}
+        return Offered(offered, tuple(missing))
 
     def definitions(self, tools: Mapping[str, Tool]) -> tuple[ToolDefinition, ...]:
         """List the tools as they are offered: the identical tuple for the same tools, so that it is encoded once."""
@@ -114,52 +124,49 @@ class Toolset:
         self._definitions = (current, *self._definitions[: _KEPT - 1])
         return current
 
-    def why_not(self, name: str, offered: Iterable[str]) -> str:
+    def why_not(self, name: str, offered: Iterable[str], missing: Iterable[str] = ()) -> str:
         """Say what the model reads when it calls a tool that it was not offered; clients see it, too.
 
         Args:
             name: The tool that it called.
             offered: The tools that it may call.
+            missing: The families whose tools cannot be had now.
         """
         # The model has the hidden ones in its list of tools anyway.
         names = [tool for tool in offered if not self.hides(tool)]
-        known = f"The tool {name!r} is not available now." if name in self._plain else f"There is no tool {name!r}."
+        missing = list(missing)
+        if self._family_of.get(name) in missing:
+            known = f"The tool {name!r} is not available now, like all tools of {self._family_of[name]}: it has failed."
+        else:
+            known = f"The tool {name!r} is not available now." if name in self._plain else f"There is no tool {name!r}."
+            if missing:
+                known += f" The tools of {', '.join(missing)} are not available now."
         if not names:
             return f"{known} No tools are available: answer without them."
         near = nearest(name, names)
         meant = f" Did you mean {near!r}?" if near is not None else ""
         return f"{known}{meant} The available tools are: {', '.join(names)}."
 
-    async def aclose(self) -> None:
-        """Close the families of tools; may be called more than once."""
-        # Imported here, because importing the tools is quicker without.
-        from rxloop.pipeline.closing import in_turn
-
-        await in_turn([provider.aclose for provider in self.providers])
-
-    def _add(self, found: dict[str, Tool], provider: ToolProvider, tools: Iterable[Tool]) -> None:
-        own: set[str] = set()
-        for tool in (as_tool(each) if callable(each) and not hasattr(each, "definition") else each for each in tools):
+    def _add(self, found: dict[str, Tool], family: str, tools: Iterable[Tool]) -> None:
+        for tool in tools:
             name = tool.definition.name
-            if name in own:
-                raise ConfigurationError(f"{type(provider).__qualname__} has two tools called {name!r}")
-            own.add(name)
             if name in found:
-                self._warn(f"tool {name!r} of {type(provider).__qualname__} is left out: one before it has that name")
-            elif self._usable(name, provider):
+                self._warn(f"tool {name!r} of {family} is left out: one before it has that name")
+            elif self._usable(name, family):
                 self._know(tool)
+                self._family_of[name] = family
                 found[name] = tool
 
     def _know(self, tool: Tool) -> None:
         if tool.definition.hidden:
             self._hidden.add(tool.definition.name)
 
-    def _usable(self, name: str, provider: ToolProvider) -> bool:
+    def _usable(self, name: str, family: str) -> bool:
         try:
             check_name(name)
         except ConfigurationError as error:
             # Not raised: one odd name of a server must not take all its other tools away.
-            self._warn(f"a tool of {type(provider).__qualname__} is left out: {error}")
+            self._warn(f"a tool of {family} is left out: {error}")
             return False
         return True
 
@@ -217,10 +224,8 @@ def _plain(name: str) -> str:
 def _tool_or_family(value: AnyTool) -> Tool | ToolProvider:
     if not isinstance(value, type) and not is_tool(value) and isinstance(value, ToolProvider):
         return value
-    if callable(getattr(value, "tools", None)) and not hasattr(value, "aclose"):
-        raise ConfigurationError(f"{type(value).__qualname__} is a family of tools with no aclose(): add one")
     return as_tool(value)  # pyright: ignore[reportArgumentType]
 
 
 def _label(part: Tool | ToolProvider) -> str:
-    return type(part).__qualname__ if isinstance(part, ToolProvider) else part.definition.name
+    return family_name(part) if isinstance(part, ToolProvider) else part.definition.name

@@ -1,0 +1,142 @@
+"""Families of tools, asked so that one that fails costs no more than its own tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+from rxloop.errors import ConfigurationError, Paused, RxloopError
+from rxloop.pipeline.run_context import RunContext
+from rxloop.pipeline.seams import Tool, ToolProvider
+from rxloop.protocol.storable import readable
+from rxloop.tools.function import as_tool
+
+if TYPE_CHECKING:
+    from rxloop.stream.owned import Owned
+
+_MOST = 10_000
+"""Tools of a family."""
+_LONGEST = 2_000
+"""Characters of a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A family whose tools cannot be had now."""
+
+    family: str
+    reason: str
+
+
+def family_name(family: ToolProvider) -> str:
+    """What a family is called in events, warnings and answers to the model: its `name`, or that of its class."""
+    name = getattr(family, "name", None)
+    return name if isinstance(name, str) and name else type(family).__qualname__
+
+
+class Families:
+    """The families of tools that an agent has entered; one for all its runs."""
+
+    def __init__(self) -> None:
+        self._owned: Owned[Any] | None = None
+
+    async def ask_all(self, families: Sequence[ToolProvider], ctx: RunContext[Any]) -> list[list[Tool] | Missing]:
+        """Ask families for their tools, side by side; one is entered first, if that has to be.
+
+        Raises:
+            Paused: One of them asks a question.
+        """
+        if len(families) == 1:
+            return [await self._ask(families[0], ctx)]
+        # Every answer is awaited, since what is left alone would outlive the run.
+        answers = await asyncio.gather(*(self._ask(family, ctx) for family in families), return_exceptions=True)
+        given: list[list[Tool] | Missing] = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            given.append(answer)
+        return given
+
+    async def aclose(self) -> None:
+        """Leave the families that were entered; may be called from any task, and more than once."""
+        if self._owned is not None:
+            await self._owned.aclose()
+
+    async def _ask(self, family: ToolProvider, ctx: RunContext[Any]) -> list[Tool] | Missing:
+        # Imported here, because importing the tools is quicker without.
+        from rxloop.stream.within import within
+
+        name = family_name(family)
+        try:
+            return await within(ctx, self._given(family, ctx), f"the family of tools {name}")
+        except RxloopError as error:
+            return Missing(name, _reason(error))
+
+    async def _given(self, family: ToolProvider, ctx: RunContext[Any]) -> list[Tool] | Missing:
+        try:
+            if isinstance(family, AbstractAsyncContextManager):
+                return await self._entered(family, ctx)
+            return _tools(family, await family.tools(ctx))
+        except Paused:
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Missing(family_name(family), _reason(error))
+        except BaseException as error:
+            # Imported here, because importing the tools is quicker without.
+            from rxloop.stream.foreign_errors import leave_to_loop
+
+            if isinstance(error, KeyboardInterrupt):
+                leave_to_loop(error)
+            return Missing(family_name(family), _reason(error))
+
+    async def _entered(self, family: ToolProvider, ctx: RunContext[Any]) -> list[Tool]:
+        if self._owned is None:
+            from rxloop.stream.owned import Owned
+
+            self._owned = Owned()
+        life = cast("AbstractAsyncContextManager[Any]", family)
+        limits = getattr(ctx.run, "limits", None)
+        seconds = None if limits is None else limits.preparation
+        # By its id: a family need not be hashable, and what is entered keeps it alive.
+        key = id(family)
+        entered = await self._owned.get(key, lambda: life, name=family_name(family), seconds=seconds)
+        try:
+            return _tools(family, await family.tools(ctx))
+        except ConnectionError:
+            self._owned.drop(key, entered)
+            raise
+
+
+def _tools(family: ToolProvider, given: object) -> list[Tool]:
+    """What a family gave, as tools.
+
+    Raises:
+        ConfigurationError: It is something else, or two tools have one name.
+    """
+    name = family_name(family)
+    if not isinstance(given, Iterable):
+        raise ConfigurationError(f"{type(family).__qualname__}.tools() gave {given!r}: give a list of tools")
+    found: dict[str, Tool] = {}
+    for each in islice(cast("Iterable[Any]", given), _MOST + 1):
+        member = cast("Tool", as_tool(each) if callable(each) and not hasattr(each, "definition") else each)
+        known = member.definition.name
+        if known in found:
+            raise ConfigurationError(f"{name} has two tools called {known!r}")
+        found[known] = member
+    if len(found) > _MOST:
+        raise ConfigurationError(f"{name} has more than {_MOST} tools")
+    return list(found.values())
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error)
+    if not isinstance(error, RxloopError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return readable(text)[:_LONGEST]
