@@ -2,16 +2,19 @@
 
 Reads orders as lines of JSON, `{"id": 1, "do": "settle", "task": ...}`, carries them out side by side, and prints for
 each, when it is over, `{"id": 1, "ok": what came of it}` or `{"id": 1, "error": its kind}`. What a checkpoint has
-promised is printed as well, as `{"task": ..., "attempt": ..., "durable": seq}`.
+promised is printed as well, as `{"task": ..., "attempt": ..., "durable": seq}`. SIGUSR1 makes it tell on stderr where
+all of its threads and tasks are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import json
 import os
 import random
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,10 +133,32 @@ def say(line: dict[str, Any]) -> None:
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
+def tell_tasks() -> None:
+    for task in asyncio.all_tasks():
+        print(f"\n{task.get_name()}", file=sys.stderr)
+        inner: Any = task.get_coro()
+        while inner is not None:
+            # That of a coroutine, of an async generator or of a plain one.
+            frame, inner = next(
+                (
+                    (getattr(inner, f"{kind}_frame"), getattr(inner, awaits))
+                    for kind, awaits in (("cr", "cr_await"), ("ag", "ag_await"), ("gi", "gi_yieldfrom"))
+                    if hasattr(inner, awaits)
+                ),
+                (None, None),
+            )
+            if frame is not None:
+                print(f"  {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}", file=sys.stderr)
+    sys.stderr.flush()
+
+
 async def main() -> None:
     gc.freeze()
     replica = Replica(*sys.argv[1:3])
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, tell_tasks)
+    # The threads first, which says enough where the event loop itself hangs.
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     under_way: set[asyncio.Task[None]] = set()
@@ -146,7 +171,8 @@ async def main() -> None:
 
     say({"ready": os.getpid()})
     while line := await orders.readline():
-        task = loop.create_task(obey(json.loads(line)))
+        order = json.loads(line)
+        task = loop.create_task(obey(order), name=f"{order['do']} {order.get('task', '')}")
         under_way.add(task)
         task.add_done_callback(under_way.discard)
     os._exit(0)

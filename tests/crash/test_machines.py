@@ -79,7 +79,11 @@ class Replica:
         with suppress(ConnectionError):
             self._process.stdin.write(json.dumps({"id": number, "do": do, **fields}).encode() + b"\n")
         await asyncio.wait([answer], timeout=PATIENCE)
-        assert answer.done(), f"{do} {fields} hangs"
+        if not answer.done():
+            # It tells where its tasks are, which pytest shows.
+            self._process.send_signal(signal.SIGUSR1)
+            await asyncio.sleep(2)
+        assert answer.done(), f"{do} {fields} hangs in {self._process.pid}"
         if answer.cancelled():
             return None
         said = answer.result()

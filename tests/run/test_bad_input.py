@@ -71,6 +71,7 @@ def test_an_unknown_argument_is_refused_with_the_nearest_one(method: str, wrong:
         ("strategy", "iterate"),
         ("on_input", "abc"),
         ("metadata", ["a"]),
+        ("metadata", {"mail_id": 7}),
         ("context_id", 7),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from rxloop import (
     Message,
     MessageAddedEvent,
     RunCancelled,
+    SqliteEventLog,
     Steer,
+    tool,
 )
 from rxloop.errors import ConfigurationError, InvalidInput, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
@@ -197,11 +200,94 @@ async def test_an_answer_to_a_question_that_was_let_go_is_refused(machines: Mach
 async def test_an_answer_in_the_mail_of_a_run_whose_question_was_let_go_is_no_answer(machines: Machines) -> None:
     a, _ = machines
     task_id = await waiting(a, context_id="c")
-    await a.agent().answer(task_id, {"1.0.1": True})
     await a.agent("Fine.").run("Never mind", context_id="c")
+    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
     for answer in (True, False):
         with pytest.raises(InvalidInput, match="has let the question go"):
             await a.agent().answer(task_id, {"1.0.1": answer})
+
+
+async def test_of_two_answers_at_the_same_moment_the_first_one_counts_and_the_other_is_told_so(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    send = b.log.send
+
+    async def late(task_id: str, mail: Mail) -> int:
+        # Both have found the question open.
+        await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
+        return await send(task_id, mail)
+
+    monkeypatch.setattr(b.log, "send", late)
+    with pytest.raises(InvalidInput, match="has its answer already: True, which False cannot replace"):
+        await b.agent().answer(task_id, {"1.0.1": False})
+    await a.agent().answer(task_id, {"1.0.1": True})
+    assert (await b.agent("paid").settle(task_id)).state == "completed"
+    assert b.paid == [5]
+
+
+async def test_of_contradicting_answers_at_once_over_a_file_one_is_accepted_and_taken(
+    tmp_path: Path,
+) -> None:
+    logs = [SqliteEventLog(tmp_path / "runs.db") for _ in range(4)]
+    paid: list[str] = []
+
+    @tool(approve=True)
+    async def pay(to: str) -> str:
+        """Pays."""
+        paid.append(to)
+        return "paid"
+
+    agents = [Agent(ScriptedModel(), tools=[pay], log=log) for log in logs]
+    for number in range(8):
+        asking = Agent(ScriptedModel(call("pay", to=str(number)), "done"), tools=[pay], log=logs[0])
+        record = await asking.settle((await asking.submit("Pay")).task_id)
+        answers = [bool(place % 2) for place in range(len(agents))]
+        told = await asyncio.gather(
+            *(agent.answer(record.task_id, {"1.0.1": yes}) for agent, yes in zip(agents, answers, strict=True)),
+            return_exceptions=True,
+        )
+        accepted = {yes for yes, refusal in zip(answers, told, strict=True) if refusal is None}
+        assert len(accepted) == 1, told
+        assert all(refusal is None or isinstance(refusal, InvalidInput) for refusal in told)
+        await asking.settle(record.task_id)
+        assert (str(number) in paid) == accepted.pop()
+    for log in logs:
+        await log.aclose()
+
+
+async def test_an_answer_that_the_other_one_was_quicker_to_be_taken_for_is_told_so(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = machines
+    task_id = await waiting(a)
+    send = b.log.send
+
+    async def late(task_id: str, mail: Mail) -> int:
+        await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
+        await a.agent("paid").settle(task_id)
+        return await send(task_id, mail)
+
+    monkeypatch.setattr(b.log, "send", late)
+    with pytest.raises(InvalidInput, match="has its answer already"):
+        await b.agent().answer(task_id, {"1.0.1": False})
+
+
+async def test_an_answer_to_a_question_that_is_let_go_at_the_same_moment_is_told_so(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = machines
+    task_id = await waiting(a, context_id="c")
+    send = b.log.send
+
+    async def late(task_id: str, mail: Mail) -> int:
+        await a.agent("Fine.").run("Never mind", context_id="c")
+        return await send(task_id, mail)
+
+    monkeypatch.setattr(b.log, "send", late)
+    with pytest.raises(InvalidInput, match="has let the question go"):
+        await b.agent().answer(task_id, {"1.0.1": True})
 
 
 async def test_wrong_letters_are_passed_over_and_never_come_again(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ import reactivex
 from machines import Machine, Machines, two_machines
 from run_checks import finals, kinds, nothing_left, until
 from runs import collect
-from rxloop import Agent, Event, Limits, MemoryEventLog, RunExists, UnknownRun, follow, id_of_key
-from rxloop.errors import ConfigurationError, LogUnreachable, RunOver, RxloopError
+from rxloop import Agent, Event, Limits, MemoryEventLog, RunExists, RunRecord, UnknownRun, follow, id_of_key
+from rxloop.errors import ConfigurationError, ContextBusy, LogUnreachable, RunOver, RxloopError
 from rxloop.pipeline import log_retry
+from rxloop.protocol.mail import AnswerMail, CancelMail
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
 
@@ -231,6 +234,74 @@ def test_an_earlier_run_of_the_conversation_goes_first(machines: Machines) -> No
         time.run(main())
 
 
+def test_however_many_wait_in_a_conversation_one_looks_for_all_of_them(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = machines
+    asked: Counter[str] = Counter()
+
+    def counted(name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **options: Any) -> Any:
+            asked[name] += 1
+            return ask(*args, **options)
+
+        return count
+
+    for name in ("read", "runs", "follow", "mail", "record"):
+        monkeypatch.setattr(b.log, name, counted(name, getattr(b.log, name)))
+    with virtual_time() as time:
+
+        async def main() -> None:
+            first = await a.agent(call("work"), "first").run("one", context_id="c").begin()
+            waiting = [await a.agent().submit(str(number), context_id="c") for number in range(20)]
+            settling = [asyncio.ensure_future(b.agent("done").settle(record.task_id)) for record in waiting]
+            await asyncio.sleep(2)
+            asked.clear()
+            await asyncio.sleep(50)
+            assert asked == {"runs": 100, "follow": 100}
+
+            # One that somebody else ends in the queue waits no longer.
+            await a.agent().cancel(waiting[10].task_id)
+            assert (await settling[10]).state == "canceled"
+            settling[19].cancel()
+            assert time.now < 60
+            ends = await asyncio.gather(*settling, return_exceptions=True)
+            expected = [*["completed"] * 10, "canceled", *["completed"] * 8, None]
+            assert [getattr(end, "state", None) for end in ends] == expected
+            began = [(await a.log.read(r.task_id))[1].timestamp for r in (first, *waiting[:10], *waiting[11:19])]
+            assert began == sorted(began)
+            assert time.now < 66
+            await nothing_left()
+
+        time.run(main())
+
+
+def test_a_log_that_fails_while_runs_wait_in_a_conversation_is_told_to_all_of_them(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_retry, "PATIENCE", 0)
+    a, b = machines
+    with virtual_time() as time:
+
+        async def away(**options: Any) -> Any:
+            raise OSError("the server restarts")
+
+        async def main() -> None:
+            async with a.agent(call("work"), "first").run("one", context_id="c"):
+                waiting = [await a.agent().submit(str(number), context_id="c") for number in range(3)]
+                settling = [asyncio.ensure_future(b.agent("done").settle(record.task_id)) for record in waiting]
+                await asyncio.sleep(2)
+                with monkeypatch.context() as patched:
+                    patched.setattr(b.log, "runs", away)
+                    told = await asyncio.gather(*settling, return_exceptions=True)
+                assert [type(error) for error in told] == [LogUnreachable] * 3
+            await b.agent().cancel(waiting[0].task_id)
+            assert (await b.agent("done").settle(waiting[1].task_id)).state == "completed"
+            await nothing_left()
+
+        time.run(main())
+
+
 async def test_a_later_run_that_nobody_has_begun_lets_no_question_go(machines: Machines) -> None:
     a, b = machines
     first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
@@ -247,13 +318,89 @@ async def test_a_later_run_that_nobody_has_begun_lets_no_question_go(machines: M
 async def test_an_answer_to_a_question_that_a_later_run_has_let_go_leaves_the_run_as_it_is(machines: Machines) -> None:
     a, b = machines
     first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
-    await a.agent().answer(first.task_id, {"1.0.1": True})
     await a.agent("never mind").run("And now?", context_id="c")
+    # At the same moment as the later one began.
+    await a.log.send(first.task_id, AnswerMail(inputs={"1.0.1": True}))
 
     assert (await b.agent().settle(first.task_id)).state == "input-required"
     assert b.paid == []
     third = await a.agent().submit("And then?", context_id="c")
     assert (await b.agent("well").settle(third.task_id)).state == "completed"
+
+
+def test_a_cancel_in_the_mail_ends_a_run_whose_question_a_later_one_has_let_go(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
+            # Who sends it is killed before it has closed the run.
+            await a.log.send(first.task_id, CancelMail(reason="enough"))
+            later = await b.agent(call("work"), "never").run("And now?", context_id="c").begin()
+            await later.release()
+
+            async with asyncio.timeout(100):
+                both = await asyncio.gather(
+                    a.agent().settle(first.task_id), b.agent("done").settle(later.task_id), return_exceptions=True
+                )
+            assert [record.state for record in both if isinstance(record, RunRecord)] == ["canceled", "completed"]
+            assert await states(a, first.task_id) == ["input-required", "canceled"]
+
+        time.run(main())
+
+
+async def test_a_new_run_does_not_drop_a_question_that_has_its_answer(machines: Machines) -> None:
+    a, b = machines
+    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
+    await a.agent().answer(first.task_id, {"1.0.1": True})
+
+    with pytest.raises(ContextBusy, match=f"{first.task_id}.* has got its answer"):
+        await b.agent("never").run("And now?", context_id="c")
+    waiting = b.agent("later").run("And then?", context_id="c", when_busy="wait").start()
+    assert (await a.agent("paid").settle(first.task_id)).state == "completed"
+    assert [message.text for message in (await waiting).messages][-3:] == ["paid", "And then?", "later"]
+    assert a.paid == [5]
+    await nothing_left()
+
+
+async def test_a_submitted_run_that_is_resumed_does_not_drop_a_question_that_has_its_answer(machines: Machines) -> None:
+    a, b = machines
+    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
+    second = await a.agent().submit("And now?", context_id="c")
+    await a.agent().answer(first.task_id, {"1.0.1": True})
+    with pytest.raises(ContextBusy, match=first.task_id):
+        await b.agent("never").resume(second.task_id)
+
+
+async def test_a_cancel_in_the_mail_keeps_no_new_run_from_beginning(machines: Machines) -> None:
+    a, b = machines
+    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
+    await a.log.send(first.task_id, CancelMail(reason="enough"))
+    assert (await b.agent("later").run("And now?", context_id="c")).output == "later"
+
+
+def test_an_answer_that_comes_just_before_a_settled_run_begins_is_not_dropped(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
+            second = await a.agent().submit("And now?", context_id="c")
+            take_turn = b.log.take_turn
+
+            async def late(context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
+                b.log.take_turn = take_turn
+                await a.agent().answer(first.task_id, {"1.0.1": True})
+                return await take_turn(context_id, task_id, lost)
+
+            b.log.take_turn = late
+            later = asyncio.ensure_future(b.agent("later").settle(second.task_id))
+            await asyncio.sleep(3)
+            assert await states(b, second.task_id) == []
+            assert (await a.agent("paid").settle(first.task_id)).state == "completed"
+            assert ((await later).state, a.paid) == ("completed", [5])
+
+        time.run(main())
 
 
 async def test_on_input_is_asked_once(machines: Machines) -> None:

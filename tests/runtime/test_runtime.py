@@ -85,6 +85,17 @@ async def test_the_same_key_is_the_same_run(log: MemoryEventLog) -> None:
     assert len(await log.runs()) == 2
 
 
+async def test_the_same_key_of_two_owners_is_two_runs(log: MemoryEventLog) -> None:
+    async with Runtime({"a": agent("one", "two", "three")}, log=log) as runtime:
+        owners = [None, "ann", "bob", "ann"]
+        records = [await runtime.start("a", "Hi", key="k", owner=owner) for owner in owners]
+        for record in records:
+            await runtime.follow(record.task_id)
+    assert [record.owner for record in records] == owners
+    assert len({record.task_id for record in records}) == 3
+    assert records[1].task_id == records[3].task_id
+
+
 async def test_runs_of_one_conversation_come_one_after_the_other(log: MemoryEventLog) -> None:
     async with Runtime({"a": agent("one", "two", "three")}, log=log) as runtime:
         records = [await runtime.start("a", text, context_id="c") for text in ("1", "2", "3")]

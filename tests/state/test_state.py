@@ -559,6 +559,12 @@ def test_the_fold_keeps_the_highest_number_of_the_letters_that_the_run_took() ->
     assert fold_all([task(seq=1), *said[:2]]).branched().beside(fold_all([task(seq=1), *said])).mail == 9
 
 
+def test_a_letter_to_a_run_inside_is_none_of_the_outer_one() -> None:
+    inside = MessageAddedEvent(seq=2, content="Hi", task_id="child", parent_task_id="r", metadata={"mail_id": 7})
+
+    assert fold_all([task(seq=1), inside]).mail == 0
+
+
 def test_a_run_takes_its_own_letters_and_knows_nothing_of_those_of_the_run_before_it() -> None:
     first = fold_all([task(seq=1), MessageAddedEvent(seq=2, content="Hi", metadata={"mail_id": 7})])
 

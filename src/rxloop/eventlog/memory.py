@@ -330,7 +330,8 @@ class _Run:
         """Whether it waits, and has a letter that brings it on, such as an answer."""
         if not self.mail or self.state not in ("input-required", "auth-required"):
             return False
-        taken = max((event.metadata.get("mail_id", 0) for event in self.events if event.metadata), default=0)
+        own = (event for event in self.events if event.metadata and event.parent_task_id is None)
+        taken = max((event.metadata.get("mail_id", 0) for event in own), default=0)
         return any(number > taken and letter.kind != "say" for number, letter in self.mail)
 
     async def grown(self) -> None:

@@ -27,6 +27,7 @@ from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.protocol.storable import storable
 from rxloop.run.ids import check_task_id
 from rxloop.run.options import Steer
+from rxloop.state.run_state import MAIL_ID
 from rxloop.tools import Thoughts, nearest
 
 _IN_THE_LOOP = frozenset(
@@ -123,6 +124,8 @@ def check_options(
         raise _wrong("metadata", metadata, "give a dict")
     if metadata is not None:
         _check_storable("metadata", metadata)
+        if MAIL_ID in metadata:
+            raise _wrong("metadata", metadata, f"{MAIL_ID!r} is the number of a letter to a run: choose another name")
 
 
 def check_fork(at: Any, results: Any, tools: Any, fork_id: Any = None) -> None:

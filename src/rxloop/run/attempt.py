@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reactivex.abc import DisposableBase
 from reactivex.disposable import SerialDisposable
 
+from rxloop.errors import InvalidEvent
 from rxloop.operators.loop._faults import stuck
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.logs import EventLog
@@ -30,7 +31,7 @@ from rxloop.run.life import Canceled, Life
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.state.batch import Batch, Slot
-from rxloop.state.run_state import RunState
+from rxloop.state.run_state import MAIL_ID, RunState
 from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
 
@@ -161,6 +162,8 @@ class Attempt:
         """
         # Here as well, where it is still told to who emits it in a thread of its own.
         self.recorder.check(event)
+        if event.metadata and MAIL_ID in event.metadata and event.task_id in ("", self.task_id):
+            raise InvalidEvent(f"{MAIL_ID!r} in the metadata is the number of a letter to the run: choose another name")
         self.life.in_loop(out or self.publish, event)
 
     def watch(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
+from rxloop.errors import ConfigurationError, ConflictError, ContextBusy, RunOver, UnknownRun
 from rxloop.pipeline.logs import EventLog, Mailbox
 from rxloop.protocol.events import (
     Event,
@@ -18,10 +18,12 @@ from rxloop.protocol.events import (
 from rxloop.protocol.mail import SayMail
 from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
+from rxloop.run.earlier import answered_run, over_or_later
 from rxloop.run.ends import is_over, run_exists
-from rxloop.run.inputs import WAITING, check_not_let_go, check_waiting, new_answers
-from rxloop.run.letters import Letters, take, unheard
+from rxloop.run.inputs import new_answers
+from rxloop.run.letters import Letters, Taken, take, unheard
 from rxloop.run.post import Post
+from rxloop.run.rest import check_goes_on
 from rxloop.run.steering import say
 from rxloop.run.taking import take_turn, try_turn
 from rxloop.state.conversation import check_whole, conversation, read_log
@@ -56,7 +58,7 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
     if spec.fork is not None:
         await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
-    if not await take_turn(attempt, event_log):
+    if not await (_take_turn_to_begin if spec.keep_context else take_turn)(attempt, event_log):
         return None
     if spec.keep_context:
         before = await attempt.life.prepare(conversation(event_log, attempt.context_id, before=spec.task_id))
@@ -64,6 +66,33 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
             attempt.recorder.states[None] = before
     _write_after(attempt, event_log, 0)
     return None
+
+
+async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog) -> bool:
+    """Take the turn for a run that nobody has begun, and that lets go what earlier ones of its conversation ask.
+
+    Returns:
+        As `take_turn`.
+
+    Raises:
+        ContextBusy: As `take_turn`; or one of them has got its answer, which would be void.
+    """
+    spec = attempt.spec
+    while await take_turn(attempt, event_log):
+        answered = await attempt.life.prepare(answered_run(event_log, attempt.context_id, attempt.task_id))
+        if answered is None:
+            return True
+        if spec.when_busy == "refuse" or spec.settles:
+            raise ContextBusy(
+                f"the run {answered.task_id}, which is earlier in the conversation {attempt.context_id}, has got its "
+                "answer, and nobody has gone on with it yet: settle or resume that one first, cancel it, or queue this "
+                'one with when_busy="wait"'
+            )
+        if attempt.turn is not None:
+            await attempt.turn.give_back()
+            attempt.turn = None
+        await attempt.life.prepare(over_or_later(event_log, answered.task_id, answered.seq))
+    return False
 
 
 async def _see_that_it_is_new(attempt: Attempt, event_log: EventLog) -> None:
@@ -94,7 +123,8 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
         # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
         await prepare(try_turn(attempt, event_log), GRACE)
     elif not is_over(events[-1]):
-        taken = await take_turn(attempt, event_log)
+        begins = isinstance(events[-1], TaskEvent)
+        taken = await (_take_turn_to_begin if begins else take_turn)(attempt, event_log)
         # Somebody may have gone on with this run meanwhile.
         newer = await prepare(read_log(event_log.read, task_id, after_seq=events[-1].seq), GRACE)
         if newer is None:
@@ -102,14 +132,14 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
         events = [*events, *newer]
         if not taken and fold_all(events).state == "working":
             return None
-    await prepare(_see_that_it_can_go_on(attempt, event_log, events), GRACE)
+    await prepare(_see_that_it_is_whole(attempt, event_log, events), GRACE)
     before = await prepare(conversation(event_log, attempt.context_id, before=task_id), GRACE)
     post, letters = attempt.post, ()
     if post is not None and not is_over(events[-1]):
         letters = await prepare(post.letters(0), GRACE)
     if before is None or letters is None:
         return None
-    return _take_up(attempt, event_log, events, before, letters)
+    return await _take_up(attempt, event_log, events, before, letters)
 
 
 def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
@@ -123,27 +153,19 @@ def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
         attempt.life.limit(attempt.limits.seconds)
 
 
-async def _see_that_it_can_go_on(attempt: Attempt, event_log: EventLog, events: Sequence[Event]) -> None:
-    """See that the last events are there, and that nobody in the conversation has gone on without this run.
+async def _see_that_it_is_whole(attempt: Attempt, event_log: EventLog, events: Sequence[Event]) -> None:
+    """See that the last events are there.
 
     Raises:
-        EventLogError: An event at the end cannot be read.
-        InvalidInput: A later run has let the questions of this one go.
+        EventLogError: One of them cannot be read.
     """
-    records = await read_log(event_log.runs, context_id=attempt.context_id)
-    place = next((place for place, record in enumerate(records) if record.task_id == attempt.task_id), None)
-    if place is None:
-        return
-    if records[place].seq > events[-1].seq:
+    record = await read_log(event_log.record, attempt.task_id)
+    if record.seq > events[-1].seq:
         # Read once more: somebody may have written it just now, and who that was is told by a conflict.
-        check_whole(attempt.task_id, await read_log(event_log.read, attempt.task_id), records[place].seq)
-    if attempt.spec.cancel is None and not attempt.life.ending:
-        state = fold_all(events)
-        if attempt.spec.inputs or state.state in WAITING:
-            check_not_let_go(attempt.task_id, state, records)
+        check_whole(attempt.task_id, await read_log(event_log.read, attempt.task_id), record.seq)
 
 
-def _take_up(
+async def _take_up(
     attempt: Attempt, event_log: EventLog, events: Sequence[Event], before: RunState, letters: Letters
 ) -> Event | None:
     """Go on with a run as its next attempt; give its final event if it has ended for good."""
@@ -164,9 +186,13 @@ def _take_up(
     if (state.finished and not state.retryable) or (spec.settles and (state.finished or state.state == "canceled")):
         # Who settles a run leaves it at rest, which somebody may have brought it to just now.
         return events[-1]
-    by_mail = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), letters)
-    if not inputs and not by_mail and spec.on_input is None and not attempt.life.ending:
-        check_waiting(attempt.task_id, state)
+    taken = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), letters)
+    if not attempt.life.ending:
+        asks, answered = spec.on_input is not None, bool(inputs)
+        checking = check_goes_on(
+            event_log, attempt.context_id, attempt.task_id, state, taken, asks=asks, answered=answered
+        )
+        await attempt.life.prepare(checking, GRACE)
     if spec.cancel is None:
         _compare_strategy(attempt, events[0])
         limit = check_attempts(state, attempt.limits)
@@ -176,19 +202,18 @@ def _take_up(
     return None
 
 
-def _take_mail(attempt: Attempt, state: RunState, letters: Letters) -> bool:
-    """Take the letters that the run has not taken yet, unless it ends anyway; give whether they answer a question."""
+def _take_mail(attempt: Attempt, state: RunState, letters: Letters) -> Taken:
+    """Take the letters that the run has not taken yet, unless it ends anyway."""
     taken = take(attempt.task_id, state, [(number, letter) for number, letter in letters if number > state.mail])
     if taken.cancel is not None and attempt.spec.cancel is not None:
         # It is there for a cancel, and this is the one.
         attempt.life.revise(taken.cancel)
     elif taken.cancel is not None:
         attempt.life.finish(taken.cancel)
-    if attempt.life.ending:
-        return False
-    attempt.news = (*attempt.news, *taken.news)
-    attempt.passed = taken.passed
-    return taken.answers
+    if not attempt.life.ending:
+        attempt.news = (*attempt.news, *taken.news)
+        attempt.passed = taken.passed
+    return taken
 
 
 def _say(attempt: Attempt, number: int, letter: SayMail) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RunOver
@@ -13,11 +14,11 @@ from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.protocol.events import InputReceivedEvent
 from rxloop.protocol.mail import AnswerMail, CancelMail, SayMail
 from rxloop.protocol.messages import Message
+from rxloop.run.earlier import over_or_later
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
 from rxloop.run.inputs import check_not_let_go, later_run, new_answers
 from rxloop.run.letters import take, unheard
-from rxloop.run.settling import over_or_later
 from rxloop.state.conversation import read_log
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
@@ -96,15 +97,29 @@ async def answer(event_log: EventLog, task_id: str, inputs: Mapping[str, Any]) -
         InvalidInput: The run does not wait for an answer, has another one, or the answer does not fit the question.
     """
     mailbox = _mailbox(event_log, "agent.resume(task_id, inputs=...) answers")
+    new = await _to_answer(event_log, mailbox, task_id, inputs)
+    if new:
+        number = await read_log(mailbox.send, task_id, AnswerMail(inputs=new))
+        # Of several that found the question open at the same moment, the first one counts.
+        await _to_answer(event_log, mailbox, task_id, new, before=number)
+
+
+async def _to_answer(
+    event_log: EventLog, mailbox: Mailbox, task_id: str, inputs: Mapping[str, Any], *, before: float = inf
+) -> dict[str, Any]:
+    """The answers that a run has not got yet, by its mail up to that letter.
+
+    Raises:
+        InvalidInput: As for `answer`.
+    """
     events = await read_log(event_log.read, task_id)
     state = fold_all(events)
     if not inputs.keys() <= state.answers.keys():
         check_not_let_go(task_id, state, await read_log(event_log.runs, context_id=events[0].context_id))
-    coming = take(task_id, state, await read_log(mailbox.mail, task_id, after=state.mail), warn=False).news
+    letters = await read_log(mailbox.mail, task_id, after=state.mail)
+    coming = take(task_id, state, [letter for letter in letters if letter[0] < before], warn=False).news
     known = {event.input_id: event.value for event in coming if isinstance(event, InputReceivedEvent)}
-    new = new_answers(task_id, state.changed(answers={**state.answers, **known}), inputs)
-    if new:
-        await read_log(mailbox.send, task_id, AnswerMail(inputs=new))
+    return new_answers(task_id, state.changed(answers={**state.answers, **known}), inputs)
 
 
 async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *, interrupt: bool) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from rxloop.errors import AttemptError, ConflictError, ContextBusy, InvalidInput, LogUnreachable, RxloopError
-from rxloop.pipeline.logs import EventLog, Mailbox
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import task_event
+from rxloop.run.earlier import earlier_run, until_moved
 from rxloop.run.ends import run_exists
 from rxloop.run.handle import Run
-from rxloop.run.inputs import WAITING, later_run
-from rxloop.run.letters import take
 from rxloop.run.options import WhenBusy
 from rxloop.run.ownership import alive
+from rxloop.run.rest import is_at_rest
 from rxloop.run.spec import RunSpec
 from rxloop.run.taking import RETRY
 from rxloop.state.conversation import read_log
@@ -27,9 +26,6 @@ from rxloop.state.run_state import RunState
 from rxloop.stream.writer import LogWriter
 
 log = logging.getLogger("rxloop")
-
-_PAGE = 10
-"""Runs of a conversation that are listed at once."""
 
 
 async def submit(event_log: EventLog, spec: RunSpec) -> RunRecord:
@@ -67,19 +63,9 @@ async def settle(
     hold = alive(task_id)
     if hold is not None and hold.surrounds:
         raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
-    refused_at = 0
-    while True:
-        state = await until_due(event_log, task_id, asks=asks, when_busy=when_busy)
-        if state is None:
-            return await read_log(event_log.record, task_id)
-        try:
-            asks = not await _attempt(task_id, resume()) and asks
-        except InvalidInput as error:
-            # It waits by now; or a later run of the conversation has let the question go, which stays so.
-            if refused_at == state.seq:
-                log.warning("the run %s is left as it is: %s", task_id, error)
-                return await read_log(event_log.record, task_id)
-            refused_at = state.seq
+    while await until_due(event_log, task_id, asks=asks, when_busy=when_busy) is not None:
+        asks = not await _attempt(task_id, resume()) and asks
+    return await read_log(event_log.record, task_id)
 
 
 async def until_due(
@@ -102,10 +88,9 @@ async def until_due(
     while True:
         events = await read_log(event_log.read, task_id)
         context_id, state = events[0].context_id, fold_all(events)
-        asking = asks and state.state in WAITING
-        if not asking and await _is_at_rest(event_log, context_id, task_id, state):
+        if await is_at_rest(event_log, context_id, task_id, state, asks=asks):
             return None
-        earlier = await _earlier(event_log, context_id, task_id)
+        earlier = await earlier_run(event_log, context_id, task_id)
         if earlier is None:
             return state
         if when_busy == "refuse":
@@ -113,7 +98,7 @@ async def until_due(
                 f"the run {task_id} cannot go on before the run {earlier.task_id}, which is earlier in the "
                 f"conversation {context_id} and {earlier.state}: settle that one first, or wait for it"
             )
-        await over_or_later(event_log, earlier.task_id, earlier.seq)
+        await until_moved(event_log, context_id, task_id, state.seq)
 
 
 async def _attempt(task_id: str, run: Run[Any]) -> bool:
@@ -131,8 +116,8 @@ async def _attempt(task_id: str, run: Run[Any]) -> bool:
         raise
     try:
         await run
-    except ConflictError as error:
-        log.debug("the run %s was taken up elsewhere: %s", task_id, error)
+    except (ConflictError, ContextBusy, InvalidInput) as error:
+        log.debug("the run %s, or its conversation, has gone on elsewhere: %s", task_id, error)
         await asyncio.sleep(RETRY)
         return False
     except AttemptError as error:
@@ -142,58 +127,3 @@ async def _attempt(task_id: str, run: Run[Any]) -> bool:
             raise LogUnreachable(str(error)) from error
         return False
     return True
-
-
-async def _is_at_rest(event_log: EventLog, context_id: str, task_id: str, state: RunState) -> bool:
-    """Whether nothing is to be done for a run: it is over, was cancelled, or waits for an answer that nobody has given.
-
-    Args:
-        event_log: Holds it.
-        context_id: Its conversation.
-        task_id: The run.
-        state: Where it stands.
-    """
-    if state.finished or state.state == "canceled":
-        return True
-    if state.state not in WAITING:
-        return False
-    if not isinstance(event_log, Mailbox):
-        return True
-    taken = take(task_id, state, await read_log(event_log.mail, task_id, after=state.mail), warn=False)
-    if taken.cancel is not None:
-        return False
-    if not taken.answers:
-        return True
-    # A later run may have let the question go.
-    return later_run(task_id, await read_log(event_log.runs, context_id=context_id)) is not None
-
-
-async def _earlier(event_log: EventLog, context_id: str, task_id: str) -> RunRecord | None:
-    """The first run of the conversation before this one that is not at rest."""
-    after: str | None = None
-    while True:
-        # The first few tell, however many wait in the conversation.
-        page = await read_log(event_log.runs, context_id=context_id, unfinished=True, after=after, limit=_PAGE)
-        for record in page:
-            if record.task_id == task_id:
-                return None
-            if record.state in ("submitted", "working"):
-                return record
-            if record.state in WAITING:
-                state = fold_all(await read_log(event_log.read, record.task_id))
-                if not await _is_at_rest(event_log, context_id, record.task_id, state):
-                    return record
-        if len(page) < _PAGE:
-            return None
-        after = page[-1].task_id
-
-
-async def over_or_later(event_log: EventLog, task_id: str, after_seq: int) -> None:
-    """Wait until the attempt of a run that goes on elsewhere is over, for half a second at most."""
-    grown = False
-    with suppress(TimeoutError):
-        async with asyncio.timeout(RETRY):
-            async for _ in event_log.follow(task_id, after_seq=after_seq):
-                grown = True
-            if not grown:
-                await asyncio.sleep(RETRY)

@@ -144,7 +144,7 @@ class Runtime:
         Args:
             agent: The name of the agent.
             prompt: As for `Agent.run`.
-            key: The same key is the same run: started once, whoever asks again.
+            key: The same key of the same agent and owner is the same run: started once, however often it is asked for.
             **options: See `StartOptions`.
 
         Raises:
@@ -153,7 +153,10 @@ class Runtime:
         """
         self._check_open()
         _check_options(options)
-        task_id = id_of_key("runtime", agent, key) if key is not None else None
+        owner = options.get("owner")
+        # Two owners who choose the same key know nothing of each other.
+        whose = () if owner is None else (str(owner),)
+        task_id = id_of_key("runtime", agent, key, *whose) if key is not None else None
         try:
             record = await self._agent(agent).submit(prompt, task_id=task_id, **options)
         except RunExists:

@@ -71,7 +71,9 @@ def fold_beside(state: RunState, event: Event) -> RunState:
 
 def _newest_mail(state: RunState, event: Event) -> int:
     number = event.metadata[MAIL_ID]
-    return max(state.mail, number) if isinstance(number, int) else state.mail
+    # A letter to a run inside is none of this one's.
+    own = event.parent_task_id is None and isinstance(number, int)
+    return max(state.mail, number) if own else state.mail
 
 
 def fold_all(

@@ -169,6 +169,7 @@ _TAKEN = """
     SELECT ifnull(max(CASE WHEN json_valid(CAST(json AS TEXT))
         THEN json_extract(CAST(json AS TEXT), '$.metadata.mail_id') END), 0)
     FROM events WHERE run = runs.number AND sub = 0
+    AND NOT (json_valid(CAST(json AS TEXT)) AND json_extract(CAST(json AS TEXT), '$.parentTaskId') IS NOT NULL)
 """
 """The number of the last letter that a run has taken."""
 _MAILED = f"""

@@ -103,8 +103,12 @@ async def a_run_that_waits_is_an_orphan_once_it_has_an_answer(make_log: MakeLog)
         await log.send("over", AnswerMail(inputs={"1": True}))
         equal(ids(await log.orphans()), ["run"])
 
-        taken = note(4).model_copy(update={"metadata": {"mail_id": number}})
-        await log.append("run", [taken, end(5, "input-required")], expected_seq=3)
+        inside = {"parent_task_id": "run", "task_id": "child", "metadata": {"mail_id": number}}
+        await log.append("run", [note(4).model_copy(update=inside), end(5, "input-required")], expected_seq=3)
+        equal(ids(await log.orphans()), ["run"])
+
+        taken = note(6).model_copy(update={"metadata": {"mail_id": number}})
+        await log.append("run", [taken, end(7, "input-required")], expected_seq=5)
         equal(ids(await log.orphans()), [])
 
 
