@@ -187,7 +187,7 @@ def test_virtual_time_stands_still_while_a_thread_works() -> None:
 
 
 HANGING = """
-import asyncio, threading
+import asyncio, threading, sys
 from rxloop import Agent, tool
 from rxloop.testing import ScriptedModel, call
 
@@ -197,13 +197,31 @@ def hangs() -> str:
     threading.Event().wait()
     return "never"
 
-model = ScriptedModel(*[call("hangs")] * 2, "Done.")
-print(Agent(model, tools=[hangs]).run_sync("Go.").output, flush=True)
+@tool(timeout=0.2)
+def hangs_between():
+    \"\"\"Hang, as a generator.\"\"\"
+    yield "a step"
+    threading.Event().wait()
+
+@tool(timeout=0.2)
+def hangs_on():
+    \"\"\"Hang in the clean-up.\"\"\"
+    try:
+        threading.Event().wait()
+    finally:
+        threading.Event().wait()
+
+name = sys.argv[1]
+model = ScriptedModel(*[call(name)] * 2, "Done.")
+print(Agent(model, tools=[hangs, hangs_between, hangs_on]).run_sync("Go.").output, flush=True)
 """
 
 
-def test_a_process_whose_tools_hang_in_threads_comes_to_its_end() -> None:
-    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=30, check=False)
+@pytest.mark.parametrize("name", ["hangs", "hangs_between", "hangs_on"])
+def test_a_process_whose_tools_hang_in_threads_comes_to_its_end(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING, name], capture_output=True, text=True, timeout=30, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "Done.\n"), done.stderr
 
 

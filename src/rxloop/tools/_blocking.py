@@ -1,4 +1,4 @@
-"""Warns of an async tool that holds the event loop, and with it every run of the process."""
+"""Warns of a tool that holds the event loop, and with it every run of the process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def watched(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
                 longest = float("inf")
                 log.warning(
                     "the tool %s held the event loop for %.1f s, and every run of the process with it: "
-                    "drop `async`, and it runs in a thread, or await what takes so long",
+                    "await what takes so long, or do it in a thread, where a function without `async` runs",
                     tool,
                     took,
                 )

@@ -13,7 +13,6 @@ from rxloop.errors import ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.protocol.storable import readable
-from rxloop.tools._blocking import watched
 from rxloop.tools._result import encode_result
 from rxloop.tools._schema import plain_function
 from rxloop.tools._size import TooLarge
@@ -28,10 +27,10 @@ def caller_of(function: Callable[..., Any], name: str) -> Call:
     inner = plain_function(function)
 
     async def on_the_loop(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
-        return await watched(function(*args, **kwargs), name)
+        return await function(*args, **kwargs)
 
     async def as_async_generator(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
-        return await watched(_drain_async(function(*args, **kwargs), ctx), name)
+        return await _drain_async(function(*args, **kwargs), ctx)
 
     async def as_generator(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
         return await _in_thread(lambda stop: _drain(function(*args, **kwargs), ctx, stop), name)

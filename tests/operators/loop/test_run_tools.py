@@ -40,7 +40,7 @@ async def answer_of(*tools: Any, calls: Any, **fields: Any) -> tuple[list[ToolCo
     """The `tool-complete` events of one message with these calls, and what the model reads."""
     model = ScriptedModel(calls, "done")
     events = await collect(Agent(model, tools=tools, **fields).run("Go"))
-    answers = [event for event in events if isinstance(event, ToolCompleteEvent)]
+    answers = sorted((event for event in events if isinstance(event, ToolCompleteEvent)), key=lambda event: event.index)
     assert well_formed(model.requests[1].messages)
     return answers, [message.text for message in model.requests[1].messages if message.role == "tool"]
 

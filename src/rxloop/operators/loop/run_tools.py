@@ -20,6 +20,7 @@ from rxloop.protocol.unchecked import unchecked
 from rxloop.state.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
+from rxloop.tools._blocking import watched
 from rxloop.tools._result import MAX_RESULT, shortened
 
 if TYPE_CHECKING:
@@ -109,10 +110,10 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     deadline = None if tool.timeout is None else asyncio.timeout(tool.timeout)
     try:
         if deadline is None:
-            value = await tool.call(thawed(call.arguments), ctx)
+            value = await watched(tool.call(thawed(call.arguments), ctx), call.name)
         else:
             async with deadline:
-                value = await tool.call(thawed(call.arguments), ctx)
+                value = await watched(tool.call(thawed(call.arguments), ctx), call.name)
         result, content = encode_result(value)
         result = storable(result, "the result")
         forgotten = [asked for asked in ctx.questions or () if asked.forgotten]
