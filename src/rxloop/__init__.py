@@ -140,6 +140,7 @@ if TYPE_CHECKING:
     from rxloop.protocol.step_events import ToolCompleteEvent as ToolCompleteEvent
     from rxloop.protocol.step_events import ToolProgressEvent as ToolProgressEvent
     from rxloop.protocol.step_events import ToolStartEvent as ToolStartEvent
+    from rxloop.protocol.step_events import ToolVoidedEvent as ToolVoidedEvent
     from rxloop.protocol.step_events import UsageEvent as UsageEvent
     from rxloop.providers import Bounds as Bounds
     from rxloop.providers import Preset as Preset

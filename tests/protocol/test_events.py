@@ -37,6 +37,7 @@ from rxloop.protocol.events import (
     ToolProgressEvent,
     ToolStartEvent,
     ToolsUnavailableEvent,
+    ToolVoidedEvent,
     UsageEvent,
     external,
     protocol_schema,
@@ -78,6 +79,7 @@ EVENTS: list[Event] = [
     ToolProgressEvent(call=CALL, message="half", fraction=0.5),
     ToolCompleteEvent(call=CALL, success=True, result=[0, False, "", None, {"s_k": 1}], content="0", duration=1.5),
     ToolCompleteEvent(call=CALL, success=False, error="boom", content="boom"),
+    ToolVoidedEvent(call=CALL, index=1),
     UsageEvent(input_tokens=10, output_tokens=3, cached_tokens=8, reasoning_tokens=1),
     MessageAddedEvent(role="system", content=[TextPart(text="Be brief.")], cause="tool"),
     CheckpointEvent(iteration=2, message_count=5, usage=Usage(output_tokens=3), durable_seq=None),
@@ -207,7 +209,7 @@ def test_what_is_for_clients_leaves_internal_kinds_and_hidden_tools_out_and_keep
 
     assert not any(isinstance(event, LLMFailedEvent) for event in seen)
     assert not any(getattr(event, "hidden", False) for event in seen)
-    left_out = {"llm-failed", "tool-call-delta", "tool-start", "message-added"}
+    left_out = {"llm-failed", "tool-voided", "tool-call-delta", "tool-start", "message-added"}
     assert [event.kind for event in seen] == [event.kind for event in EVENTS if event.kind not in left_out]
 
 

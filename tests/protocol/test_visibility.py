@@ -30,6 +30,7 @@ from rxloop.protocol.events import (
     ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolStartEvent,
+    ToolVoidedEvent,
     external,
 )
 from rxloop.protocol.messages import Content, ErrorInfo, Message, ToolCall, Usage, Wire
@@ -74,6 +75,7 @@ PRIVATE = {
     "input-received": {"value"},
     "llm-failed": {"error", "retryable", "retry_in", "status", "tries"},
     "subtask": {"hidden_calls"},
+    "tool-voided": {"call", "index"},
     "Message": {"provider_state"},
 }
 """What is not for clients, so that nobody forgets to decide about a new field."""
@@ -261,6 +263,7 @@ def test_a_timeout_of_the_provider_is_not_the_limit_of_that_name() -> None:
         MessageAddedEvent(content=MARK, cause="strategy"),
         MessageAddedEvent(content=MARK, cause="retry"),
         LLMFailedEvent(error=ErrorInfo(code="server", message=MARK), retryable=True),
+        ToolVoidedEvent(call=HIDDEN.model_copy(update={"hidden": False})),
         ToolStartEvent(call=HIDDEN, idempotency_key="k"),
         ToolStartEvent(call=HIDDEN.model_copy(update={"hidden": False}), hidden=True, idempotency_key="k"),
     ],

@@ -181,7 +181,7 @@ def test_a_stream_without_end_is_an_error_that_shows_what_there_was() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("l-v|", "no event has the letter 'v'"),
+        ("l-Q|", "no event has the letter 'Q'"),
         ("(l-c)", "no time passes inside"),
         ("(l 5ms c)", "no time passes inside"),
         ("(lc", "not closed"),

@@ -30,6 +30,9 @@ T = TypeVar("T")
 class ModelCall(Protocol):
     """A call of the model, while its answer is being written."""
 
+    request: ModelRequest
+    """What was sent."""
+
     def interrupt(self) -> None:
         """Cut the answer off: what there is of it is the message."""
         ...
@@ -150,6 +153,7 @@ class ContextChanges(TypedDict, total=False):
     asked_by: str
     out: Callable[[Event], None] | None
     questions: list[Asked[Any]] | None
+    asked_for: Callable[[], Awaitable[object]] | None
 
 
 # No slots: with them `RunContext[Deps](deps)` fails, which people write in tests of their tools.
@@ -181,6 +185,8 @@ class RunContext(Generic[D_co]):
     """Where `emit` puts events: the pipeline, for a tool; otherwise straight onto the stream."""
     questions: list[Asked[Any]] | None = field(default=None, repr=False, compare=False)
     """What a tool has asked in this call."""
+    asked_for: Callable[[], Awaitable[object]] | None = field(default=None, repr=False, compare=False)
+    """Of a call that was started early: waits until the model has asked for it, before which it asks nobody."""
 
     @property
     def host(self) -> Host:

@@ -37,6 +37,7 @@ from rxloop.protocol.step_events import (
     ToolCompleteEvent,
     ToolProgressEvent,
     ToolStartEvent,
+    ToolVoidedEvent,
     UsageEvent,
 )
 from rxloop.protocol.step_events import SessionLink as SessionLink
@@ -57,6 +58,7 @@ AnyEvent = Annotated[
         ToolStartEvent,
         ToolProgressEvent,
         ToolCompleteEvent,
+        ToolVoidedEvent,
         UsageEvent,
         MessageAddedEvent,
         CheckpointEvent,

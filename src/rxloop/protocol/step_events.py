@@ -290,6 +290,21 @@ class ToolCompleteEvent(_ToolEvent):
         return f"{self.name} {'=' if self.success else 'failed:'} {self.content}"
 
 
+class ToolVoidedEvent(Event):
+    """A call that was started early came to nothing: it was not asked for in the end, or not so."""
+
+    visibility = "internal"
+    kind: Literal["tool-voided"] = "tool-voided"
+    marble = "V"
+    call: ToolCall
+    index: int = 0
+    """The place that the call would have had in its message, from 0."""
+
+    @override
+    def describe(self) -> str:
+        return _written(self.call)
+
+
 class UsageEvent(Event):
     """The tokens of one model call, in the provider's last word on them."""
 

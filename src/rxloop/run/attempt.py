@@ -277,6 +277,8 @@ class Attempt:
 
     async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
         """Put a question to the person or client behind the run."""
+        if ctx.asked_for is not None:
+            await ctx.asked_for()
         return await self._questions.ask(ctx, prompt, answer, options, self.recorder.earlier.questions)
 
     # -- requests

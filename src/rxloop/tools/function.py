@@ -58,6 +58,8 @@ class FunctionTool(Generic[C, P, R]):
     """Seconds until a call is cut off; None means no limit."""
     idempotent: bool
     """Whether a call that was interrupted may be made again."""
+    read_only: bool
+    """Whether a call changes nothing, so that it may be started early, and for nothing."""
     approve: bool | str
     """Whether a person must agree to each call; a text is the question."""
     max_result: int | None
@@ -71,6 +73,7 @@ class FunctionTool(Generic[C, P, R]):
         description: str | None = None,
         timeout: float | None = None,
         idempotent: bool = False,
+        read_only: bool = False,
         approve: bool | str = False,
         hidden: bool = False,
         enabled: Enabled | None = None,
@@ -86,6 +89,7 @@ class FunctionTool(Generic[C, P, R]):
             description: See `tool`.
             timeout: See `tool`.
             idempotent: See `tool`.
+            read_only: See `tool`.
             approve: See `tool`.
             hidden: See `tool`.
             enabled: See `tool`.
@@ -122,7 +126,8 @@ class FunctionTool(Generic[C, P, R]):
             hidden=hidden,
         )
         self.timeout = timeout
-        self.idempotent = idempotent
+        self.idempotent = idempotent or read_only
+        self.read_only = read_only
         self.approve = approve
         self.max_result = max_result
 
@@ -177,6 +182,7 @@ class ToolOptions(TypedDict, total=False):
     description: str | None
     timeout: float | None
     idempotent: bool
+    read_only: bool
     approve: bool | str
     hidden: bool
     enabled: Enabled | None
@@ -209,6 +215,7 @@ def tool(
     description: str | None = None,
     timeout: float | None = None,
     idempotent: bool = False,
+    read_only: bool = False,
     approve: bool | str = False,
     hidden: bool = False,
     enabled: Enabled | None = None,
@@ -234,6 +241,8 @@ def tool(
         description: What it is for; otherwise the docstring without its sections on parameters and results.
         timeout: Seconds until a call is cut off.
         idempotent: A call that was interrupted may be made again.
+        read_only: A call changes nothing, here or elsewhere, and tells nobody anything. It may be made again, and with
+            `op.run_tools(early=True)` also in vain: before the model has finished its message.
         approve: A person must agree to each call. A text is the question that is put, with parameters in braces, such
             as `"Refund {amount}?"`.
         hidden: Calls of it are not for clients.
@@ -256,6 +265,7 @@ def tool(
             description=description,
             timeout=timeout,
             idempotent=idempotent,
+            read_only=read_only,
             approve=approve,
             hidden=hidden,
             enabled=enabled,

@@ -104,7 +104,7 @@ def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
 class _Call(abc.DisposableBase):
     """One call of the model. A class and not a closure, because each iteration has one."""
 
-    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_request", "_shown", "_step")
+    __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_shown", "_step", "request")
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Call(abc.DisposableBase):
         observer: abc.ObserverBase[Signal],
         scheduler: abc.SchedulerBase | None,
     ) -> None:
-        self._request = request
+        self.request = request
         self._host = request.ctx.host
         self._observer = observer
         self._step = request.step
@@ -134,7 +134,7 @@ class _Call(abc.DisposableBase):
         finally:
             if not self._ended:
                 self._over()
-                self._host.abandon(self._request.ctx)
+                self._host.abandon(self.request.ctx)
 
     def interrupt(self) -> None:
         """Cut the answer off: what there is of it is the message, and the iteration ends."""
@@ -157,7 +157,7 @@ class _Call(abc.DisposableBase):
             published = fields["attempt"]
         except (AttributeError, KeyError):
             raise PipelineError(
-                f"the provider {self._request.ctx.model.name} sent {event!r}, of the type {type(event).__qualname__}: "
+                f"the provider {self.request.ctx.model.name} sent {event!r}, of the type {type(event).__qualname__}: "
                 "a provider may send nothing but events"
             ) from None
         if published:
@@ -191,7 +191,7 @@ class _Call(abc.DisposableBase):
         # Before anybody sees its calls, so that the tools get what the log has.
         settle(message)
         self._observer.on_next(message)
-        for tool_request in _tool_requests(message, self._request):
+        for tool_request in _tool_requests(message, self.request):
             self._observer.on_next(tool_request)
 
     def _on_error(self, error: Exception) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from reactivex import Observable
@@ -33,7 +34,7 @@ _start = unchecked(ToolStartEvent, settled=True)
 _complete = unchecked(ToolCompleteEvent, settled=True)
 
 
-def run_tools(concurrency: int = 5) -> Operator[object]:
+def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
     """Answer each `ToolRequest`: call the tool.
 
     ::
@@ -47,10 +48,21 @@ def run_tools(concurrency: int = 5) -> Operator[object]:
 
     With a log, a tool that is not idempotent is called once its `tool-start` is durable.
 
+    With `early=True`, a call of a read-only tool begins as soon as its arguments are written, while the model still
+    writes the rest of its message. What it emits is held until its `ToolRequest` comes, so that the stream, the log and
+    a resume are as they are without. If the request does not come, or is not the same, the call is cancelled, and an
+    internal `tool-voided` event is all that is left of it. Guards see the request after the call has begun.
+
     Args:
         concurrency: How many tools may run at once in one iteration; further calls wait.
+        early: Start calls early, on the main line: those of tools with `read_only=True` that nobody has to approve.
     """
     operator = answering(ToolRequest, _answer, concurrency)
+    if early:
+        # Imported here, because most programs do not need it.
+        from rxloop.operators.loop._early import starting_early
+
+        operator = starting_early(_carried_out, _answer, concurrency)
     operator.__qualname__ = "run_tools"
     return handling(operator, ToolRequest, ends=True)
 
@@ -72,13 +84,14 @@ def _answer(request: ToolRequest) -> Observable[Signal]:
     if not tool.idempotent and host.interrupted(request.slot):
         return emit(request.refuse(INTERRUPTED))
 
+    return _carried_out(tool, request, lambda: host.abandon(request.ctx))
+
+
+def _carried_out(tool: Tool, request: ToolRequest, abandoned: Callable[[], None] | None = None) -> Observable[Signal]:
     async def work(push: Push[Signal]) -> None:
         await _carry_out(tool, request, push)
 
-    def abandon() -> None:
-        host.abandon(request.ctx)
-
-    return from_task(work, request.ctx, name=f"rxloop-tool-{_public_name(request.ctx)}", abandoned=abandon)
+    return from_task(work, request.ctx, name=f"rxloop-tool-{_public_name(request.ctx)}", abandoned=abandoned)
 
 
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:

@@ -14,6 +14,8 @@ def standard(
     before_model: Sequence[Operator[OperatorDeps]] = (),
     before_tools: Sequence[Operator[OperatorDeps]] = (),
     at_end: Sequence[Operator[OperatorDeps]] = (),
+    *,
+    early: bool = False,
 ) -> list[Operator[OperatorDeps]]:
     """List the operators of the usual loop, with places for your own.
 
@@ -34,6 +36,7 @@ def standard(
         before_model: See each `ModelRequest` before the model does: compression, a change of settings.
         before_tools: See each `ToolRequest` before the tools do: guards, caches.
         at_end: See the `IterationEnd` and all events of the iteration.
+        early: Start calls of read-only tools while the model still writes: see `run_tools`.
 
     Raises:
         ConfigurationError: One of them is not a list.
@@ -45,4 +48,4 @@ def standard(
             raise ConfigurationError(
                 f"{place}={given!r} cannot be used: give a list of operators, such as {place}=[{named}]"
             )
-    return [*before_model, call_model(), *before_tools, run_tools(), *at_end, checkpoint()]
+    return [*before_model, call_model(), *before_tools, run_tools(early=early), *at_end, checkpoint()]

@@ -17,6 +17,7 @@ from rxloop.protocol.events import (
     ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolStartEvent,
+    ToolVoidedEvent,
     UsageEvent,
     ends_attempt,
 )
@@ -113,7 +114,7 @@ def _by_line(events: Iterable[Event]) -> Iterable[tuple[_Line, Event]]:
 
 def counts(event: Event) -> bool:
     """Tell whether an event says what happened, and is not bookkeeping."""
-    if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent):
+    if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent | ToolVoidedEvent):
         return False
     return not isinstance(event, StatusUpdateEvent) or not (event.state == "working" or ends_attempt(event))
 
