@@ -1,9 +1,10 @@
 """A local model endpoint that is much faster than any client: its answers are bytes rendered before they are asked for.
 
 The address says what is answered: `/stream/N/READ` N chunks of text, READ of them in each HTTP chunk; `/drip/N/MS` N
-chunks, MS milliseconds apart; `/pour/N` N chunks, as fast as they are read; `/held/N` N chunks and never an end;
-`/cut/N` N chunks, and the connection breaks; `/fail/CODE` an error; `/tools/K` K tool calls, one after the other, and
-then a text; `/typed/K` the same with JSON at the end. `GET /requests` tells how many answers were given.
+chunks, MS milliseconds apart; `/write/CALLS/N/MS` a message of so many tool calls, the arguments of each in N pieces,
+MS milliseconds apart, and then a text; `/pour/N` N chunks, as fast as they are read; `/held/N` N chunks and never an
+end; `/cut/N` N chunks, and the connection breaks; `/fail/CODE` an error; `/tools/K` K tool calls, one after the
+other, and then a text; `/typed/K` the same with JSON at the end. `GET /requests` tells how many answers were given.
 
 Run as a program it prints its port, and ends when its standard input does.
 """
@@ -104,6 +105,23 @@ def tool_call(number: int) -> bytes:
     return response([*pieces, *ending("tool_calls")], 1)
 
 
+@cache
+def written(calls: int, count: int) -> list[bytes]:
+    """An answer of several tool calls, as HTTP chunks: each call begins, and then its arguments come in pieces."""
+    events: list[bytes] = []
+    for index in range(calls):
+        arguments = f'{{"topic": "number {index} {"of many " * count}"}}'
+        size = -(-len(arguments) // count)
+        for start in range(0, len(arguments), size):
+            call: dict[str, object] = {"index": index, "function": {"arguments": arguments[start : start + size]}}
+            if not start:
+                function = {"name": "look_up", "arguments": arguments[:size]}
+                call |= {"id": f"call_{index}", "type": "function", "function": function}
+            events.append(chunk({"tool_calls": [call]}))
+    events.append(b"".join(ending("tool_calls")))
+    return [*(b"%x\r\n%b\r\n" % (len(event), event) for event in events), b"0\r\n\r\n"]
+
+
 class Connection(asyncio.Protocol):
     """One connection, kept alive."""
 
@@ -133,7 +151,11 @@ class Connection(asyncio.Protocol):
             self._data = rest[size:]
             assert self._transport is not None
             path = head.split(b" ", 2)[1].decode().split("/")
-            if path[1] in ("drip", "pour", "held", "cut"):
+            if path[1] == "write" and RESULT not in rest[:size]:
+                Connection.requests += 1
+                self._transport.write(HEAD)
+                self._drip(self._transport, written(int(path[2]), int(path[3])), int(path[4]))
+            elif path[1] in ("drip", "pour", "held", "cut"):
                 self._answer_in_parts(path[1], [int(number) for number in path[2:-2]])
             else:
                 self._transport.write(answer(path, rest[:size]))
@@ -193,6 +215,8 @@ def answer(path: list[str], body: bytes) -> bytes:
     Connection.requests += 1
     if path[1] == "stream":
         return stream(int(path[2]), int(path[3]))
+    if path[1] == "write":
+        return stream(10, 1)
     if path[1] == "fail":
         error = b'{"error":{"message":"The server is not well.","type":"server_error"}}'
         return b"HTTP/1.1 %b Failed\r\ncontent-length: %d\r\n\r\n%b" % (path[2].encode(), len(error), error)
