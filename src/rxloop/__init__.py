@@ -204,6 +204,8 @@ if TYPE_CHECKING:
     from rxloop.tools import Thoughts as Thoughts
     from rxloop.tools import ToolResult as ToolResult
     from rxloop.tools import tool as tool
+    from rxloop.tools.client_tool import ClientTool as ClientTool
+    from rxloop.tools.client_tool import client_tool as client_tool
     from rxloop.tools.request_input import request_input as request_input
     from rxloop.tools.sequential_thinking import sequential_thinking as sequential_thinking
     from rxloop.tools.strategic_thinking import strategic_thinking as strategic_thinking

@@ -44,6 +44,7 @@ from rxloop import (
     ToolStartEvent,
     UsageEvent,
     Variant,
+    client_tool,
     compare,
     emit,
     experiment,
@@ -143,6 +144,12 @@ async def tools(some: Sequence[AnyTool]) -> None:
     assert_type(Agent("m", tools=[weather, Methods().look], deps_type=Admin, output_type=City), Agent[Admin, City])
     Agent("m", tools=some, deps_type=Deps)
     assert_type(Agent("m", tools=some), Agent[None, str])
+    show = client_tool("show", {"type": "object"}, description="Shows.", result=bool)
+    assert_type(Agent("m", tools=[show, client_tool("book", City)]), Agent[None, str])
+    assert_type(Agent("m", tools=[show, weather], deps_type=Deps), Agent[Deps, str])
+    client: list[dict[str, Any]] = [{"name": "locate"}]
+    Agent("m").run("Hi", client_tools=client)
+    Agent("m").resume("t", client_tools=[show, *client], inputs={"1.0.1": {"error": "no"}})
     family: ToolProvider[Deps] = Family()
     Agent("m", tools=[family, plain], deps_type=Admin, instructions=lambda ctx: f"You help {ctx.deps.user}.")
     mine.run("Hi", deps=Admin("Ann"), limits=Limits(tokens=5), settings=ModelSettings(temperature=0))

@@ -34,6 +34,7 @@ from rxloop import (
     SlidingWindowCompressor,
     ToolRequest,
     ToolStartEvent,
+    client_tool,
     emit,
     experiment,
     follow,
@@ -346,6 +347,11 @@ def seams(agent: Agent[None, str]) -> None:
     Agent(NoProvider())  # wrong
     Agent("m", tools=[NoTool()])  # wrong
     agent.run("Hi", on_input=answers_with_nothing)  # wrong
+    agent.run("Hi", client_tools=["show_map"])  # wrong
+    agent.run("Hi", client_tools=[{1: "show_map"}])  # wrong
+    client_tool("show_map", [City])  # wrong
+    client_tool("show_map", str)  # wrong
+    client_tool("show_map", hidden=True)  # wrong
     op.answering(ToolRequest, lambda request: request)  # wrong
     op.answering(ModelRequest, lambda request: emit("text"))  # wrong
 

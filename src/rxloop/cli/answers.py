@@ -10,8 +10,8 @@ import orjson
 from rxloop.cli.render import question
 from rxloop.cli.terminal import read_line, say, write
 from rxloop.errors import ConfigurationError
+from rxloop.pipeline.json_schema import misfit
 from rxloop.protocol.events import PendingInput
-from rxloop.run.json_schema import misfit
 
 _YES_OR_NO = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
 _SAMPLES: Mapping[str, Any] = {

@@ -1,15 +1,17 @@
-"""What `ctx.ask` gives: a question that has to be awaited, and says so where it is not."""
+"""What `ctx.ask` gives: a question that has to be awaited, and says so where it is not; and how questions are made."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
+from rxloop.protocol.questions import PendingInput
 
 T = TypeVar("T")
 log = logging.getLogger("rxloop")
@@ -68,3 +70,34 @@ class Asked(Coroutine[Any, Any, T]):
     def __del__(self) -> None:
         if self._coroutine is None and not self.reported:
             log.error("nobody awaited ctx.ask(%r), so that it was never put: write `await ctx.ask(...)`", self.prompt)
+
+
+Read = Callable[[Any], Any]
+"""Makes of an answer what whoever asks is to get; raises ValueError if it does not fit."""
+_KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
+
+
+def question_of(prompt: str, answer: Any, options: Sequence[Any] | None) -> tuple[PendingInput, Read]:
+    """Make a question whose answer has a type, and what reads the answer.
+
+    Args:
+        prompt: The question.
+        answer: The type; anything that pydantic validates.
+        options: The values to choose from.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(answer)
+
+    def read(value: Any) -> Any:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from error
+
+    question = PendingInput(
+        input_id="",
+        prompt=prompt,
+        input_kind="selection" if options is not None else _KINDS.get(answer, "data"),
+        options=None if options is None else list(options),
+        answer_schema=adapter.json_schema(),
+    )
+    return question, read

@@ -11,6 +11,7 @@ from typing_extensions import TypeVar, Unpack
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.protocol.events import Event, ToolProgressEvent
 from rxloop.protocol.messages import Message, ToolCall, Usage
+from rxloop.protocol.questions import PendingInput
 from rxloop.protocol.settings import Limits
 from rxloop.protocol.settle import settle
 
@@ -101,8 +102,8 @@ class Host(Protocol):
         """The same without waiting; None if that takes waiting, or there is no log."""
         ...
 
-    async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
-        """Put a question to the person or client behind the run."""
+    async def ask(self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any]) -> Any:
+        """Put a question to the person or client behind the run, and give what `read` makes of the answer."""
         ...
 
     def request(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
@@ -324,9 +325,9 @@ class RunContext(Generic[D_co]):
             InvalidInput: The answer does not fit.
         """
         # Not before it is needed: importing rxloop is quicker without.
-        from rxloop.pipeline.asked import Asked
+        from rxloop.pipeline.asked import Asked, question_of
 
-        asked: Asked[T] = Asked(prompt, lambda: self.host.ask(self, prompt, answer, options))
+        asked: Asked[T] = Asked(prompt, lambda: self.host.ask(self, *question_of(prompt, answer, options)))
         if self.questions is not None:
             self.questions.append(asked)
         return asked

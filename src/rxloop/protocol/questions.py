@@ -1,7 +1,7 @@
-"""Questions that wait for an answer."""
+"""Questions that wait for an answer: of a person, or of the client that carries a tool out."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field
 
@@ -18,18 +18,27 @@ class PendingInput(Wire):
     input_id: str
     """The same in every attempt."""
     prompt: str
-    input_kind: Literal["confirmation", "text", "selection", "data"] = "data"
+    input_kind: Literal["confirmation", "text", "selection", "data", "tool", "credential"] = "data"
+    """`tool` is a call that the client carries out, `credential` one that only the person has."""
     options: list[Any] | None = None
     answer_schema: dict[str, Any] = Field(default_factory=dict[str, Any])
     """JSON Schema of the answer."""
     call: ToolCall | None = None
-    """The tool call that asks."""
+    """The tool call that asks, or that the client is to carry out."""
     index: int = 0
     step: str | None = None
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         shown = public_question(self)
         return super().__repr_args__() if shown is self else shown.__repr_args__()
+
+
+def failure_of(answer: Any) -> str | None:
+    """Return why a client could not carry a tool out: what stands in an answer `{"error": "..."}`; None otherwise."""
+    if isinstance(answer, dict) and len(cast("dict[Any, Any]", answer)) == 1:
+        error = cast("dict[Any, Any]", answer).get("error")
+        return error if isinstance(error, str) else None
+    return None
 
 
 def public_question(question: PendingInput) -> PendingInput:

@@ -93,6 +93,7 @@ def check_options(
     on_input: Any = None,
     steering: Any = None,
     metadata: Any = None,
+    client_tools: Any = None,
 ) -> None:
     """Refuse what is said of one run and is of a wrong kind; None stands for what is not said.
 
@@ -126,6 +127,8 @@ def check_options(
         _check_storable("metadata", metadata)
         if MAIL_ID in metadata:
             raise _wrong("metadata", metadata, f"{MAIL_ID!r} is the number of a letter to a run: choose another name")
+    if client_tools is not None and (isinstance(client_tools, str | bytes) or not isinstance(client_tools, Sequence)):
+        raise _wrong("client_tools", client_tools, "give a list of definitions; each is a dict or of client_tool()")
 
 
 def check_fork(at: Any, results: Any, tools: Any, fork_id: Any = None) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from rxloop.errors import InvalidInput, Paused
 from rxloop.pipeline.run_context import RunContext
@@ -17,8 +15,6 @@ from rxloop.protocol.storable import readable
 
 OnInput = Callable[[PendingInput], Any]
 """Answers a question while the run waits: the value, or an awaitable of it. A plain function runs in a thread."""
-
-_KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
 
 
 class Questions:
@@ -35,49 +31,35 @@ class Questions:
         self._one_by_one: asyncio.Lock | None = None
 
     async def ask(
-        self,
-        ctx: RunContext[Any],
-        prompt: str,
-        answer: Any,
-        options: Sequence[Any] | None,
-        earlier: Mapping[str, str],
+        self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any], earlier: Mapping[str, str]
     ) -> Any:
         """Put a question, and give the answer.
 
         Args:
             ctx: Who asks.
-            prompt: The question.
-            answer: The type of the answer.
-            options: The values to choose from.
+            question: What is asked, as yet without an id.
+            read: Makes of the answer what is given; raises ValueError if it does not fit.
             earlier: What earlier attempts have asked, by the id of the question.
 
         Raises:
             InvalidInput: The answer does not fit.
             Paused: There is no answer yet.
         """
-        input_id = self._id(
-            f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asked_by}", prompt, earlier
-        )
-        adapter: TypeAdapter[Any] = TypeAdapter(answer)
-        question = PendingInput(
-            input_id=input_id,
-            prompt=prompt,
-            input_kind="selection" if options is not None else _KINDS.get(answer, "data"),
-            options=None if options is None else list(options),
-            answer_schema=adapter.json_schema(),
-            call=ctx.call,
-            index=ctx.index,
-            step=ctx.step,
-        )
+        asker = f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asked_by}"
+        input_id = self._id(asker, question.prompt, earlier)
+        own = {"input_id": input_id, "call": question.call or ctx.call, "index": ctx.index, "step": ctx.step}
+        question = question.model_copy(update=own)
         state = ctx.state
         if input_id in state.answers:
-            return _validated(adapter, question, state.answers[input_id])
+            return _read(question, state.answers[input_id], read)
         if input_id not in state.pending:
             ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
         if self._on_input is None:
             raise Paused
-        value = _validated(adapter, question, await self._answer(self._on_input, question))
+        value = _read(question, await self._answer(self._on_input, question), read)
         ctx.emit(InputReceivedEvent(input_id=input_id, value=value, step=ctx.step, branch=ctx.branch))
+        # Before anything is done with it: otherwise it would be asked for, and done, once more after a crash.
+        await ctx.host.durable()
         return value
 
     def _id(self, asker: str, prompt: str, earlier: Mapping[str, str]) -> str:
@@ -106,18 +88,16 @@ class Questions:
         return await given if inspect.isawaitable(given) else given
 
 
-def _validated(adapter: TypeAdapter[Any], question: PendingInput, value: Any) -> Any:
-    """An answer as the type that was asked for.
+def _read(question: PendingInput, value: Any, read: Callable[[Any], Any]) -> Any:
+    """What whoever asks gets of an answer.
 
     Raises:
         InvalidInput: It does not fit.
     """
     try:
-        value = adapter.validate_python(value)
-    except ValidationError as error:
-        raise InvalidInput(
-            f"{value!r} does not answer {question.prompt!r} ({question.input_id}): {error.errors()[0]['msg']}"
-        ) from error
+        value = read(value)
+    except ValueError as error:
+        raise InvalidInput(f"{value!r} does not answer {question.prompt!r} ({question.input_id}): {error}") from error
     if question.options is not None and value not in question.options:
         raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
     return value

@@ -25,6 +25,7 @@ from rxloop.protocol.events import (
     ToolsUnavailableEvent,
 )
 from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.questions import PendingInput
 from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
 from rxloop.run.life import Canceled, Life
@@ -275,11 +276,11 @@ class Attempt:
             shown = content if len(content) <= 200 else content[:200] + "..."
             return None, f"the answer {shown!r} does not fit the output type: {error}"
 
-    async def ask(self, ctx: RunContext[Any], prompt: str, answer: Any, options: Sequence[Any] | None) -> Any:
+    async def ask(self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any]) -> Any:
         """Put a question to the person or client behind the run."""
         if ctx.asked_for is not None:
             await ctx.asked_for()
-        return await self._questions.ask(ctx, prompt, answer, options, self.recorder.earlier.questions)
+        return await self._questions.ask(ctx, question, read, self.recorder.earlier.questions)
 
     # -- requests
 

@@ -7,8 +7,8 @@ the new agent for its older runs, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -18,16 +18,23 @@ from rxloop.protocol.frozen import thawed
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.options import Options
 
+if TYPE_CHECKING:
+    from rxloop.tools.client_tool import ClientTool
+
 log = logging.getLogger("rxloop")
 
 _SECRET = {"headers"}
 """Credentials travel in headers: they are not written into a log."""
 
 
-def kept(options: Options) -> dict[str, Any] | None:
+def kept(options: Options, client: Sequence[ClientTool] = ()) -> dict[str, Any] | None:
     """What of the options of a run its `task` event keeps; None if there is nothing to keep.
 
     A model and a strategy that were given as text can be made again of it. Of a provider only the name is kept.
+
+    Args:
+        options: What was said of the run.
+        client: The tools that its client carries out.
     """
     model, strategy = options.get("model"), options.get("strategy")
     settings, limits = options.get("settings"), options.get("limits")
@@ -42,6 +49,8 @@ def kept(options: Options) -> dict[str, Any] | None:
         found["limits"] = limits.model_dump(mode="json", exclude_unset=True)
     if isinstance(strategy, str):
         found["strategy"] = strategy
+    if client:
+        found["client_tools"] = [tool.as_definition() for tool in client]
     return found or None
 
 
@@ -58,6 +67,8 @@ def resumed_with(given: Options, begun: Mapping[str, Any]) -> Options:
         options["model"] = begun["model"]
     if given.get("strategy") is None and "strategy" in begun:
         options["strategy"] = begun["strategy"]
+    if given.get("client_tools") is None and "client_tools" in begun:
+        options["client_tools"] = begun["client_tools"]
     try:
         settings = ModelSettings.model_validate(thawed(begun["settings"])) if "settings" in begun else None
         limits = Limits.model_validate(thawed(begun["limits"])) if "limits" in begun else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from rxloop.errors import RxloopError
@@ -25,6 +25,9 @@ from rxloop.run.spec import Instructions, RunSpec
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
 from rxloop.tools._families import Families
 from rxloop.tools.output import Output
+
+if TYPE_CHECKING:
+    from rxloop.tools.client_tool import ClientTool
 
 
 class Opened:
@@ -99,6 +102,8 @@ class Description:
         """
         model, settings, limits = options.get("model"), options.get("settings"), options.get("limits")
         made_by = strategy or self.strategy
+        tools: Toolset = overrides.get("tools", self.tools)
+        client = _client_tools(options)
         loop = made_by(self.pipeline)
         if strategy is not None:
             check_operator(strategy, loop)
@@ -111,7 +116,7 @@ class Description:
             loop=loop,
             pipeline=self.pipeline,
             strategy=getattr(made_by, "__name__", None) if made_by is not iterate else None,
-            tools=overrides.get("tools", self.tools),
+            tools=tools.with_client(client) if client else tools,
             instructions=self.instructions,
             limits=limits.over(self.limits) if limits is not None else self.limits,
             settings=settings.over(self.settings) if settings is not None else self.settings,
@@ -126,7 +131,7 @@ class Description:
             parse=self.output.parse,
             output_prompt=self.output.prompt(chosen),
             response_schema=self.output.schema,
-            begun_with=kept(options),
+            begun_with=kept(options, client),
             **fields,
         )
 
@@ -169,6 +174,17 @@ class Description:
         made = [provider.aclose for provider in self.opened.providers.values()]
         given = [provider.aclose_made for provider in self.opened.given if isinstance(provider, MakesModels)]
         await in_turn([self.opened.families.aclose, *made, *given])
+
+
+def _client_tools(options: Options) -> tuple[ClientTool, ...]:
+    """The tools that the client of the run carries out."""
+    given = options.get("client_tools")
+    if not given:
+        return ()
+    # Imported here: few runs have any, and importing rxloop is quicker without.
+    from rxloop.tools.client_tool import client_tools
+
+    return client_tools(given)
 
 
 def toolset_of(tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | None, opened: Opened) -> Toolset:

@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rxloop.errors import InvalidEvent, InvalidInput
+from rxloop.errors import InvalidEvent, InvalidInput, ToolError
+from rxloop.pipeline.json_schema import misfit
 from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.questions import failure_of
 from rxloop.protocol.storable import storable
-from rxloop.run.json_schema import misfit
 from rxloop.state.run_state import RunState
+from rxloop.tools import encode_result
 
 WAITING = ("input-required", "auth-required")
 """The states of a run that waits for an answer."""
@@ -48,9 +50,21 @@ def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
         )
     if question.options is not None and value not in question.options:
         raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
+    if question.input_kind == "tool":
+        _check_result(input_id, value)
+        if failure_of(value) is not None:
+            return
     wrong = misfit(value, question.answer_schema)
     if wrong is not None:
         raise InvalidInput(f"{value!r} does not answer {question.prompt!r} ({input_id}): {wrong}")
+
+
+def _check_result(input_id: str, value: Any) -> None:
+    """See that the result of a client is one that a tool may have."""
+    try:
+        encode_result(value)
+    except ToolError as error:
+        raise InvalidInput(f"the result for {input_id!r} cannot be taken: {error}") from error
 
 
 def _written(value: Any) -> str:

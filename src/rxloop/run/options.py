@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from reactivex import Observable
 
@@ -16,6 +16,9 @@ from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
 from rxloop.tools import AnyTool, Thoughts
 from rxloop.tools.output import OutputMode
+
+if TYPE_CHECKING:
+    from rxloop.tools.client_tool import ClientTool
 
 WhenBusy = Literal["refuse", "wait"]
 
@@ -67,6 +70,9 @@ class Options(TypedDict, total=False):
     `Steer`. The source is subscribed to when the run begins and disposed of when it ends; its
     error ends the run."""
     metadata: dict[str, Any] | None
+    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
+    """Tools that the client carries out, for this run: made by `client_tool`, or dicts with `name`, `description` and
+    `parameters` as the client has sent them. Whoever resumes the run has them too."""
 
 
 class _Conversation(TypedDict, total=False):

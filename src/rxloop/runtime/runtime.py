@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self, TypedDict, cast
@@ -27,6 +27,7 @@ from rxloop.runtime._following import followed
 from rxloop.state.conversation import read_log
 from rxloop.stream.stream import Stream
 from rxloop.stream.waiting import all_over
+from rxloop.tools.client_tool import ClientTool
 
 log = logging.getLogger("rxloop")
 
@@ -48,6 +49,7 @@ class StartOptions(TypedDict, total=False):
     settings: ModelSettings | None
     limits: Limits | None
     strategy: str | None
+    client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
 
 
 class Runtime:

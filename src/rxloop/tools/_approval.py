@@ -48,8 +48,13 @@ def approval_question(approve: bool | str, call: ToolCall) -> str:
         except (KeyError, ValueError, TypeError):
             # A parameter that the model left out, or one that is not of the kind that the question expects.
             pass
+    return f"Call {described(call)}?"
+
+
+def described(call: ToolCall) -> str:
+    """Say what a call is, as `show_map with city: "Oslo"`."""
     given = ", ".join(f"{key}: {_shown(value)}" for key, value in call.arguments.items())
-    return f"Call {call.name} with {given}?" if given else f"Call {call.name}?"
+    return f"{call.name} with {given}" if given else call.name
 
 
 def _plain(value: Any) -> Any:

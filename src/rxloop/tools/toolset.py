@@ -72,6 +72,21 @@ class Toolset:
     def __repr__(self) -> str:
         return f"<Toolset {', '.join(_label(part) for part in self._parts)}>"
 
+    def with_client(self, tools: Iterable[Tool]) -> Toolset:
+        """Add tools that the client of a run brings with it.
+
+        Raises:
+            ConfigurationError: One has the name of a tool that is here.
+        """
+        added = list(tools)
+        for name in (tool.definition.name for tool in added):
+            if name in self._plain:
+                raise ConfigurationError(f"client_tools: the agent has a tool called {name!r}; give another name")
+        made = Toolset([*self._parts, *added], self._families)
+        # What the families have shown so far is known to all runs.
+        made._hidden, made._family_of = self._hidden, self._family_of
+        return made
+
     def hides(self, name: str) -> bool:
         """Tell whether a tool of that name is not for clients, also one that is not enabled or was offered earlier."""
         return name in self._hidden

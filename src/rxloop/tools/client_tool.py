@@ -1,0 +1,245 @@
+"""Tools that the client of a run carries out: a browser, say, or the program that calls the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import orjson
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
+
+from rxloop.errors import ConfigurationError, InvalidEvent, ToolError
+from rxloop.pipeline.json_schema import misfit, shown
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
+from rxloop.pipeline.schema_flaws import flaw
+from rxloop.protocol.questions import PendingInput, failure_of
+from rxloop.protocol.storable import storable
+from rxloop.tools._approval import described
+from rxloop.tools._schema import json_schema, validate
+from rxloop.tools.function import check_name
+
+MOST = 128
+"""How many definitions may come with one run."""
+LONGEST = 200_000
+"""How long they may be together, as JSON: all of them go with each request to the model."""
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+_FIELDS = ("name", "description", "parameters", "result", "strict", "timeout")
+
+
+class ClientTool:
+    """A tool that the client carries out; see `client_tool`."""
+
+    definition: ToolDefinition
+    """Name, description and schema, as they are offered to the model."""
+    timeout: float | None
+    """Seconds that the client has where `on_input` asks it."""
+    idempotent = True
+    """It is never carried out here: after a crash the client is asked for the result once more, under the same id."""
+    approve = False
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, Any] | type[BaseModel] | None = None,
+        *,
+        description: str = "",
+        result: Mapping[str, Any] | type[Any] | None = None,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Make a tool; `client_tool` is the usual way, and explains the arguments."""
+        _check_texts(name, description)
+        given: Any = timeout
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given > 0):
+            raise ConfigurationError(f"tool {name!r}: timeout must be more than 0 seconds, not {given!r}")
+        if not isinstance(cast("Any", strict), bool):
+            raise ConfigurationError(f"tool {name!r}: strict={strict!r} is neither True nor False")
+        self._model = parameters if isinstance(parameters, type) else None
+        self._result, self._read = _result_of(name, result)
+        self.definition = ToolDefinition(name, description, _parameters_of(name, parameters), strict=strict)
+        self.timeout = timeout
+
+    def __repr__(self) -> str:
+        return f"<client tool {self.definition.name}>"
+
+    def enabled(self, ctx: RunContext[Any]) -> bool:
+        """Always: the client has said that it can."""
+        return True
+
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        """Have the client carry out one call, and give its result.
+
+        Raises:
+            ToolError: The arguments do not fit, so that the client was not asked; or the client could not do it.
+        """
+        call = ctx.call
+        assert call is not None
+        checked = storable(self._checked(arguments), "the arguments")
+        question = PendingInput(
+            input_id="",
+            # Made of what the model wrote: it is the same in each attempt, though the schema has changed since.
+            prompt=f"Carry out {described(call)}.",
+            input_kind="tool",
+            answer_schema=self._result,
+            call=call.model_copy(update={"arguments": checked}),
+        )
+        answer = await ctx.host.ask(ctx, question, self._read)
+        error = failure_of(answer)
+        if error is not None:
+            raise ToolError(error)
+        return answer
+
+    def as_definition(self) -> dict[str, Any]:
+        """Write it as JSON data, for `client_tools=`."""
+        definition = self.definition
+        data = {"name": definition.name, "description": definition.description, "parameters": definition.parameters}
+        more = {"result": self._result, "strict": definition.strict, "timeout": self.timeout}
+        return data | {name: value for name, value in more.items() if value}
+
+    def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        name, schema = self.definition.name, self.definition.parameters
+        if self._model is not None:
+            values = validate(self._model, arguments, name, schema.get("properties", {}))
+            return values.model_dump(mode="json", by_alias=True)
+        wrong = misfit(arguments, schema)
+        if wrong is not None:
+            raise ToolError(f"The arguments of {name} do not fit, and it was not called: {wrong}.")
+        return arguments
+
+
+def client_tool(
+    name: str,
+    parameters: Mapping[str, Any] | type[BaseModel] | None = None,
+    *,
+    description: str = "",
+    result: Mapping[str, Any] | type[Any] | None = None,
+    strict: bool = False,
+    timeout: float | None = None,
+) -> ClientTool:
+    """Make a tool that the client of a run carries out, such as a browser that shows a map.
+
+    A call pauses the run as `input-required`, with a question of the kind `tool` whose `call` has the arguments; its
+    answer is the result of the call, and `{"error": "..."}` says that the client could not do it. With
+    `agent.run(on_input=...)` that function carries it out, and the run waits.
+
+    Example::
+
+        show_map = client_tool(
+            "show_map",
+            {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+            description="Show a city on the user's map.",
+        )
+
+    Args:
+        name: What the model calls it.
+        parameters: JSON Schema of the arguments, or a pydantic model of them; None for none. The client is asked only
+            for what fits.
+        description: What it is for, for the model.
+        result: JSON Schema of what the client has to answer, or its type; None takes anything.
+        strict: Ask the vendor for arguments that fit; the schema has to be one that it takes for that.
+        timeout: Seconds that the client has where `on_input` asks it. A pause may last.
+
+    Raises:
+        ConfigurationError: The name is not one that vendors take, or a schema is none.
+    """
+    return ClientTool(name, parameters, description=description, result=result, strict=strict, timeout=timeout)
+
+
+def client_tools(given: Sequence[ClientTool | Mapping[str, Any]]) -> tuple[ClientTool, ...]:
+    """Make tools of the definitions that come with a run, which its client may have written.
+
+    Args:
+        given: A list of tools and of dicts with `name`, `description` and `parameters`, also in OpenAI's shape
+            `{"type": "function", "function": {...}}`.
+
+    Raises:
+        ConfigurationError: One of them is wrong; it says which, and what is.
+    """
+    if len(given) > MOST:
+        raise ConfigurationError(f"client_tools has {len(given)} definitions: give {MOST} at most")
+    made: dict[str, ClientTool] = {}
+    for place, each in enumerate(given):
+        try:
+            tool = each if isinstance(each, ClientTool) else _of(each)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"client_tools[{place}]: {error}") from error
+        name = tool.definition.name
+        if name in made:
+            raise ConfigurationError(f"client_tools[{place}]: another one before it is called {name!r}")
+        made[name] = tool
+    size = sum(len(orjson.dumps(tool.as_definition())) for tool in made.values())
+    if size > LONGEST:
+        raise ConfigurationError(f"client_tools takes {size:,} characters as JSON: give {LONGEST:,} at most")
+    return tuple(made.values())
+
+
+def _of(definition: Any) -> ClientTool:
+    if not isinstance(definition, Mapping):
+        raise ConfigurationError(f"{shown(definition)} is not a definition: give a dict with name and parameters")
+    fields: dict[Any, Any] = dict(cast("Mapping[Any, Any]", definition))
+    if "type" in fields and fields.pop("type") != "function":
+        raise ConfigurationError(f"its type is to be 'function', not {shown(definition['type'])}")
+    if "function" in fields:
+        inner = fields.pop("function")
+        if fields or not isinstance(inner, Mapping):
+            raise ConfigurationError(f"its function is to be a dict, and stand alone, not {shown(definition)}")
+        fields = dict(cast("Mapping[Any, Any]", inner))
+    for name in fields:
+        if name not in _FIELDS:
+            raise ConfigurationError(f"a definition has no {name!r}: it takes {', '.join(_FIELDS)}")
+    if "name" not in fields:
+        raise ConfigurationError("it has no name")
+    # Vendors write what is not there as null.
+    given = {name: value for name, value in fields.items() if value is not None}
+    return ClientTool(given.pop("name", ""), given.pop("parameters", None), **given)
+
+
+def _check_texts(name: Any, description: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigurationError(f"the name of a tool is to be a text, not {shown(name)}")
+    check_name(name)
+    if not isinstance(description, str):
+        raise ConfigurationError(f"tool {name!r}: its description is to be a text, not {shown(description)}")
+
+
+def _parameters_of(name: str, given: Any) -> dict[str, Any]:
+    if given is None or given == {}:
+        return _NOTHING
+    if isinstance(given, type) and issubclass(given, BaseModel):
+        return json_schema(given)
+    return _schema(name, "parameters", given, "object")
+
+
+def _result_of(name: str, given: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """The JSON Schema of the result of a tool, and what sees whether a result fits."""
+    adapter: TypeAdapter[Any] | None = None
+    if given is None or isinstance(given, Mapping):
+        schema = {} if given is None else _schema(name, "result", given, None)
+    else:
+        try:
+            adapter = TypeAdapter(given)
+            schema = adapter.json_schema()
+        except PydanticUserError as error:
+            raise ConfigurationError(f"tool {name!r}: result={given!r} is neither a JSON Schema nor a type") from error
+
+    def read(value: Any) -> Any:
+        if failure_of(value) is None:
+            wrong = misfit(value, schema)
+            if wrong is not None:
+                raise ValueError(wrong)
+            if adapter is not None:
+                adapter.validate_python(value)
+        return value
+
+    return schema, read
+
+
+def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any]:
+    wrong = flaw(given, kind)
+    if wrong is not None:
+        raise ConfigurationError(f"tool {name!r}: its {what} are no JSON Schema: {wrong}")
+    try:
+        return storable(given, what)
+    except InvalidEvent as error:
+        raise ConfigurationError(f"tool {name!r}: {error}") from error

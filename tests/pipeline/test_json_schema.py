@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from enum import Enum
+from itertools import pairwise
+from time import perf_counter
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from rxloop.pipeline.json_schema import misfit
+from rxloop.pipeline.schema_flaws import flaw
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Place(BaseModel):
+    name: str
+    height: float | None = None
+
+
+class Trip(BaseModel, extra="forbid"):
+    to: Place
+    days: Annotated[int, Field(ge=1, le=14)]
+    stops: list[Place] = []
+    by: Literal["train", "boat"] = "train"
+
+
+def schema(kind: Any) -> dict[str, Any]:
+    return TypeAdapter(kind).json_schema()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        (int, "ten", "the value is to be a JSON integer, not 'ten'"),
+        (int, True, "the value is to be a JSON integer, not True"),
+        (bool, 1, "the value is to be a JSON boolean, not 1"),
+        (int | str, None, "the value is to be a JSON integer or string, not None"),
+        (Colour, "green", "the value is to be one of 'red', 'blue', not 'green'"),
+        (list[int], [1, "2"], "[1] is to be a JSON integer, not '2'"),
+        (dict[str, int], {"a": "b"}, "a is to be a JSON integer, not 'b'"),
+        (Annotated[str, Field(min_length=3)], "no", "the length of the value is to be at least 3, not 2"),
+        (Trip, {"to": {"name": "Oslo"}}, "the value lacks 'days'"),
+        (Trip, {"to": {"name": "Oslo"}, "days": 15}, "days is to be at most 14, not 15"),
+        (Trip, {"to": {"name": 1}, "days": 2}, "to.name is to be a JSON string, not 1"),
+        (Trip, {"to": {"name": "Oslo"}, "days": 2, "by": "car"}, "by is to be one of 'train', 'boat', not 'car'"),
+        (Trip, {"to": {"name": "Oslo"}, "days": 2, "stops": [{}]}, "stops[0] lacks 'name'"),
+        (
+            Trip,
+            {"to": {"name": "Oslo"}, "days": 2, "cost": 3},
+            "the value has no 'cost', only 'to', 'days', 'stops', 'by'",
+        ),
+    ],
+)
+def test_it_says_what_is_wrong_and_where(kind: Any, value: Any, says: str) -> None:
+    # L104
+    assert misfit(value, schema(kind)) == says
+
+
+@pytest.mark.parametrize("value", [0, False, "", None, [], {}])
+def test_without_a_schema_everything_fits(value: Any) -> None:
+    # L96
+    assert misfit(value, {}) is None
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-20, 20) | st.sampled_from(["red", "train", "x", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["to", "days", "name"]), inner),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("kind", [int, bool, str | None, list[int], Colour, Place, Trip, dict[str, bool]])
+@given(value=values)
+def test_it_agrees_with_pydantic_about_json(kind: Any, value: Any) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        adapter.validate_json(adapter_json(value), strict=True)
+    except ValidationError:
+        assert misfit(value, schema(kind)) is not None
+    else:
+        assert misfit(value, schema(kind)) is None
+
+
+def adapter_json(value: Any) -> bytes:
+    any_json: TypeAdapter[Any] = TypeAdapter(Any)
+    return any_json.dump_json(value)
+
+
+def test_a_model_is_read_as_the_json_that_it_is() -> None:
+    assert misfit(Trip(to=Place(name="Oslo"), days=3), schema(Trip)) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "says"),
+    [
+        ({"pattern": "^[a-z]+$"}, "Oslo", "the value is to match '^[a-z]+$', and 'Oslo' does not"),
+        ({"minItems": 2}, [1], "the length of the value is to be at least 2, not 1"),
+        ({"maxItems": 1}, [1, 2], "the length of the value is to be at most 1, not 2"),
+        ({"exclusiveMinimum": 0}, 0, "the value is to be more than 0, not 0"),
+        ({"exclusiveMaximum": 2.5}, 3, "the value is to be less than 2.5, not 3"),
+        ({"properties": {"x": False}}, {"x": 1}, "x is not to be there"),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"}, {}, "the value lacks 'a'"),
+        ({"anyOf": [{}, False], "type": "object"}, 5, "the value is to be a JSON object, not 5"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "null"}}}, 5, "the value is to be a JSON null, not 5"),
+    ],
+)
+def test_what_others_write_is_understood(schema: dict[str, Any], value: Any, says: str) -> None:  # L106
+    assert flaw(schema, None) is None
+    assert misfit(value, schema) == says
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"minimum": 3, "exclusiveMinimum": True}, 3),
+        ({"prefixItems": [{"type": "string"}], "items": {"type": "integer"}}, ["a", 1]),
+        ({"items": [{"type": "string"}]}, [1]),
+        ({"patternProperties": {"^x-": {}}, "additionalProperties": False}, {"x-a": 1}),
+        ({"pattern": "(?=x)"}, "y"),
+        ({"properties": {"$ref": {"type": "string"}}}, {"$ref": "a"}),
+        ({"format": "date", "if": {}, "not": {"type": "string"}}, "soon"),
+    ],
+)
+def test_what_is_not_looked_at_is_taken_as_kept(schema: dict[str, Any], value: Any) -> None:
+    assert misfit(value, schema) is None
+
+
+def test_a_schema_of_a_stranger_cannot_hold_up_the_process() -> None:  # L106
+    names = [f"d{number}" for number in range(60)]
+    refers = {name: {"allOf": [{"$ref": f"#/$defs/{other}"}] * 2} for name, other in pairwise(names)}
+    bomb = {"$ref": "#/$defs/d0", "$defs": {**refers, names[-1]: {}}}
+    itself = {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}
+    backtracks = {"pattern": "^(a+)+$"}
+    for schema in (bomb, itself, backtracks):
+        assert flaw(schema) is None
+    begun = perf_counter()
+    assert "too many steps" in str(misfit({}, bomb))
+    assert "too deep" in str(misfit({}, itself))
+    assert misfit("a" * 100_000 + "!", backtracks) is not None
+    assert perf_counter() - begun < 5
+
+
+def test_it_agrees_with_jsonschema_about_what_it_looks_at() -> None:
+    library = pytest.importorskip("jsonschema")
+    shapes: list[dict[str, Any]] = [
+        {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0}}, "required": ["a"]},
+        {"type": ["string", "null"], "pattern": "^o"},
+        {"type": "array", "items": {"enum": ["x", 1, None]}, "minItems": 1},
+        {"anyOf": [{"type": "string"}, {"type": "array", "maxItems": 2}]},
+        {"type": "object", "additionalProperties": {"type": "boolean"}},
+        {"$defs": {"t": {"type": "object", "properties": {"next": {"$ref": "#/$defs/t"}}}}, "$ref": "#/$defs/t"},
+    ]
+    some: list[Any] = [None, 0, -1, "", "oslo", [], ["x"], [2], [1, 2, 3], {}, {"a": 1}, {"a": -1}, {"a": True}]
+    some += [{"next": {"next": {}}}, {"next": {"next": 5}}, {"a": "b"}]
+    for schema in shapes:
+        validator = library.Draft202012Validator(schema)
+        for value in some:
+            assert (misfit(value, schema) is None) == validator.is_valid(value), (schema, value)

@@ -1,0 +1,163 @@
+"""Definitions of tools that the client of a run carries out."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, client_tool, tool
+from rxloop.testing import ScriptedModel, call
+from rxloop.tools.client_tool import LONGEST, MOST, client_tools
+
+CITY = {"type": "object", "properties": {"city": {"type": "string", "minLength": 2}}, "required": ["city"]}
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "blue"
+
+
+# L105
+@pytest.mark.parametrize(
+    ("definition", "says"),
+    [
+        ("show", r"\[1\]: 'show' is not a definition: give a dict"),
+        ({}, r"\[1\]: it has no name"),
+        ({"name": None}, "name of tool ''"),
+        ({"name": 5}, "the name of a tool is to be a text, not 5"),
+        ({"name": "no spaces"}, "'no spaces' is not one that vendors take"),
+        ({"name": "a", "description": 5}, "description is to be a text, not 5"),
+        ({"name": "a", "color": "red"}, "a definition has no 'color': it takes name, description"),
+        ({"name": "a", "strict": "yes"}, "strict='yes' is neither True nor False"),
+        ({"name": "a", "timeout": -1}, "timeout must be more than 0 seconds, not -1"),
+        ({"type": "retrieval", "name": "a"}, "its type is to be 'function', not 'retrieval'"),
+        ({"type": "function", "function": None}, "its function is to be a dict"),
+        ({"type": "function", "function": {"name": "a"}, "name": "b"}, "and stand alone"),
+        ({"name": "a", "parameters": []}, "parameters are no JSON Schema: it is to be a dict"),
+        ({"name": "a", "parameters": {"type": "string"}}, "its type is to be 'object', not 'string'"),
+        ({"name": "a", "parameters": {"properties": []}}, "properties is to be a dict of schemas by name"),
+        ({"name": "a", "parameters": {"properties": {"x": 5}}}, "properties.x is to be a JSON Schema, not 5"),
+        ({"name": "a", "parameters": {"properties": {"x": {"type": "text"}}}}, "properties.x.type cannot be 'text'"),
+        ({"name": "a", "parameters": {"required": "x"}}, "required cannot be 'x'"),
+        ({"name": "a", "parameters": {"$ref": "#/$defs/x"}}, "there is nothing at '#/\\$defs/x' in this schema"),
+        ({"name": "a", "parameters": {"$ref": "https://h/x.json"}}, "there is nothing at 'https://h/x.json'"),
+        ({"name": "a", "parameters": {"anyOf": {}}}, "anyOf is to be a list of schemas"),
+        ({"name": "a", "parameters": {"x-mark": object()}}, "which JSON has nothing for"),
+        ({"name": "a", "result": 5}, "result=5 is neither a JSON Schema nor a type"),
+        ({"name": "first"}, r"\[1\]: another one before it is called 'first'"),
+        ({"name": "look"}, "the agent has a tool called 'look'"),
+        ({"name": "think_aloud"}, "the agent has a tool called 'think_aloud'"),
+    ],
+)
+def test_a_wrong_definition_is_refused_by_name(definition: Any, says: str) -> None:
+    agent = Agent(ScriptedModel("Hi"), tools=[look])
+    with pytest.raises(ConfigurationError, match=says):
+        agent.run("Hi", client_tools=[{"name": "first"}, definition])
+
+
+# L105
+@pytest.mark.parametrize("given", ["show", {"name": "show"}, 5])
+def test_what_is_not_a_list_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="give a list of definitions"):
+        Agent(ScriptedModel("Hi")).run("Hi", client_tools=given)
+
+
+def test_definitions_are_bounded() -> None:
+    with pytest.raises(ConfigurationError, match=f"has {MOST + 1} definitions: give {MOST} at most"):
+        client_tools([{"name": f"t{number}"} for number in range(MOST + 1)])
+    with pytest.raises(ConfigurationError, match=f"give {LONGEST:,} at most"):
+        client_tools([{"name": "t", "description": "x" * LONGEST}])
+    deep: dict[str, Any] = {}
+    for _ in range(2_000):
+        deep = {"properties": {"x": deep}}
+    with pytest.raises(ConfigurationError, match="nested too deep"):
+        client_tools([{"name": "t", "parameters": deep}])
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"name": "show", "description": "Shows.", "parameters": CITY},
+        {"type": "function", "name": "show", "description": "Shows.", "parameters": CITY, "strict": None},
+        {"type": "function", "function": {"name": "show", "description": "Shows.", "parameters": CITY}},
+    ],
+)
+async def test_every_shape_comes_to_the_model(definition: dict[str, Any]) -> None:  # L105
+    model = ScriptedModel("Hi")
+    await Agent(model, tools=[look], thoughts=False).run("Hi", client_tools=[definition])
+
+    offered = model.requests[0].tools
+    assert [each.name for each in offered] == ["look", "show"]
+    assert (offered[1].description, offered[1].parameters) == ("Shows.", CITY)
+
+
+def test_a_definition_comes_back_as_it_was_given() -> None:
+    definition = {
+        "name": "show",
+        "description": "Shows.",
+        "parameters": CITY,
+        "result": {"type": "boolean"},
+        "strict": True,
+        "timeout": 5,
+    }
+    assert client_tools([definition])[0].as_definition() == definition
+    assert client_tool("show").as_definition() == {
+        "name": "show",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    }
+
+
+class Trip(BaseModel):
+    city: str = Field(min_length=2, description="Where to.")
+    day: date
+    nights: int = 1
+
+
+async def test_a_model_describes_the_arguments_and_reads_them() -> None:  # L106
+    book = client_tool("book", Trip, result=bool)
+    model = ScriptedModel(call("book", city="Oslo", day="soon"), call("book", city="Oslo", day="2026-05-04"), "Booked.")
+    asked: list[Any] = []
+
+    def carry_out(question: Any) -> bool:
+        asked.append(question)
+        return True
+
+    result = await Agent(model, tools=[book]).run("Book it", on_input=carry_out)
+
+    assert model.requests[0].tools[0].parameters["properties"]["city"]["description"] == "Where to."
+    assert [each.call.arguments for each in asked] == [{"city": "Oslo", "day": "2026-05-04", "nights": 1}]
+    assert asked[0].answer_schema == {"type": "boolean"}
+    first = next(message for message in result.messages if message.role == "tool")
+    assert "day: Input should be a valid date" in first.text
+
+
+async def test_a_tool_of_a_family_goes_before_one_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    class Family:
+        async def tools(self, ctx: Any) -> list[Any]:
+            return [look]
+
+        async def aclose(self) -> None:
+            pass
+
+    model = ScriptedModel(call("look"), "Blue.")
+    result = await Agent(model, tools=[Family()]).run("Look", client_tools=[{"name": "look"}])
+
+    assert result.messages[-2].text == "blue"
+    assert "tool 'look' is left out" in caplog.text
+
+
+async def test_they_are_refused_wherever_a_run_begins() -> None:  # L105
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel("Hi"), log=log, tools=[look])
+    wrong: list[Any] = [{"name": "look"}]
+    with pytest.raises(ConfigurationError, match="'look'"):
+        await agent.submit("Hi", client_tools=wrong)
+    async with Runtime({"a": agent}, log=log) as runtime:
+        with pytest.raises(ConfigurationError, match="'look'"):
+            await runtime.start("a", "Hi", client_tools=wrong)
+    assert await log.runs() == []
