@@ -165,6 +165,7 @@ async def test_definitions_of_a_run_are_there_where_it_is_resumed(tmp_path: Path
     path = tmp_path / "runs.db"
     async with agent(SqliteEventLog(path), BOTH) as first:
         waiting = await first.run("Where am I?", client_tools=[show_map, LOCATE])
+        assert first.log is not None
         task = (await first.log.read(waiting.task_id))[0]
     assert isinstance(task, TaskEvent)
     assert [each["name"] for each in (task.options or {})["client_tools"]] == ["show_map", "locate"]
