@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rxloop.context import ThinkingResult as ThinkingResult
     from rxloop.context import TokenBudgetCompressor as TokenBudgetCompressor
     from rxloop.context import TokenEstimator as TokenEstimator
+    from rxloop.errors import ApiError as ApiError
     from rxloop.errors import AttemptError as AttemptError
     from rxloop.errors import AuthenticationError as AuthenticationError
     from rxloop.errors import BadRequest as BadRequest
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from rxloop.errors import LimitReached as LimitReached
     from rxloop.errors import LogUnreachable as LogUnreachable
     from rxloop.errors import NoAnswers as NoAnswers
+    from rxloop.errors import NotAsked as NotAsked
     from rxloop.errors import NotFinished as NotFinished
     from rxloop.errors import Overloaded as Overloaded
     from rxloop.errors import PermissionDenied as PermissionDenied

@@ -202,6 +202,12 @@ class Agent(RunsById[D, O]):
         """The model of its runs, unless a run names another one."""
         return self._made_of.model
 
+    @property
+    def tool_names(self) -> list[str]:
+        """The names of its tools that clients may know of; families of tools are asked only in a run."""
+        tools = self._made_of.tools
+        return [name for name in tools.plain if not tools.hides(name)]
+
     @overload
     def run(self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]) -> Run[O]: ...
     @overload

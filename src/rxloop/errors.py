@@ -7,6 +7,7 @@ RxloopError
  ├── ToolError               raised by tools: its text is the result that the model reads
  ├── InvalidOutput           the model's answer does not fit the output type, however often it was asked
  ├── InvalidInput            an answer to `ctx.ask` that does not fit what was asked
+ │    └── NotAsked           the run does not wait for such an answer, or has another one
  ├── SlowReader              a reader with overflow="error" fell behind
  ├── EventLogError           the event log failed
  │    ├── ConflictError      another writer appended to the same run
@@ -44,6 +45,7 @@ RxloopError
  ├── RecordingMismatch       a run is not what was recorded; raised by `op.compare`
  ├── NotFinished             the output of a run that waits for input was read
  ├── ScoreMissing            an experiment has no mean, since a scorer failed or gave no value
+ ├── ApiError                a server with the HTTP API refused a request, or cannot be reached
  └── AttemptError            an attempt ended without an answer; carries the partial `result`
       ├── LimitReached
       ├── RunError
@@ -90,6 +92,10 @@ class Paused(BaseException):
 
 class InvalidInput(RxloopError, ValueError):
     """An answer to a question does not fit what was asked."""
+
+
+class NotAsked(InvalidInput):
+    """The run does not wait for such an answer, or has another one already."""
 
 
 class InvalidOutput(RxloopError):
@@ -379,6 +385,30 @@ class ScoreMissing(RxloopError):
 
 class NotFinished(RxloopError):
     """The output was read of a run that waits for input; `result.pending` says for what."""
+
+
+class ApiError(RxloopError):
+    """A server with the HTTP API refused a request of `rxloop.client`, or cannot be reached.
+
+    Attributes:
+        code: A stable name of the reason for programs, such as `not_found`; `connection` where there was no answer.
+        status: The HTTP status, where there was an answer.
+        fields: What is wrong with which field, where the server said so.
+        retry_after: The seconds that the server asked to wait, where it said so.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        status: int | None = None,
+        fields: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code, self.status, self.retry_after = code, status, retry_after
+        self.fields = dict(fields or {})
 
 
 class AttemptError(RxloopError):

@@ -8,9 +8,10 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.views.after import Cursor, read_cursor
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event, GapEvent, ends_attempt
-from rxloop.recorded.stream import Reading, RecordedStream
+from rxloop.recorded.stream import RecordedStream
 from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push, from_task
+from rxloop.stream.reading import Reading
 from rxloop.stream.scope import Gate
 
 

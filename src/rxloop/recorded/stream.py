@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import cast
 
-from reactivex import Observable, abc
+from reactivex import Observable
 
-from rxloop.errors import RxloopError
 from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.public import public
 from rxloop.pipeline.logs import EventLog
@@ -16,33 +14,12 @@ from rxloop.pipeline.values import Until
 from rxloop.protocol.events import AnyEvent, Event, State, StatusUpdateEvent, ends_attempt
 from rxloop.state.conversation import read_log
 from rxloop.stream.buffer import Overflow
-from rxloop.stream.scheduler import RunScheduler
-from rxloop.stream.scope import Gate
+from rxloop.stream.reading import Reading
 from rxloop.stream.sse import frames
 from rxloop.stream.stream import Stream
 
 OVER: tuple[State, ...] = ("completed", "failed", "canceled")
 """The states in which nobody goes on with a run unless somebody asks for it."""
-
-
-class Reading:
-    """The hold of a run that is read from its log: there is nothing to keep, and the gate stops the reading alone."""
-
-    def __init__(self) -> None:
-        self.gate = Gate()
-
-    def scheduler(self) -> abc.SchedulerBase:
-        """The scheduler of the event loop that runs; nothing is started."""
-        try:
-            return RunScheduler(asyncio.get_running_loop(), for_readers=True)
-        except RuntimeError:
-            raise RxloopError(
-                "reading a log needs a running event loop of asyncio (trio is not supported): do it inside async code"
-            ) from None
-
-    def keep(self) -> Callable[[], None]:
-        """Nothing is kept."""
-        return lambda: None
 
 
 class RecordedStream(Stream[AnyEvent]):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rxloop.errors import InvalidEvent, InvalidInput, ToolError
+from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
 from rxloop.pipeline.json_schema import misfit
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.questions import failure_of
@@ -22,13 +22,14 @@ def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dic
     """The answers that the run does not have yet; one that it has, and is equal, is passed over.
 
     Raises:
-        InvalidInput: The run does not wait for an answer, has another one, or the answer does not fit the question.
+        NotAsked: The run does not wait for an answer, or has another one.
+        InvalidInput: The answer does not fit the question.
     """
     new: dict[str, Any] = {}
     for input_id, value in inputs.items():
         if input_id in state.answers:
             if _written(value) != _written(state.answers[input_id]):
-                raise InvalidInput(
+                raise NotAsked(
                     f"{input_id!r} of the run {task_id} has its answer already: {state.answers[input_id]!r}, "
                     f"which {value!r} cannot replace"
                 )
@@ -45,9 +46,7 @@ def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
     question = state.pending.get(input_id)
     if question is None or state.finished:
         waiting = (", ".join(state.pending) if not state.finished else "") or "nothing"
-        raise InvalidInput(
-            f"the run {task_id} is {state.state} and does not wait for {input_id!r}; it waits for {waiting}"
-        )
+        raise NotAsked(f"the run {task_id} is {state.state} and does not wait for {input_id!r}; it waits for {waiting}")
     if question.options is not None and value not in question.options:
         raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
     if question.input_kind == "tool":
@@ -96,11 +95,11 @@ def check_not_let_go(task_id: str, state: RunState, records: Sequence[RunRecord]
         records: The runs of its conversation, in order.
 
     Raises:
-        InvalidInput: There is such a run.
+        NotAsked: There is such a run.
     """
     later = later_run(task_id, records)
     if later is not None and state.pending:
-        raise InvalidInput(
+        raise NotAsked(
             f"the run {task_id} does not wait for {', '.join(state.pending)} any more: the later run "
             f"{later.task_id} of the conversation {later.context_id} has let the question go. Ask anew in a new run, "
             "or go on from the question apart from the conversation: agent.fork(task_id, at=seq, on_input=...)"

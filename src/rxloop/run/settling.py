@@ -64,7 +64,7 @@ async def settle(
     if hold is not None and hold.surrounds:
         raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
     while await until_due(event_log, task_id, asks=asks, when_busy=when_busy) is not None:
-        asks = not await _attempt(task_id, resume()) and asks
+        asks = not await carry_out(task_id, resume()) and asks
     return await read_log(event_log.record, task_id)
 
 
@@ -101,7 +101,7 @@ async def until_due(
         await until_moved(event_log, context_id, task_id, state.seq)
 
 
-async def _attempt(task_id: str, run: Run[Any]) -> bool:
+async def carry_out(task_id: str, run: Run[Any]) -> bool:
     """Carry out one more attempt; give whether it came to an end here, and not elsewhere.
 
     Raises:

@@ -9,9 +9,9 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.protocol.events import AnyEvent
-from rxloop.recorded.stream import Reading
 from rxloop.run.handle import Run
 from rxloop.stream.merge import Merging
+from rxloop.stream.reading import Reading
 from rxloop.stream.stream import Stream
 
 

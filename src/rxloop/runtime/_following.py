@@ -13,10 +13,11 @@ from rxloop.operators.views.after import read_cursor
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import AnyEvent, StatusUpdateEvent, ends_attempt
 from rxloop.recorded.follow import follow
-from rxloop.recorded.stream import OVER, Reading, RecordedStream
+from rxloop.recorded.stream import OVER, RecordedStream
 from rxloop.run.handle import Run
 from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push, from_task
+from rxloop.stream.reading import Reading
 from rxloop.stream.scope import Gate
 from rxloop.stream.stream import Stream
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypedDict, cast
 
 from typing_extensions import Unpack
@@ -20,8 +20,9 @@ from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.messages import Message, Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.stream import RecordedStream
+from rxloop.run.handle import Run
 from rxloop.run.ids import id_of_key
-from rxloop.run.settling import until_due
+from rxloop.run.settling import carry_out, until_due
 from rxloop.runtime._driven import Driven
 from rxloop.runtime._following import followed
 from rxloop.state.conversation import read_log
@@ -134,6 +135,16 @@ class Runtime:
     ) -> None:
         await self.drain()
 
+    @property
+    def open(self) -> bool:
+        """Whether it takes new runs: it is entered, and does not drain."""
+        return self._adopting is not None and not self._closing
+
+    @property
+    def agents(self) -> Mapping[str, Agent[Any, Any]]:
+        """Its agents, by the names under which runs are started."""
+        return MappingProxyType(self._agents)
+
     # -- runs
 
     async def start(
@@ -171,6 +182,30 @@ class Runtime:
         # One that is submitted already may be left by a call that was cancelled in the middle.
         self._drive(record.task_id, agent)
         return record
+
+    async def fork(
+        self, task_id: str, at: int, *, prompt: Prompt | None = None, results: Mapping[str, Any] | None = None
+    ) -> RunRecord:
+        """Begin a new run with a part of another one, as `Agent.fork` does, with the owner and the metadata of that.
+
+        Args:
+            task_id: The run to begin with.
+            at: The `seq` of the last event to take over.
+            prompt: In the place of the question for `at=1`, else a new message.
+            results: What tools have answered, by the id of the call or by its slot.
+
+        Raises:
+            ConfigurationError: The run ends before `at`, or has no such call.
+            UnknownRun: The log has no such run.
+            RxloopError: The runtime is not entered, or drains.
+        """
+        self._check_open()
+        agent = await self._agent_of(task_id)
+        deps = await self._deps_of(task_id)
+        run = await agent.fork(task_id, at, prompt=prompt, results=results, deps=deps).begin()
+        self._driven.begun(run)
+        self._drive(run.task_id, agent.name, run)
+        return await self.record(run.task_id)
 
     def follow(self, task_id: str, *, after: str | None = None, strict: bool = True) -> RecordedStream:
         """The events of a run from the first one, over pauses and attempts, until it is over, wherever it is driven.
@@ -254,22 +289,32 @@ class Runtime:
 
     # -- driving
 
-    def _drive(self, task_id: str, agent: str) -> None:
-        """Bring a run to rest in a task of its own; if one does so already, it looks once more before it is over."""
+    def _drive(self, task_id: str, agent: str, begun: Run[Any] | None = None) -> None:
+        """Bring a run to rest in a task of its own; if one does so already, it looks once more before it is over.
+
+        Args:
+            task_id: The run.
+            agent: The name of its agent.
+            begun: An attempt of it that goes on already.
+        """
         task = self._tasks.get(task_id)
         if task is not None and not task.done():
             self._once_more.add(task_id)
             return
         if self._closing:
             return
-        task = self._tasks[task_id] = asyncio.create_task(self._settle(task_id, agent), name=f"rxloop-drive-{task_id}")
+        work = self._settle(task_id, agent, begun)
+        task = self._tasks[task_id] = asyncio.create_task(work, name=f"rxloop-drive-{task_id}")
         task.add_done_callback(lambda done: self._tasks.pop(task_id) if self._tasks.get(task_id) is done else None)
 
-    async def _settle(self, task_id: str, agent: str) -> None:
+    async def _settle(self, task_id: str, agent: str, begun: Run[Any] | None) -> None:
         pause = 1.0
         while True:
             self._once_more.discard(task_id)
             try:
+                if begun is not None:
+                    attempt, begun = begun, None
+                    await carry_out(task_id, attempt)
                 # Before it takes room, which the run that it waits for may need.
                 if await until_due(self.log, task_id) is not None:
                     async with self._room:

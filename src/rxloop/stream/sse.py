@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.buffer import Silence
@@ -22,12 +22,16 @@ def frame(event: Event) -> bytes:
         return _wire_of(event)
     except AttributeError:
         pass
-    # A gap is not a place to come back to: with an id it would move the client's cursor.
-    place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % _one_line(event.cursor)
-    # JSON escapes line ends, so that the data is one line whatever is in it.
-    encoded = b"%bevent: %b\ndata: %b\n\n" % (place, _one_line(event.kind), event.to_json(public=True))
+    encoded = framed(event, event.to_json(public=True))
     object.__setattr__(event, "_wire", encoded)
     return encoded
+
+
+def framed(event: Event, data: bytes) -> bytes:
+    """Put the JSON of an event into a frame; it is one line whatever is in it, since JSON escapes line ends."""
+    # A gap is not a place to come back to: with an id it would move the client's cursor.
+    place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % _one_line(event.cursor)
+    return b"%bevent: %b\ndata: %b\n\n" % (place, _one_line(event.kind), data)
 
 
 def _one_line(text: str) -> bytes:
@@ -37,8 +41,13 @@ def _one_line(text: str) -> bytes:
     return text.encode()
 
 
-async def frames(events: Reader[Event], heartbeat: float | None) -> AsyncIterator[bytes]:
-    """Frames for the events, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
+async def frames(
+    events: Reader[Event],
+    heartbeat: float | None,
+    encode: Callable[[Event], bytes] = frame,
+    beat: bytes = HEARTBEAT,
+) -> AsyncGenerator[bytes]:
+    """Write each event, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
     try:
         while True:
             try:
@@ -46,8 +55,8 @@ async def frames(events: Reader[Event], heartbeat: float | None) -> AsyncIterato
             except StopAsyncIteration:
                 return
             except Silence:
-                yield HEARTBEAT
+                yield beat
             else:
-                yield frame(event)
+                yield encode(event)
     finally:
         await events.aclose()

@@ -1,0 +1,210 @@
+"""What goes over the HTTP API beside events: the bodies of requests and answers, for its server and its client."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rxloop.protocol.envelope import Timestamp, absent
+from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, Usage, Wire
+from rxloop.protocol.questions import PendingInput
+from rxloop.protocol.run_events import State
+
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:~-]{1,128}$")]
+Text = Annotated[str, Field(min_length=1, max_length=100_000)]
+_QUARTET = "[A-Za-z0-9+/]"
+_Base64 = Annotated[str, Field(pattern=f"^({_QUARTET}{{4}})*({_QUARTET}{{4}}|{_QUARTET}{{3}}=|{_QUARTET}{{2}}==)$")]
+_Address = Annotated[str, Field(pattern=r"^https?://[!-~]+$", max_length=2_000)]
+_Named = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class TextInput(Wire):
+    """A text beside other parts."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class LinkedInput(Wire):
+    """An image or a file that the model's provider fetches."""
+
+    type: Literal["image", "file"]
+    url: _Address
+    media_type: _Named | None = None
+
+
+class InlineInput(Wire):
+    """An image or a file that comes with the request."""
+
+    type: Literal["image", "file"]
+    data: _Base64
+    """The bytes, in base64."""
+    media_type: _Named
+    """The MIME type."""
+
+
+InputPart = TextInput | LinkedInput | InlineInput
+Input = Text | Annotated[list[InputPart], Field(min_length=1, max_length=64)]
+"""What somebody says: a text, or parts of several kinds."""
+
+
+class UserMessage(Wire):
+    """One message of the person who asks."""
+
+    content: Input
+    message_id: Id | None = None
+    """Names the message for programs."""
+
+
+class StartRun(Wire):
+    """Starts a run; either `input` or `messages` says what is asked."""
+
+    type: Literal["prompt"] = "prompt"
+    agent: str | None = None
+    """The name of the agent; it may be left out where there is one."""
+    input: Input | None = None
+    messages: Annotated[list[UserMessage], Field(min_length=1, max_length=64)] | None = None
+    context_id: Id | None = None
+    """The conversation to go on with; a new one by default."""
+    when_busy: Literal["wait", "refuse"] = "wait"
+    """What to do while the conversation has a run under way."""
+    metadata: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
+    """Comes back with the run, and on its first event."""
+
+    @model_validator(mode="after")
+    def _asks_once(self) -> Self:
+        if (self.input is None) == (self.messages is None):
+            raise ValueError("give either input or messages")
+        return self
+
+
+class ResumeRun(Wire):
+    """Answers questions of a run that waits."""
+
+    type: Literal["resume"] = "resume"
+    inputs: Annotated[dict[str, Any], Field(min_length=1, max_length=64)]
+    """The answers, by `inputId`."""
+
+
+class SayToRun(Wire):
+    """Says something to a run that goes on."""
+
+    input: Input
+    interrupt: bool = False
+    """Cut off the answer that is being written."""
+
+
+class CancelRun(Wire):
+    """Cancels a run."""
+
+    reason: Annotated[str, Field(max_length=1_000)] | None = None
+
+
+class ForkRun(Wire):
+    """Makes a new run that begins with a part of another one."""
+
+    at: Annotated[int, Field(ge=1, le=2**53)]
+    """The `seq` of the last event to take over."""
+    input: Input | None = None
+    """In the place of the question for `at` 1, else a new message after what is taken over."""
+    results: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
+    """What tools have answered, by the id of the call or by its slot."""
+
+
+class RunInfo(Wire):
+    """Where a run stands, as clients may see it."""
+
+    task_id: str
+    context_id: str
+    agent: str
+    state: State
+    attempt: int
+    seq: int
+    cursor: str
+    """The place of the newest event in the log: what is read after it is new."""
+    created: Timestamp
+    updated: Timestamp
+    events: str
+    """The path of its events."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=absent)
+    content: str | None = Field(default=None, exclude_if=absent)
+    """The answer of the last attempt, partial where it did not complete."""
+    reason: str | None = Field(default=None, exclude_if=absent)
+    """Why the last attempt ended; none for an answer."""
+    finish_reason: str | None = Field(default=None, exclude_if=absent)
+    pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=absent)
+    """The questions that wait for an answer."""
+    usage: Usage | None = Field(default=None, exclude_if=absent)
+    error: ErrorInfo | None = Field(default=None, exclude_if=absent)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing goes on: the run is over, or waits for an answer."""
+        return self.state not in ("submitted", "working")
+
+
+class RunPage(Wire):
+    """Some runs, in the order in which they were started."""
+
+    runs: list[RunInfo]
+    next: str | None = None
+    """What to give as `after` for the next page; none on the last one."""
+
+
+class MessageList(Wire):
+    """The messages of a conversation, oldest first."""
+
+    messages: list[Message]
+
+
+class AgentInfo(Wire):
+    """An agent that runs can be started of."""
+
+    name: str
+    model: str
+    tools: list[str]
+
+
+class AgentList(Wire):
+    """The agents of a server."""
+
+    agents: list[AgentInfo]
+
+
+class Health(Wire):
+    """That the server is there."""
+
+    status: Literal["ok"] = "ok"
+
+
+class ProblemInfo(Wire):
+    """What is wrong with a request."""
+
+    code: str
+    """For programs."""
+    message: str
+    """For people."""
+    fields: dict[str, str] | None = Field(default=None, exclude_if=absent)
+    """What is wrong with which field of the body or the query."""
+
+
+class Problem(Wire):
+    """The body of every answer that is an error."""
+
+    error: ProblemInfo
+
+
+def parts_of(content: str | list[InputPart]) -> str | list[Part]:
+    """The content of a message, out of what a client has sent."""
+    return content if isinstance(content, str) else [_part(part) for part in content]
+
+
+def _part(part: InputPart) -> Part:
+    if isinstance(part, TextInput):
+        return TextPart(text=part.text)
+    made = ImagePart if part.type == "image" else FilePart
+    if isinstance(part, LinkedInput):
+        return made(url=part.url, media_type=part.media_type)
+    return made(data=b64decode(part.data), media_type=part.media_type)

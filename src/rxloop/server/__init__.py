@@ -1,0 +1,29 @@
+"""Front doors over the runtime: HTTP, AG-UI, the AI SDK, OpenAI, A2A."""
+
+from typing import TYPE_CHECKING
+
+from rxloop._lazy import import_later
+
+
+def _see_that_starlette_is_there() -> None:
+    try:
+        import starlette as _  # noqa: F401
+    except ModuleNotFoundError as error:
+        from rxloop.errors import ConfigurationError
+
+        raise ConfigurationError(
+            "the server needs starlette, which is not installed: pip install 'rxloop[server]'"
+        ) from error
+
+
+__all__: list[str]
+_see_that_starlette_is_there()
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.server.access import Principal as Principal
+    from rxloop.server.access import bearer as bearer
+    from rxloop.server.host import ServerLimits as ServerLimits
+    from rxloop.server.http.app import Api as Api
+    from rxloop.server.http.app import api as api

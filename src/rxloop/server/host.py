@@ -1,0 +1,217 @@
+"""What all doors share: the runtime, who may see what, how much at once, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from starlette.requests import HTTPConnection
+
+from rxloop.errors import UnknownRun
+from rxloop.pipeline.values import RunRecord
+from rxloop.runtime.runtime import Runtime
+from rxloop.server.access import ANYBODY, Auth, Principal
+from rxloop.server.refusals import Refused, not_found
+from rxloop.state.conversation import read_log
+from rxloop.stream.within import called
+
+log = logging.getLogger("rxloop")
+
+_AUTH_IN = 10.0
+"""Seconds that it may take to find out who asks."""
+_LAST_WORDS_IN = 5.0
+"""Seconds that streams have to end in."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """How much clients may take.
+
+    Attributes:
+        body: Bytes of the body of a request.
+        body_seconds: How long the body may take to come.
+        runs: Runs of one principal that go on at once; None is no limit. It does not hold where there is no `auth`.
+        streams: Streams that one principal reads at once in this process; None is no limit. As for `runs`.
+        stalled: Seconds after which a client that takes nothing of its stream is let go; it may come back.
+        wait: Seconds that `?wait=` may ask for.
+    """
+
+    body: int = 1 << 20
+    body_seconds: float = 30.0
+    runs: int | None = 8
+    streams: int | None = 32
+    stalled: float = 30.0
+    wait: float = 60.0
+
+
+class Host:
+    """A runtime for clients."""
+
+    def __init__(self, runtime: Runtime, auth: Auth | None, limits: ServerLimits) -> None:
+        self.runtime, self.limits = runtime, limits
+        self.draining = False
+        self._last_words = False
+        self._auth = auth
+        self._streams: Counter[str] = Counter()
+        self._starting: Counter[str] = Counter()
+        self._open: set[anyio.CancelScope] = set()
+        self._closed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def secured(self) -> bool:
+        """Whether clients have to say who they are."""
+        return self._auth is not None
+
+    # -- who asks
+
+    async def principal(self, request: HTTPConnection) -> Principal:
+        """Find out who asks.
+
+        Raises:
+            Refused: It is not known.
+        """
+        if self._auth is None:
+            return ANYBODY
+        try:
+            async with asyncio.timeout(_AUTH_IN):
+                who = await called(self._auth, request)
+        except TimeoutError as error:
+            log.warning("who asks was not found out in %g s", _AUTH_IN)
+            raise Refused(503, "auth", "who asks cannot be found out", headers={"retry-after": "5"}) from error
+        if not isinstance(who, Principal):
+            headers = {"www-authenticate": "Bearer"}
+            raise Refused(401, "unauthorized", "say who you are by a valid token", headers=headers)
+        return who
+
+    async def record(self, principal: Principal, task_id: str) -> RunRecord:
+        """What the log knows of a run.
+
+        Raises:
+            Refused: There is none, or it is somebody else's.
+        """
+        try:
+            record = await self.runtime.record(task_id)
+        except UnknownRun:
+            raise not_found() from None
+        if not principal.may_see(record):
+            raise not_found()
+        return record
+
+    async def check_context(self, principal: Principal, context_id: str) -> bool:
+        """See that a conversation is nobody else's; whoever began it has it.
+
+        Returns:
+            Whether there is such a conversation.
+
+        Raises:
+            Refused: It is somebody else's.
+        """
+        first = await read_log(self.runtime.log.runs, context_id=context_id, limit=1)
+        if first and not principal.may_see(first[0]):
+            raise Refused(404, "not_found", "there is no such conversation")
+        return bool(first)
+
+    # -- how much at once
+
+    def check_open(self) -> None:
+        """See that something new may begin.
+
+        Raises:
+            Refused: The server drains, or has not begun.
+        """
+        if self.draining or not self.runtime.open:
+            raise _draining()
+
+    @asynccontextmanager
+    async def starting(self, principal: Principal) -> AsyncGenerator[None]:
+        """Let a principal start one more run.
+
+        Raises:
+            Refused: Too many of its runs go on.
+        """
+        self.check_open()
+        most = self.limits.runs
+        if self._auth is None or most is None:
+            yield
+            return
+        self._starting[principal.id] += 1
+        try:
+            under_way = await read_log(
+                self.runtime.log.runs, owner=principal.id, states=("submitted", "working"), limit=most
+            )
+            if len(under_way) + self._starting[principal.id] > most:
+                raise _too_many("runs", most)
+            yield
+        finally:
+            _less(self._starting, principal.id)
+
+    def take_stream(self, principal: Principal) -> None:
+        """Take one more stream for a principal; it is given back by `streaming`.
+
+        Raises:
+            Refused: Too many are read already, or the server goes away.
+        """
+        if self._last_words:
+            raise _draining()
+        most = self.limits.streams
+        if self._auth is not None and most is not None and self._streams[principal.id] >= most:
+            raise _too_many("streams", most)
+        self._streams[principal.id] += 1
+
+    @contextmanager
+    def streaming(self, principal: Principal, scope: anyio.CancelScope) -> Generator[None]:
+        """Write a stream that was taken; `drain` cancels the scope."""
+        self._open.add(scope)
+        self._closed.clear()
+        try:
+            yield
+        finally:
+            _less(self._streams, principal.id)
+            self._open.discard(scope)
+            if not self._open:
+                self._closed.set()
+
+    # -- the end
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that does not end with the request that wants it."""
+        task = asyncio.create_task(work, name="rxloop-server")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self, seconds: float | None = None) -> None:
+        """Take nothing new, let runs end or give them up, then end the streams; see `Api.drain`."""
+        self.draining = True
+        try:
+            await self.runtime.drain(seconds)
+        finally:
+            self._last_words = True
+            for scope in list(self._open):
+                scope.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_IN):
+                    if self._open:
+                        await self._closed.wait()
+                    await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _less(counter: Counter[str], name: str) -> None:
+    counter[name] -= 1
+    if counter[name] <= 0:
+        del counter[name]
+
+
+def _draining() -> Refused:
+    headers = {"retry-after": "5"}
+    return Refused(503, "draining", "the server takes nothing new at the moment", headers=headers)
+
+
+def _too_many(what: str, most: int) -> Refused:
+    return Refused(429, "too_many", f"at most {most} {what} at once", headers={"retry-after": "2"})

@@ -1,0 +1,1 @@
+"""The HTTP API: runs, their events, and what can be asked of them."""

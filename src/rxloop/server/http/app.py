@@ -1,0 +1,125 @@
+"""The application that serves the API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cached_property
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from rxloop.errors import ConfigurationError
+from rxloop.runtime.runtime import Runtime
+from rxloop.server.access import ANYBODY, Auth
+from rxloop.server.bodies import read_body, read_query
+from rxloop.server.host import Host, ServerLimits
+from rxloop.server.http.call import Call, Options
+from rxloop.server.http.openapi import document
+from rxloop.server.http.operations import OPERATIONS, Operation
+from rxloop.server.http.queries import OnDisconnect
+from rxloop.server.refusals import on_error
+
+
+class Api:
+    """The HTTP API of a runtime: an ASGI application, to be served as it is or mounted in another one; see `api`."""
+
+    def __init__(self, host: Host, options: Options) -> None:
+        """Serve a host; nothing is opened before the application is."""
+        self._host, self._options = host, options
+        routes = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in OPERATIONS]
+        routes.append(Route("/openapi.json", self._document, methods=["GET"]))
+        self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: on_error})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI has it."""
+        await self._app(scope, receive, send)
+
+    async def drain(self, seconds: float | None = None) -> None:
+        """Come to an end without breaking anything off: for the shutdown of whatever serves this.
+
+        `/readyz` answers 503 and no run is started; the runs that go on have their time, and are given up then, so that
+        another process goes on with them; then each stream ends with a comment, and its client comes back elsewhere.
+        The log stays open: close it last.
+
+        Args:
+            seconds: How long runs have to end; None is the `grace` of the runtime.
+        """
+        await self._host.drain(seconds)
+
+    def openapi(self) -> bytes:
+        """The OpenAPI document, as JSON; it is served as `/openapi.json`."""
+        return self._openapi
+
+    @cached_property
+    def _openapi(self) -> bytes:
+        return orjson.dumps(document(secured=self._host.secured))
+
+    async def _document(self, request: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        runtime = self._host.runtime
+        if runtime.open:
+            yield
+            return
+        async with runtime:
+            try:
+                yield
+            finally:
+                await self.drain()
+
+    def _endpoint(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        host, options = self._host, self._options
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                principal = ANYBODY if operation.public else await host.principal(request)
+                query = read_query(operation.query, request)
+                body = None if operation.body is None else await read_body(operation.body, request, host.limits)
+                return await operation.handler(Call(host, options, request, principal, body, query))
+            except Exception as error:
+                return await on_error(request, error)
+
+        return endpoint
+
+
+def api(
+    runtime: Runtime,
+    *,
+    auth: Auth | None = None,
+    limits: ServerLimits | None = None,
+    heartbeat: float | None = 15.0,
+    on_disconnect: OnDisconnect = "keep",
+) -> Api:
+    """Make the HTTP API of a runtime.
+
+    Served by itself it enters the runtime and leaves it; mounted in another application, that one does. Agents are not
+    closed by it, and neither is the log.
+
+    Args:
+        runtime: Has the agents, and the log.
+        auth: Tells who asks; `bearer({...})` knows people by tokens. Without it everybody sees all runs.
+        limits: How much clients may take.
+        heartbeat: Seconds of silence after which a stream gives a sign of life, so that proxies keep it; None for none.
+        on_disconnect: What becomes of a run whose reader leaves before its end, where the request does not say it:
+            `keep` lets it go on, `cancel` cancels it.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+
+    Example:
+        >>> app = api(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=bearer({"secret": "ann"}))
+        >>> uvicorn.run(app)
+    """
+    if heartbeat is not None and not heartbeat > 0:
+        raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
+    if on_disconnect not in ("keep", "cancel"):
+        raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
+    return Api(Host(runtime, auth, limits or ServerLimits()), Options(heartbeat, on_disconnect))

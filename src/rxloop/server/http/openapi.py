@@ -1,0 +1,106 @@
+"""The OpenAPI document of the API, made of the same models that read its requests and write its answers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from rxloop._version import __version__
+from rxloop.protocol.http import Problem
+from rxloop.server.http.operations import OPERATIONS, Operation
+from rxloop.server.streams import NDJSON, SSE
+
+_PLACE = "#/components/schemas/"
+_IDS = {"task_id": "The run.", "context_id": "The conversation."}
+
+
+def document(*, secured: bool) -> dict[str, Any]:
+    """Write the document.
+
+    Args:
+        secured: Whether clients have to say who they are.
+    """
+    bodies: list[Any] = [(each.body, "validation") for each in OPERATIONS if each.body is not None]
+    answers: list[Any] = [
+        (model, "serialization") for each in OPERATIONS for model in each.answers.values() if model is not None
+    ]
+    models: list[Any] = [*bodies, *answers, (Problem, "serialization")]
+    refs, schemas = models_json_schema(models, ref_template=f"{_PLACE}{{model}}")
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, refs, secured)
+    components: dict[str, Any] = {"schemas": schemas["$defs"]}
+    if secured:
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    info = {"title": "rxloop", "version": __version__, "description": "Runs of agents, as streams of events."}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
+
+
+def _operation(operation: Operation, refs: Any, secured: bool) -> dict[str, Any]:
+    error = {"application/json": {"schema": refs[Problem, "serialization"]}}
+    made: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": (inspect.getdoc(operation.handler) or "").splitlines()[0],
+        "parameters": [*_parameters(operation)],
+        "responses": {
+            **{str(status): _answer(operation, status, refs) for status in operation.answers},
+            "default": {"description": "An error.", "content": error},
+        },
+    }
+    if secured and not operation.public:
+        made["security"] = [{"bearer": []}]
+        made["responses"]["401"] = {"description": "Nobody knows who asks.", "content": error}
+    if operation.body is not None:
+        schema = refs[operation.body, "validation"]
+        made["requestBody"] = {
+            "required": any(each.is_required() for each in operation.body.model_fields.values()),
+            "content": {"application/json": {"schema": schema}},
+        }
+    return made
+
+
+def _answer(operation: Operation, status: int, refs: Any) -> dict[str, Any]:
+    model = operation.answers[status]
+    content: dict[str, Any] = {each: {"schema": {}} for each in operation.others}
+    if model is not None:
+        content["application/json"] = {"schema": refs[model, "serialization"]}
+    if operation.streams and status == 200:
+        for form in (SSE, NDJSON):
+            content[form.media_type] = {"schema": {"type": "string"}}
+    said = "Nothing more comes." if status == 204 else "As asked."
+    return {"description": said, **({"content": content} if content else {})}
+
+
+def _parameters(operation: Operation) -> Iterable[dict[str, Any]]:
+    for name, said in _IDS.items():
+        if f"{{{name}}}" in operation.path:
+            yield _parameter(name, "path", {"type": "string"}, said, required=True)
+    for name in operation.headers:
+        yield _parameter(name, "header", {"type": "string", "minLength": 1, "maxLength": 200}, "")
+    for name, schema in _properties(operation.query).items():
+        made = _parameter(name, "query", _given(schema), schema.pop("description", ""))
+        if made["schema"].get("type") == "array":
+            made |= {"style": "form", "explode": False}
+        yield made
+
+
+def _parameter(name: str, where: str, schema: Any, said: str, *, required: bool = False) -> dict[str, Any]:
+    described = {"description": said} if said else {}
+    return {"name": name, "in": where, "required": required, "schema": schema, **described}
+
+
+def _properties(query: type[BaseModel]) -> dict[str, Any]:
+    return query.model_json_schema(by_alias=True).get("properties", {})
+
+
+def _given(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field that is given: what is left out is left out, and null cannot be written in a query."""
+    kept = {name: value for name, value in schema.items() if name not in ("title", "description")}
+    options = [each for each in kept.pop("anyOf", ()) if each.get("type") != "null"]
+    if kept.get("default", ...) is None:
+        del kept["default"]
+    return {**kept, **(options[0] if options else {})}

@@ -1,0 +1,157 @@
+"""What the addresses of the API may ask for, and the view that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from reactivex import Observable, abc
+from starlette.requests import Request
+
+from rxloop.operators.views._types import EventView
+from rxloop.protocol.events import Event, GapEvent, State
+from rxloop.protocol.http import Id
+from rxloop.server.refusals import Refused
+from rxloop.server.streams import NDJSON, SSE, Format
+
+OnDisconnect = Literal["keep", "cancel"]
+
+
+def _listed(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+class Query(BaseModel):
+    """A query; a field that there is not is refused."""
+
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, validate_by_alias=True, frozen=True)
+
+
+class StartQuery(Query):
+    """What to answer with when a run begins, or goes on."""
+
+    wait: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
+    """Seconds to wait for the run to come to rest."""
+    on_disconnect: OnDisconnect | None = None
+    """Of an answer that streams: what becomes of the run if the client leaves."""
+
+
+class InfoQuery(Query):
+    """How long to wait for the run to come to rest."""
+
+    wait: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0
+
+
+class EventsQuery(Query):
+    """Which events of a run, and how."""
+
+    after: Annotated[str, Field(max_length=200)] | None = None
+    """The cursor of the last event that the client has; the header Last-Event-ID goes before it."""
+    kinds: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = None
+    visibility: Literal["public", "all"] = "public"
+    branch: Annotated[str, Field(max_length=128)] | None = None
+    """Only this line of a strategy; the empty text is the main line."""
+    nested: bool = True
+    """Whether the events of nested agents come, too."""
+    until: Literal["attempt", "end"] = "end"
+    """Whether the stream goes on over pauses, until the run is over."""
+    speed: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    """Replay what there is: 1 is the recorded pace."""
+    on_disconnect: OnDisconnect | None = None
+    """What becomes of the run if the client leaves."""
+
+
+class RunsQuery(Query):
+    """Which runs."""
+
+    context_id: Id | None = None
+    state: State | None = None
+    after: Id | None = None
+    """The last run of the page before."""
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class GraphQuery(Query):
+    """How the thoughts are drawn."""
+
+    form: Literal["json", "mermaid", "html"] = "json"
+
+
+def selected(query: EventsQuery) -> EventView:
+    """Make the one view that decides what a client gets: live, out of the log, and replayed.
+
+    ::
+
+        source                       --a--i--b--g--a--|      i internal, g a gap
+        selected(kinds=a)            --a--------g--a--|
+
+    A gap always passes: it says what is missing.
+
+    Args:
+        query: What the client has asked for.
+    """
+    wanted = chosen(query)
+
+    def operator(source: Observable[Event]) -> Observable[Event]:
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            def on_next(event: Event) -> None:
+                shown = wanted(event)
+                if shown is not None:
+                    observer.on_next(shown)
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    return cast("EventView", operator)
+
+
+def chosen(query: EventsQuery) -> Callable[[Event], Event | None]:
+    """Make the function that gives of an event what the client gets; None for nothing."""
+    kinds = frozenset(query.kinds) if query.kinds is not None else None
+    internal, nested = query.visibility == "all", query.nested
+    every_branch, branch = query.branch is None, query.branch or None
+
+    def choose(event: Event) -> Event | None:
+        if not isinstance(event, GapEvent) and (
+            (kinds is not None and event.kind not in kinds)
+            or not (nested or event.parent_task_id is None)
+            or not (every_branch or event.branch == branch)
+        ):
+            return None
+        return event if internal else event.for_clients()
+
+    return choose
+
+
+def streams_in(request: Request) -> Format | None:
+    """In what form a client wants events, if it does: by its `Accept`."""
+    accepted = _accepted(request)
+    forms = [form for form in (SSE, NDJSON) if form.media_type in accepted]
+    return min(forms, key=lambda form: accepted.index(form.media_type)) if forms else None
+
+
+def format_of_events(request: Request) -> Format:
+    """In what form a client gets events that it has asked for.
+
+    Raises:
+        Refused: It takes neither.
+    """
+    form = streams_in(request)
+    if form is None and not {"*/*", "text/*"} & {*_accepted(request)}:
+        raise Refused(406, "not_acceptable", "events come as text/event-stream or as application/x-ndjson")
+    return form or SSE
+
+
+def _accepted(request: Request) -> list[str]:
+    """The media types that a client takes, in its order."""
+    accepted: list[str] = []
+    for each in (request.headers.get("accept") or "*/*").lower().split(","):
+        media_type, *parameters = (part.strip() for part in each.split(";"))
+        if not any(part.replace(" ", "") in ("q=0", "q=0.0", "q=0.00", "q=0.000") for part in parameters):
+            accepted.append(media_type)
+    return accepted

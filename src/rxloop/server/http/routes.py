@@ -1,0 +1,303 @@
+"""What each route of the API does."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from rxloop.errors import ConfigurationError, ConflictError, EventLogError, InvalidInput, NotAsked, UnknownRun
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.envelope import EVENT_TYPES
+from rxloop.protocol.http import (
+    AgentInfo,
+    AgentList,
+    CancelRun,
+    ForkRun,
+    Health,
+    MessageList,
+    ResumeRun,
+    RunPage,
+    SayToRun,
+    StartRun,
+    parts_of,
+)
+from rxloop.protocol.messages import Message
+from rxloop.protocol.visibility import PUBLIC_METADATA
+from rxloop.recorded.history import history
+from rxloop.recorded.replay import replay
+from rxloop.recorded.stream import OVER
+from rxloop.run.ids import id_of_key
+from rxloop.server.host import Host
+from rxloop.server.http.call import Call
+from rxloop.server.http.infos import asks_in_secret, at_rest, info_of, short_info
+from rxloop.server.http.queries import (
+    EventsQuery,
+    GraphQuery,
+    InfoQuery,
+    Query,
+    RunsQuery,
+    StartQuery,
+    format_of_events,
+    streams_in,
+)
+from rxloop.server.http.reading import has_more, streamed
+from rxloop.server.refusals import Refused
+from rxloop.state.conversation import read_log
+
+REQUEST = "request"
+"""In the metadata of a run that was started with a key: a digest of the body, for whoever uses the key again."""
+
+
+# -- starting and going on
+
+
+async def start(call: Call[StartRun, StartQuery]) -> Response:
+    """Start a run."""
+    host, body = call.host, call.body
+    agent = _agent(host, body.agent)
+    owner = call.principal.id or None
+    metadata: dict[str, Any] = {PUBLIC_METADATA: body.metadata} if body.metadata else {}
+    given = call.request.headers.get("idempotency-key")
+    key = None if given is None else orjson.dumps([owner, _checked_key(given)]).decode()
+    if key is not None:
+        metadata[REQUEST] = sha256(body.model_dump_json().encode()).hexdigest()
+    known = await _known(host, agent, key)
+    if known is None:
+        async with host.starting(call.principal):
+            await _check_context(call, body)
+            prompt = _said(body)
+            record = await host.runtime.start(
+                agent, prompt, key=key, context_id=body.context_id, owner=owner, metadata=metadata
+            )
+            if body.context_id is not None:
+                await _check_first(call, record)
+    else:
+        host.check_open()
+        record = known
+    if key is not None and record.metadata.get(REQUEST) != metadata[REQUEST]:
+        raise Refused(422, "key_used", "this Idempotency-Key stands for another request")
+    return await _goes_on(call, record, None)
+
+
+async def resume(call: Call[ResumeRun, StartQuery]) -> Response:
+    """Answer questions of a run, which goes on."""
+    record = await call.record()
+    call.host.check_open()
+    try:
+        await call.host.runtime.answer(record.task_id, call.body.inputs)
+    except NotAsked:
+        message = "the run does not wait for this answer, or has another one"
+        raise Refused(409, "not_waiting", message) from None
+    except InvalidInput as error:
+        hidden = await asks_in_secret(call.host, record)
+        message = "the answer does not fit the question" if hidden else str(error)
+        raise Refused(422, "invalid_input", message) from None
+    return await _goes_on(call, record, f"{record.task_id}/{record.attempt}.{record.seq}.0")
+
+
+async def _goes_on(call: Call[Any, StartQuery], record: RunRecord, after: str | None) -> Response:
+    form = streams_in(call.request)
+    if form is not None:
+        asked = {"after": after, "until": "attempt", "onDisconnect": call.query.on_disconnect}
+        return streamed(call, record, EventsQuery.model_validate(asked), form)
+    seq = record.seq
+    record = await at_rest(call.host, record, call.query.wait, after)
+    info = await info_of(call, record)
+    if info.pending and record.seq == seq and after is not None:
+        # Its answers wait in its mail, and whoever drives it takes them.
+        left = [each for each in info.pending if each.input_id not in call.body.inputs]
+        info = info.model_copy(update={"pending": left, "state": record.state if left else "working"})
+    location = {"location": call.path("runs", record.task_id)}
+    return _json(info, 200 if info.at_rest else 202, location)
+
+
+async def say(call: Call[SayToRun, Query]) -> Response:
+    """Say something to a run that goes on."""
+    record = await call.record()
+    message = Message.user(parts_of(call.body.input))
+    await call.host.runtime.say(record.task_id, message, interrupt=call.body.interrupt)
+    return _json(await info_of(call, await call.record()), 202)
+
+
+async def cancel(call: Call[CancelRun, Query]) -> Response:
+    """Cancel a run."""
+    record = await call.record()
+    with suppress(ConflictError):
+        # In its mail, where it stays until somebody has time for it.
+        await call.host.runtime.cancel(record.task_id, call.body.reason)
+    info = await info_of(call, await call.record())
+    return _json(info, 200 if info.state in OVER else 202)
+
+
+async def fork(call: Call[ForkRun, Query]) -> Response:
+    """Begin a new run with a part of another one."""
+    record = await call.record()
+    body = call.body
+    prompt = None if body.input is None else Message.user(parts_of(body.input))
+    async with call.host.starting(call.principal):
+        try:
+            made = await call.host.runtime.fork(record.task_id, body.at, prompt=prompt, results=body.results)
+        except ConfigurationError:
+            # It names what the run has, calls that are not for clients included.
+            raise Refused(422, "invalid", "the run has no such event, or no such call before it") from None
+    return _json(await info_of(call, made), 202, {"location": call.path("runs", made.task_id)})
+
+
+# -- reading
+
+
+async def info(call: Call[None, InfoQuery]) -> Response:
+    """Tell where a run stands."""
+    record = await at_rest(call.host, await call.record(), call.query.wait, None)
+    return _json(await info_of(call, record))
+
+
+async def events(call: Call[None, EventsQuery]) -> Response:
+    """Stream the events of a run."""
+    query, record = call.query, await call.record()
+    form = format_of_events(call.request)
+    if query.kinds is not None and (unknown := [kind for kind in query.kinds if kind not in EVENT_TYPES]):
+        raise Refused(422, "invalid", "there are no such kinds", fields={"kinds": ", ".join(unknown)})
+    if query.visibility == "all" and "internal" not in call.principal.scopes:
+        raise Refused(403, "forbidden", "visibility=all is not for you")
+    last = call.request.headers.get("last-event-id")
+    if last:
+        if len(last) > 200:
+            raise Refused(422, "invalid", "that is not a cursor", fields={"Last-Event-ID": "it is too long"})
+        query = query.model_copy(update={"after": last})
+    if not await has_more(call.host, record, query):
+        return Response(status_code=204, headers={"cache-control": "no-store"})
+    return streamed(call, record, query, form)
+
+
+async def runs(call: Call[None, RunsQuery]) -> Response:
+    """List the runs of whoever asks, in the order in which they were started."""
+    query, principal = call.query, call.principal
+    try:
+        found = await read_log(
+            call.host.runtime.log.runs,
+            context_id=query.context_id,
+            states=None if query.state is None else (query.state,),
+            owner=None if "others" in principal.scopes else principal.id,
+            after=query.after,
+            limit=query.limit + 1,
+        )
+    except UnknownRun:
+        raise Refused(422, "invalid", "there is no such page", fields={"after": "no run of yours"}) from None
+    shown = [record for record in found if principal.may_see(record)][: query.limit]
+    more = len(found) > query.limit
+    infos = [short_info(call, record) for record in shown]
+    return _json(RunPage(runs=infos, next=shown[-1].task_id if more else None))
+
+
+async def messages(call: Call[None, Query]) -> Response:
+    """Give the messages of a conversation, as clients may see them."""
+    context_id = call.request.path_params["context_id"]
+    if not await call.host.check_context(call.principal, context_id):
+        raise Refused(404, "not_found", "there is no such conversation")
+    return _json(MessageList(messages=await history(call.host.runtime.log, context_id, public=True)))
+
+
+async def graph(call: Call[None, GraphQuery]) -> Response:
+    """Draw the thoughts of a run."""
+    record = await call.record()
+    thoughts = (await replay(call.host.runtime.log, record.task_id).result()).thoughts
+    match call.query.form:
+        case "json":
+            return Response(thoughts.to_json(), media_type="application/json")
+        case "mermaid":
+            return Response(thoughts.to_mermaid(), media_type="text/plain")
+        case "html":
+            return Response(thoughts.to_html(), media_type="text/html")
+
+
+async def agents(call: Call[None, Query]) -> Response:
+    """List the agents that runs can be started of."""
+    return _json(AgentList(agents=[_agent_info(name, each) for name, each in call.host.runtime.agents.items()]))
+
+
+async def alive(call: Call[None, Query]) -> Response:
+    """Tell that the server is there."""
+    return _json(Health())
+
+
+async def ready(call: Call[None, Query]) -> Response:
+    """Tell whether the server takes runs: it does not drain, and its log answers."""
+    call.host.check_open()
+    try:
+        async with asyncio.timeout(2):
+            await call.host.runtime.log.runs(limit=1)
+    except (TimeoutError, EventLogError):
+        raise Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"}) from None
+    return _json(Health())
+
+
+# -- what they share
+
+
+def _json(model: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    given = {"cache-control": "no-store", **(headers or {})}
+    return Response(model.model_dump_json(by_alias=True), status, given, media_type="application/json")
+
+
+def _agent(host: Host, name: str | None) -> str:
+    agents = host.runtime.agents
+    if name is None and len(agents) == 1:
+        return next(iter(agents))
+    if name is None or name not in agents:
+        message = "name the agent" if name is None else "there is no such agent"
+        raise Refused(422, "unknown_agent", message, fields={"agent": f"one of {', '.join(agents)}"})
+    return name
+
+
+def _agent_info(name: str, agent: Any) -> AgentInfo:
+    return AgentInfo(name=name, model=agent.model.name, tools=agent.tool_names)
+
+
+def _checked_key(key: str) -> str:
+    if not 0 < len(key) <= 200:
+        raise Refused(422, "invalid", "an Idempotency-Key has 1 to 200 characters")
+    return key
+
+
+def _said(body: StartRun) -> list[Message]:
+    if body.messages is None:
+        return [Message.user(parts_of(body.input or ""))]
+    return [Message.user(parts_of(each.content), message_id=each.message_id) for each in body.messages]
+
+
+async def _known(host: Host, agent: str, key: str | None) -> RunRecord | None:
+    """The run that a key stands for, if it was started, and is not left as it was submitted."""
+    if key is None:
+        return None
+    try:
+        record = await host.runtime.record(id_of_key("runtime", agent, key))
+    except UnknownRun:
+        return None
+    return None if record.state == "submitted" else record
+
+
+async def _check_context(call: Call[Any, Any], body: StartRun) -> None:
+    """See that the conversation is nobody else's, and has nothing under way where that is refused."""
+    if body.context_id is None:
+        return
+    host = call.host
+    if await host.check_context(call.principal, body.context_id) and body.when_busy == "refuse":
+        states = ("submitted", "working")
+        if await read_log(host.runtime.log.runs, context_id=body.context_id, states=states, limit=1):
+            raise Refused(409, "context_busy", "the conversation has a run under way")
+
+
+async def _check_first(call: Call[Any, Any], record: RunRecord) -> None:
+    """See that nobody else has begun the conversation at the same moment."""
+    try:
+        await call.host.check_context(call.principal, record.context_id)
+    except Refused:
+        await call.host.runtime.cancel(record.task_id, "the conversation is somebody else's")
+        raise

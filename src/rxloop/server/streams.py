@@ -1,0 +1,151 @@
+"""Events on their way to a client: frames, heartbeats, and who ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from rxloop.errors import RxloopError
+from rxloop.protocol.events import AnyEvent, Event
+from rxloop.server.access import Principal
+from rxloop.server.host import Host
+from rxloop.stream.sse import HEARTBEAT, frame, framed, frames
+from rxloop.stream.stream import Stream
+
+log = logging.getLogger("rxloop")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How events are written."""
+
+    media_type: str
+    encode: Callable[[Event], bytes]
+    first: bytes
+    beat: bytes
+    last: bytes
+    """What a client reads before the server goes away: it may come back."""
+
+
+def _line(event: Event) -> bytes:
+    # Out of the frame, which is written once for all readers, and which is one line of JSON behind its head.
+    written = frame(event)
+    return written[written.index(b"\ndata: ") + 7 : -1]
+
+
+_GO_ON = b": the server goes away, come back with the last id\n\n"
+SSE = Format("text/event-stream", frame, b"retry: 2000\n\n", HEARTBEAT, _GO_ON)
+NDJSON = Format("application/x-ndjson", _line, b"", b"\n", b"")
+
+
+def _whole(event: Event) -> bytes:
+    return framed(event, event.to_json())
+
+
+def _whole_line(event: Event) -> bytes:
+    return event.to_json() + b"\n"
+
+
+INTERNAL = {
+    SSE.media_type: replace(SSE, encode=_whole),
+    NDJSON.media_type: replace(NDJSON, encode=_whole_line),
+}
+"""The same with all of each event, for those who may see what is not for clients; written for each of them anew."""
+
+
+class EventStream(Response):
+    """A stream of events as an answer. A client that leaves ends its reading at once, and so does `drain`."""
+
+    def __init__(
+        self,
+        host: Host,
+        principal: Principal,
+        events: Stream[AnyEvent],
+        form: Format,
+        *,
+        heartbeat: float | None,
+        on_disconnect: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """Take a stream for a principal.
+
+        Args:
+            host: Counts it, and ends it.
+            principal: Who reads.
+            events: What is read; subscribed to once the answer begins.
+            form: How it is written.
+            heartbeat: Seconds of silence after which there is a sign of life; None for none.
+            on_disconnect: What is done when the client has left before the end.
+
+        Raises:
+            Refused: The principal reads too many already.
+        """
+        host.take_stream(principal)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "content-type": form.media_type}
+        self.status_code, self.background = 200, None
+        self.init_headers(headers)
+        del self.headers["content-length"]
+        self._host, self._principal, self._events, self._form = host, principal, events, form
+        self._heartbeat, self._on_disconnect = heartbeat, on_disconnect
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = False
+        cancelling = anyio.CancelScope()
+        with self._host.streaming(self._principal, cancelling):
+            with cancelling:
+                async with anyio.create_task_group() as group:
+
+                    async def watch() -> None:
+                        nonlocal left
+                        while (await receive())["type"] != "http.disconnect":
+                            pass
+                        left = True
+                        group.cancel_scope.cancel()
+
+                    group.start_soon(watch)
+                    left = not await self._write(scope, send) or left
+                    group.cancel_scope.cancel()
+            if left:
+                if self._on_disconnect is not None:
+                    self._host.later(self._on_disconnect())
+            elif cancelling.cancel_called:
+                await self._end(send, self._form.last)
+
+    async def _write(self, scope: Scope, send: Send) -> bool:
+        """Write all of it; gives whether the client has taken it."""
+        form, stalled = self._form, self._host.limits.stalled
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":
+            return await self._end(send, b"")
+        encoded = frames(aiter(self._events), self._heartbeat, form.encode, form.beat)
+        async with aclosing(encoded):
+            try:
+                await send({"type": "http.response.body", "body": form.first, "more_body": True})
+                async for piece in encoded:
+                    async with asyncio.timeout(stalled):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except TimeoutError:
+                log.info("a client that took nothing for %g s is let go", stalled)
+                return False
+            except OSError:
+                return False
+            except RxloopError as error:
+                # It was there when the answer began. What comes of it, the client learns when it comes back.
+                log.warning("a stream breaks off: %s", error)
+        return await self._end(send, b"")
+
+    async def _end(self, send: Send, last: bytes) -> bool:
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(self._host.limits.stalled):
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+                return True
+        return False

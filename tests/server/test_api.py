@@ -1,0 +1,280 @@
+"""The routes of the HTTP API, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
+from rxloop.server import ServerLimits, api, bearer
+from rxloop.testing import ScriptedModel, call, frames
+from serving import TOKENS, Served, listening, serving
+
+
+@tool(approve=True)
+async def pay(amount: int) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+
+def clerk(*turns: Any, name: str = "clerk", **options: Any) -> Agent[Any, Any]:
+    script = turns or (call("pay", amount=5), frames("-It -is -paid.|", 0.001))
+    return Agent(ScriptedModel(*script), tools=[pay], thoughts=False, name=name, **options)
+
+
+def endless() -> Agent[Any, Any]:
+    return clerk(frames("-and so on", 0.01))
+
+
+@asynccontextmanager
+async def using(served: Served, token: str | None = "ann-key") -> AsyncGenerator[httpx.AsyncClient]:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=20) as client:
+        yield client
+
+
+async def test_a_run_pauses_for_an_answer_and_goes_on() -> None:
+    async with serving(clerk()) as served, using(served) as client:
+        started = await client.post("/runs?wait=10", json={"input": "Pay 5", "metadata": {"ticket": 7}})
+        run = started.json()
+        [question] = run["pending"]
+        assert (started.status_code, run["state"], run["metadata"]) == (200, "input-required", {"ticket": 7})
+        assert started.headers["location"] == f"/runs/{run['taskId']}"
+        path = f"/runs/{run['taskId']}/resume"
+        misfit = await client.post(path, json={"inputs": {question["inputId"]: "perhaps"}})
+        unasked = await client.post(path, json={"type": "resume", "inputs": {"nobody asked": True}})
+        waiting = (await client.get(f"/runs/{run['taskId']}")).json()
+        resumed = await client.post(f"{path}?wait=10", json={"inputs": {question["inputId"]: True}})
+        again = await client.post(path, json={"inputs": {question["inputId"]: True}})
+        other = await client.post(path, json={"inputs": {question["inputId"]: False}})
+    assert (misfit.status_code, misfit.json()["error"]["code"]) == (422, "invalid_input")
+    assert (unasked.status_code, unasked.json()["error"]["code"]) == (409, "not_waiting")
+    assert waiting["state"] == "input-required"
+    assert resumed.json()["content"] == "It is paid."
+    assert again.status_code == 200
+    assert other.status_code == 409
+
+
+async def test_an_answer_without_waiting_says_that_the_run_goes_on() -> None:
+    async with serving(clerk()) as served, using(served) as client:
+        run = (await client.post("/runs?wait=10", json={"input": "Pay 5"})).json()
+        answer = {"inputs": {run["pending"][0]["inputId"]: True}}
+        resumed = await client.post(f"/runs/{run['taskId']}/resume", json=answer)
+        assert (resumed.status_code, resumed.json()["state"], "pending" in resumed.json()) == (202, "working", False)
+        assert (await client.get(f"/runs/{run['taskId']}?wait=10")).json()["state"] == "completed"
+
+
+async def test_a_key_is_one_run_however_often_it_is_sent() -> None:
+    async with serving(clerk("One.", "Two.")) as served, using(served) as client, using(served, "bob-key") as bob:
+        key = {"idempotency-key": "request-1"}
+        answers = await asyncio.gather(*(client.post("/runs", json={"input": "Hi"}, headers=key) for _ in range(5)))
+        other = await client.post("/runs", json={"input": "Something else"}, headers=key)
+        his = await bob.post("/runs", json={"input": "Hi"}, headers=key)
+    assert len({each.json()["taskId"] for each in answers}) == 1
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "key_used")
+    assert his.json()["taskId"] != answers[0].json()["taskId"]
+
+
+async def test_a_start_can_stream_its_events() -> None:
+    async with serving(clerk("Hello.")) as served, using(served) as client:
+        answer = await client.post("/runs", json={"input": "Hi"}, headers={"accept": "text/event-stream"})
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-store", "no")
+    assert answer.text.startswith("retry: 2000\n\nid: ")
+    assert '"state":"completed"' in answer.text.split("\n\n")[-2]
+
+
+@pytest.mark.parametrize("leaves", ["keep", "cancel"])
+async def test_what_becomes_of_a_run_whose_reader_leaves_is_said_by_the_request(leaves: str) -> None:  # L137
+    async with serving(endless()) as served, using(served) as client:
+        path = f"/runs?onDisconnect={leaves}"
+        accept = {"accept": "application/x-ndjson"}
+        async with client.stream("POST", path, json={"input": "Go on"}, headers=accept) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if "content-delta" in line:
+                    break
+        task_id = (await client.get("/runs")).json()["runs"][0]["taskId"]
+        seconds = 10 if leaves == "cancel" else 0.3
+        run = (await client.get(f"/runs/{task_id}?wait={seconds}")).json()
+        assert not served.host._open
+        if leaves == "keep":
+            assert run["state"] == "working"
+            run = (await client.post(f"/runs/{task_id}/cancel", json={"reason": "enough"})).json()
+    assert (run["state"], run["reason"]) == ("canceled", "canceled")
+
+
+async def test_a_cancel_is_in_the_log_when_it_is_answered_and_may_come_twice() -> None:
+    log = MemoryEventLog()
+    async with serving(endless(), log=log) as served, using(served) as client:
+        run = (await client.post("/runs", json={"input": "Go on"})).json()
+        first = await client.post(f"/runs/{run['taskId']}/cancel")
+        assert (await log.record(run["taskId"])).state == "canceled"
+        second = await client.post(f"/runs/{run['taskId']}/cancel", json={})
+    assert (first.status_code, second.status_code, second.json()["state"]) == (200, 200, "canceled")
+
+
+async def test_a_message_reaches_a_run_that_goes_on_and_none_that_is_over() -> None:
+    model = ScriptedModel(frames("-on and on", 0.01), "On Saturday, then.")
+    async with serving(Agent(model, thoughts=False, name="clerk")) as served, using(served) as client:
+        run = (await client.post("/runs", json={"input": "When?"})).json()
+        async with client.stream("GET", run["events"]) as stream:
+            async for line in stream.aiter_lines():
+                if "content-delta" in line:
+                    break
+        said = await client.post(f"/runs/{run['taskId']}/say", json={"input": "Not on Friday", "interrupt": True})
+        over = (await client.get(f"/runs/{run['taskId']}?wait=10")).json()
+        late = await client.post(f"/runs/{run['taskId']}/say", json={"input": "Too late"})
+    assert said.status_code == 202
+    assert over["content"] == "On Saturday, then."
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "run_over")
+
+
+async def test_a_fork_has_the_owner_of_its_run_and_goes_its_own_way() -> None:
+    async with serving(clerk("Oslo.", "Bergen.")) as served, using(served) as client, using(served, "bob-key") as bob:
+        run = (await client.post("/runs?wait=10", json={"input": "Where?"})).json()
+        made = await client.post(f"/runs/{run['taskId']}/fork", json={"at": 1, "input": "And where else?"})
+        fork = (await client.get(f"/runs/{made.json()['taskId']}?wait=10")).json()
+        wrong = await client.post(f"/runs/{run['taskId']}/fork", json={"at": 999})
+        hers = await bob.get(f"/runs/{fork['taskId']}")
+    assert (made.status_code, fork["content"]) == (202, "Bergen.")
+    assert wrong.status_code == 422
+    assert hers.status_code == 404
+
+
+async def test_runs_are_listed_by_page_and_conversations_are_read() -> None:
+    async with serving(clerk("One.", "Two.", "Three.")) as served, using(served) as client:
+        for question in ("1?", "2?", "3?"):
+            await client.post("/runs?wait=10", json={"input": question, "contextId": "talk"})
+        page = (await client.get("/runs?contextId=talk&limit=2")).json()
+        rest = (await client.get(f"/runs?contextId=talk&after={page['next']}")).json()
+        shown = (await client.get("/contexts/talk/messages")).json()["messages"]
+        async with using(served, "bob-key") as bob:
+            assert (await bob.get("/runs")).json() == {"runs": [], "next": None}
+            assert (await bob.get("/contexts/talk/messages")).status_code == 404
+            theirs = await bob.post("/runs", json={"input": "Let me in", "contextId": "talk"})
+    assert (len(page["runs"]), len(rest["runs"]), rest["next"]) == (2, 1, None)
+    assert [each["content"] for each in shown] == ["1?", "One.", "2?", "Two.", "3?", "Three."]
+    assert theirs.status_code == 404
+
+
+async def test_a_second_turn_waits_or_is_refused() -> None:  # L120
+    async with serving(clerk(frames("-slow-ly|", 0.2), "Two.")) as served, using(served) as client:
+        first = (await client.post("/runs", json={"input": "1", "contextId": "talk"})).json()
+        body = {"input": "2", "contextId": "talk"}
+        refused = await client.post("/runs", json={**body, "whenBusy": "refuse"})
+        second = (await client.post("/runs?wait=10", json=body)).json()
+        assert (await client.get(f"/runs/{first['taskId']}")).json()["state"] == "completed"
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "context_busy")
+    assert second["content"] == "Two."
+
+
+async def test_runs_and_streams_of_a_principal_are_limited() -> None:
+    limits = ServerLimits(runs=2, streams=1)
+    agent = clerk(*[frames("-and so on", 0.01)] * 3)
+    async with serving(agent, limits=limits) as served, using(served) as client, using(served, "bob-key") as bob:
+        answers = await asyncio.gather(*(client.post("/runs", json={"input": "Go"}) for _ in range(4)))
+        assert sorted(each.status_code for each in answers)[:2] == [202, 202]
+        refused = next(each for each in answers if each.status_code == 429)
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await bob.post("/runs", json={"input": "Go"})).status_code == 202
+        run = next(each for each in answers if each.status_code == 202).json()
+        async with client.stream("GET", run["events"]) as stream:
+            await anext(stream.aiter_bytes())
+            assert (await client.get(run["events"])).status_code == 429
+        assert len((await client.get("/runs")).json()["runs"]) == 2
+
+
+async def test_a_server_that_drains_takes_nothing_new_and_ends_its_streams_with_a_word() -> None:  # L140
+    async with serving(endless()) as served, using(served) as client:
+        run = (await client.post("/runs", json={"input": "Go on"})).json()
+        async with client.stream("GET", run["events"]) as stream:
+            reading = aiter(stream.aiter_text())
+            text = await anext(reading)
+            draining = asyncio.create_task(served.app.drain(0.3))
+            await asyncio.sleep(0.05)
+            ready = await client.get("/readyz")
+            late = await client.post("/runs", json={"input": "One more"})
+            async for piece in reading:
+                text += piece
+        await draining
+        again = await client.get(run["events"])
+        record = await served.runtime.log.record(run["taskId"])
+    assert (ready.status_code, late.status_code, again.status_code) == (503, 503, 503)
+    assert int(late.headers["retry-after"]) > 0
+    assert text.endswith(": the server goes away, come back with the last id\n\n")
+    assert record.state == "working"
+
+
+async def test_a_server_that_is_served_by_itself_enters_its_runtime() -> None:
+    runtime = Runtime({"clerk": clerk("Hello.")}, log=MemoryEventLog(), grace=0.2)
+    app = api(runtime)
+    async with app._app.router.lifespan_context(app._app), listening(app) as url:
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/readyz")).status_code == 200
+            assert (await client.post("/runs?wait=10", json={"input": "Hi"})).json()["content"] == "Hello."
+    assert not runtime.open
+
+
+async def test_a_log_that_is_out_of_reach_is_503() -> None:
+    from rxloop.errors import EventLogError
+
+    class Away(MemoryEventLog):
+        async def runs(self, **options: Any) -> Any:
+            raise EventLogError("the disk is gone", retryable=False)
+
+    log = Away()
+    runtime = Runtime({"clerk": clerk("Hello.")}, log=log, grace=0.2, adopt_every=60)
+    async with listening(api(runtime)) as url, httpx.AsyncClient(base_url=url) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
+        answer = await client.get("/runs")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "log")
+    assert "disk" not in answer.text
+
+
+async def test_deps_come_of_the_owner_and_not_of_what_a_client_says() -> None:
+    @tool
+    async def whoami(ctx: RunContext[str]) -> str:
+        """Who asks."""
+        return ctx.deps
+
+    agent = Agent(
+        ScriptedModel(call("whoami"), lambda request: str(request.messages[-1].text)),
+        tools=[whoami],
+        deps_type=str,
+        thoughts=False,
+        name="clerk",
+    )
+    options = {"deps": lambda record: record.owner}
+    async with serving(agent, runtime=options) as served, using(served) as client:
+        run = await client.post("/runs?wait=10", json={"input": "Who?", "metadata": {"owner": "bob"}})
+    assert run.json()["content"] == "ann"
+
+
+async def test_thoughts_are_drawn() -> None:
+    async with serving(clerk("Hello.")) as served, using(served) as client:
+        run = (await client.post("/runs?wait=10", json={"input": "Hi"})).json()
+        kinds = [(await client.get(f"/runs/{run['taskId']}/graph?form={form}")) for form in ("json", "mermaid", "html")]
+    assert [each.status_code for each in kinds] == [200, 200, 200]
+    assert kinds[1].text.startswith("flowchart")
+
+
+async def test_who_asks_may_be_found_out_by_a_function_that_fails_or_blocks() -> None:
+    def broken(request: Any) -> Any:
+        raise LookupError("the user table")
+
+    async with serving(clerk("Hello."), auth=broken) as served, using(served) as client:
+        answer = await client.get("/runs")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+        assert "user table" not in answer.text
+        assert (await client.get("/healthz")).status_code == 200
+
+
+def test_bearer_takes_names_and_principals() -> None:
+    assert callable(bearer(TOKENS))

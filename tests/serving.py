@@ -1,0 +1,97 @@
+"""A server of the HTTP API on a real port, and clients that behave badly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from rxloop import Agent, EventLog, MemoryEventLog, Runtime
+from rxloop.server import Api, Principal, api, bearer
+
+TOKENS: dict[str, Principal | str] = {
+    "ann-key": "ann",
+    "bob-key": "bob",
+    "root-key": Principal("root", frozenset({"others", "internal"})),
+}
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, app: Any) -> None:
+        super().__init__(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
+@contextlib.asynccontextmanager
+async def listening(app: Any) -> AsyncGenerator[str]:
+    """Serve an ASGI application on a free port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = _Server(app)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.listens.wait()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+class Served:
+    """An API with its address and its runtime."""
+
+    def __init__(self, url: str, app: Api, runtime: Runtime) -> None:
+        self.url, self.app, self.runtime = url, app, runtime
+
+    @property
+    def host(self) -> Any:
+        return self.app._host
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    *agents: Agent[Any, Any], log: EventLog | None = None, runtime: dict[str, Any] | None = None, **options: Any
+) -> AsyncGenerator[Served]:
+    """Serve agents, with the users of `TOKENS`, and see that nothing of it is left."""
+    options = {"auth": bearer(TOKENS), **options}
+    made = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
+    async with made:
+        app = api(made, **options)
+        async with listening(app) as url:
+            yield Served(url, app, made)
+            await app.drain(0.2)
+    for agent in agents:
+        await agent.aclose()
+
+
+class Raw:
+    """A connection of which a test sends and reads every byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, url: str) -> Raw:
+        host, port = urlsplit(url).netloc.split(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def get(self, path: str, token: str = "ann-key", **headers: str) -> bytes:
+        """Send a request, and give the head of the answer."""
+        given = {"host": "x", "authorization": f"Bearer {token}", **headers}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        self.writer.write(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
+        return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def hang_up(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
