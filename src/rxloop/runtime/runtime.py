@@ -203,8 +203,11 @@ class Runtime:
         agent = await self._agent_of(task_id)
         deps = await self._deps_of(task_id)
         run = await agent.fork(task_id, at, prompt=prompt, results=results, deps=deps).begin()
-        self._driven.begun(run)
-        self._drive(run.task_id, agent.name, run)
+        if self._closing:
+            await run.release()
+        else:
+            self._driven.begun(run)
+            self._drive(run.task_id, agent.name, run)
         return await self.record(run.task_id)
 
     def follow(self, task_id: str, *, after: str | None = None, strict: bool = True) -> RecordedStream:

@@ -1,0 +1,60 @@
+"""The API in other applications and under other servers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+
+from rxloop import Agent, MemoryEventLog, Runtime, op
+from rxloop.client import Client
+from rxloop.server import api
+from rxloop.testing import ScriptedModel, frames
+from serving import listening
+
+
+async def test_under_a_prefix_of_a_fastapi_application_the_addresses_fit() -> None:
+    runtime = Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog(), grace=0.2)
+    site = FastAPI()
+    site.mount("/agents", api(runtime))
+    async with runtime, listening(site) as url, Client(f"{url}/agents") as client:
+        run = await client.start("a", "Hi", wait=10)
+        async with httpx.AsyncClient(base_url=url) as plain:
+            assert run.events == f"/agents/runs/{run.task_id}/events"
+            assert (await plain.get(run.events)).status_code == 200
+            missing = await plain.get("/agents/nothing")
+        assert missing.json()["error"]["code"] == "not_found"
+        assert [event.kind async for event in client.follow(run.task_id)][-1] == "status-update"
+
+
+async def test_under_hypercorn_a_run_is_followed_and_a_reader_that_leaves_is_noticed() -> None:
+    model = ScriptedModel(frames("-It -is -7 C.|", 0.001), frames("-on and on", 0.01))
+    runtime = Runtime({"a": Agent(model)}, log=MemoryEventLog(), grace=0.2)
+    app: Any = api(runtime)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = Config()
+    config.bind = [f"127.0.0.1:{port}"]
+    config.accesslog = config.errorlog = None
+    config.graceful_timeout = 1
+    over = asyncio.Event()
+    serving = asyncio.create_task(serve(app, config, shutdown_trigger=over.wait))  # pyright: ignore[reportArgumentType]
+    async with Client(f"http://127.0.0.1:{port}") as client:
+        run = await client.start("a", "Weather?")
+        text = [text async for text in client.follow(run.task_id).pipe(op.text())]
+        assert "".join(text) == "It is 7 C."
+        endless = await client.start("a", "Go on")
+        async for event in client.follow(endless.task_id):
+            if event.kind == "content-delta":
+                break
+        async with asyncio.timeout(5):
+            await app._host._closed.wait()
+        await client.cancel(endless.task_id)
+    over.set()
+    await serving
