@@ -53,7 +53,9 @@ def keep(task_id: str, events: int, run: RunState) -> KeptFold:
         "compressed": left.compressed.to_json().decode() if left.compressed is not None else None,
         "measured": left.measured and list(left.measured),
     }
-    return KeptFold(task_id, task_id, 1, events, orjson.dumps(summary), _messages().dump_json(messages))
+    # Not by the adapter of the list, which takes longer to make than a turn may take to begin.
+    written = b",".join([message.model_dump_json().encode() for message in messages])
+    return KeptFold(task_id, task_id, 1, events, orjson.dumps(summary), b"[" + written + b"]")
 
 
 def put_together(folds: Sequence[KeptFold]) -> KeptFold:
