@@ -237,10 +237,7 @@ def openai_chat(
     """
     if http_client is not None and transport is not None:
         raise ConfigurationError("http_client= brings its own transport: pass one of them, http_client= or transport=")
-    if preset is None:
-        preset = find_preset("openai") if base_url is None else CUSTOM
-    elif isinstance(preset, str):
-        preset = find_preset(preset)
+    preset = _preset(preset, base_url)
     model = model or preset.default_model
     if not model:
         raise ConfigurationError(f"the endpoint {base_url or preset.name!r} has no default model: name one")
@@ -258,6 +255,12 @@ def openai_chat(
         rules=_text_rules(preset, thought_tags, keep_thoughts, sanitize),
         bounds=bounds or DEFAULT_BOUNDS,
     )
+
+
+def _preset(preset: Preset | str | None, base_url: str | None) -> Preset:
+    if preset is None:
+        return find_preset("openai") if base_url is None else CUSTOM
+    return find_preset(preset) if isinstance(preset, str) else preset
 
 
 def _text_rules(

@@ -84,47 +84,63 @@ def stalled(seconds: float) -> View[Event, Stall]:
             observer: abc.ObserverBase[Stall], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             timer = Timer(scheduler)
-            open_ = OpenWork()
-            began = timer.now()
-            emitted = before = 0
-            ended = False
-
-            def emit_up_to(count: int) -> None:
-                nonlocal emitted
-                while emitted < count:
-                    emitted += 1
-                    models, calls = tuple(open_.models.values()), tuple(open_.awaited_calls())
-                    observer.on_next(Stall(emitted * seconds, models, calls, tuple(open_.questions)))
-
-            # A timer for each event would cost more than the event. This one looks when the last came, and waits on.
-            def check() -> None:
-                # Timers may be a little early, and three tenths are less than three times a tenth.
-                emit_up_to(int((timer.now() - began) / seconds + 1e-6))
-                if not ended:
-                    timer.start(began + (emitted + 1) * seconds - timer.now(), check)
-
-            def on_next(event: Event) -> None:
-                nonlocal began, emitted, before, ended
-                if type(event) is GapEvent:
-                    return  # made for a reader, at no time of the run
-                if event.durable and begins_attempt(event):
-                    before = 0
-                if before and not ended:
-                    emit_up_to(int((event.timestamp - before) / 1000 / seconds + 1e-6))
-                # Never back: the clock of the machine that goes on with the run may be slow.
-                began, emitted, before = timer.now(), 0, max(before, event.timestamp)
-                if event.durable:
-                    open_.take(event)
-                    over, ended = ended, ends_attempt(event)
-                    if ended:
-                        timer.stop()
-                    elif over:
-                        timer.start(seconds, check)
-
-            timer.start(seconds, check)
-            subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+            silence = _Silence(seconds, timer, observer)
+            subscription = source.subscribe(
+                silence.on_next, observer.on_error, observer.on_completed, scheduler=scheduler
+            )
             return CompositeDisposable(subscription, timer)
 
         return Observable(subscribe)
 
     return operator
+
+
+class _Silence:
+    """The time since the newest event, and what one subscriber is told of it."""
+
+    def __init__(self, seconds: float, timer: Timer, observer: abc.ObserverBase[Stall]) -> None:
+        self._seconds, self._timer, self._observer = seconds, timer, observer
+        self._open = OpenWork()
+        self._began = timer.now()
+        self._emitted = 0
+        """The stalls of this silence so far."""
+        self._before = 0
+        """The time of the newest event of the attempt."""
+        self._ended = False
+        timer.start(seconds, self._check)
+
+    def on_next(self, event: Event) -> None:
+        if type(event) is GapEvent:
+            return  # made for a reader, at no time of the run
+        if event.durable and begins_attempt(event):
+            self._before = 0
+        if self._before and not self._ended:
+            self._emit_up_to((event.timestamp - self._before) / 1000)
+        self._began, self._emitted = self._timer.now(), 0
+        # Never back: the clock of the machine that goes on with the run may be slow.
+        self._before = max(self._before, event.timestamp)
+        if event.durable:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        self._open.take(event)
+        over, self._ended = self._ended, ends_attempt(event)
+        if self._ended:
+            self._timer.stop()
+        elif over:
+            self._timer.start(self._seconds, self._check)
+
+    # A timer for each event would cost more than the event. This one looks when the last came, and waits on.
+    def _check(self) -> None:
+        self._emit_up_to(self._timer.now() - self._began)
+        if not self._ended:
+            next_ = self._began + (self._emitted + 1) * self._seconds
+            self._timer.start(next_ - self._timer.now(), self._check)
+
+    def _emit_up_to(self, silent: float) -> None:
+        # Timers may be a little early, and three tenths are less than three times a tenth.
+        count = int(silent / self._seconds + 1e-6)
+        while self._emitted < count:
+            self._emitted += 1
+            models, calls = tuple(self._open.models.values()), tuple(self._open.awaited_calls())
+            self._observer.on_next(Stall(self._emitted * self._seconds, models, calls, tuple(self._open.questions)))

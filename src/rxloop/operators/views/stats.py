@@ -107,47 +107,54 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
             observer: abc.ObserverBase[Stats], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             timer = Timer(scheduler)
-            figures = _Figures(window, table, timer.now)
-            due = 0.0
-            going = False
-
-            def emit_due(now: float) -> None:
-                nonlocal due
-                at = due
-                due += ((now - due) // window + 1) * window
-                observer.on_next(figures.at(at))
-
-            def tick() -> None:
-                now = figures.now()
-                # Timers may be a little early.
-                if now >= due - 1e-6:
-                    emit_due(max(now, due))
-                timer.start(due - now, tick)
-
-            def on_next(event: Event) -> None:
-                nonlocal due, going
-                if type(event) is GapEvent:
-                    return  # made for a reader, at no time of the run
-                now = figures.time_of(event)
-                if not going or (event.durable and begins_attempt(event)):
-                    going = True
-                    figures.go_on(now)
-                    due = now + window
-                    timer.start(window, tick)
-                elif now >= due:
-                    emit_due(now)
-                figures.take(event, now)
-                if event.durable and ends_attempt(event):
-                    going = False
-                    timer.stop()
-                    observer.on_next(figures.at(now))
-
-            subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+            telling = _Telling(window, _Figures(window, table, timer.now), timer, observer)
+            subscription = source.subscribe(
+                telling.on_next, observer.on_error, observer.on_completed, scheduler=scheduler
+            )
             return CompositeDisposable(subscription, timer)
 
         return Observable(subscribe)
 
     return operator
+
+
+class _Telling:
+    """When one subscriber is told the figures."""
+
+    def __init__(self, window: float, figures: _Figures, timer: Timer, observer: abc.ObserverBase[Stats]) -> None:
+        self._window, self._figures, self._timer, self._observer = window, figures, timer, observer
+        self._due = 0.0
+        self._going = False
+
+    def on_next(self, event: Event) -> None:
+        if type(event) is GapEvent:
+            return  # made for a reader, at no time of the run
+        figures = self._figures
+        now = figures.time_of(event)
+        if not self._going or (event.durable and begins_attempt(event)):
+            self._going = True
+            figures.go_on(now)
+            self._due = now + self._window
+            self._timer.start(self._window, self._tick)
+        elif now >= self._due:
+            self._tell(now)
+        figures.take(event, now)
+        if event.durable and ends_attempt(event):
+            self._going = False
+            self._timer.stop()
+            self._observer.on_next(figures.at(now))
+
+    def _tick(self) -> None:
+        now = self._figures.now()
+        # Timers may be a little early.
+        if now >= self._due - 1e-6:
+            self._tell(max(now, self._due))
+        self._timer.start(self._due - now, self._tick)
+
+    def _tell(self, now: float) -> None:
+        at = self._due
+        self._due += ((now - self._due) // self._window + 1) * self._window
+        self._observer.on_next(self._figures.at(at))
 
 
 class _Figures:

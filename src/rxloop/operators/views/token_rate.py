@@ -44,46 +44,54 @@ def token_rate(window: float = 1.0) -> View[Event, float]:
             observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             timer = Timer(scheduler)
-            times = deque[float]()
-            emitted = begin = timer.now()
-
-            def forget(now: float) -> None:
-                while times and times[0] <= now - window + 1e-6:
-                    times.popleft()
-
-            def emit(now: float, rate: float) -> None:
-                nonlocal emitted
-                emitted = now
-                observer.on_next(rate)
-
-            def check() -> None:
-                now = timer.now()
-                # Timers may be a little early.
-                if now - emitted >= window - 1e-6:
-                    forget(now)
-                    emit(now, len(times) / window)
-                timer.start(emitted + window - now, check)
-
-            def on_next(event: Event) -> None:
-                nonlocal begin
-                if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
-                    now = timer.now()
-                    forget(now)
-                    if not times:
-                        begin = now
-                    times.append(now)
-                    passed = now - begin
-                    if passed >= window:
-                        emit(now, len(times) / window)
-                    elif passed > 0:
-                        emit(now, (len(times) - 1) / passed)
-                elif ends_attempt(event):
-                    observer.on_completed()
-
-            timer.start(window, check)
-            subscription = source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+            rate = _Rate(window, timer, observer)
+            subscription = source.subscribe(rate.on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
             return CompositeDisposable(subscription, timer)
 
         return Observable(subscribe)
 
     return operator
+
+
+class _Rate:
+    """The deltas of the last window, and what one subscriber is told of them."""
+
+    def __init__(self, window: float, timer: Timer, observer: abc.ObserverBase[float]) -> None:
+        self._window, self._timer, self._observer = window, timer, observer
+        self._times = deque[float]()
+        self._emitted = self._begin = timer.now()
+        timer.start(window, self._check)
+
+    def on_next(self, event: Event) -> None:
+        if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent):
+            self._count(self._timer.now())
+        elif ends_attempt(event):
+            self._observer.on_completed()
+
+    def _count(self, now: float) -> None:
+        self._forget(now)
+        times = self._times
+        if not times:
+            self._begin = now
+        times.append(now)
+        passed = now - self._begin
+        if passed >= self._window:
+            self._emit(now, len(times) / self._window)
+        elif passed > 0:
+            self._emit(now, (len(times) - 1) / passed)
+
+    def _check(self) -> None:
+        now, window = self._timer.now(), self._window
+        # Timers may be a little early.
+        if now - self._emitted >= window - 1e-6:
+            self._forget(now)
+            self._emit(now, len(self._times) / window)
+        self._timer.start(self._emitted + window - now, self._check)
+
+    def _forget(self, now: float) -> None:
+        while self._times and self._times[0] <= now - self._window + 1e-6:
+            self._times.popleft()
+
+    def _emit(self, now: float, rate: float) -> None:
+        self._emitted = now
+        self._observer.on_next(rate)
