@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rxloop.context import TokenBudgetCompressor as TokenBudgetCompressor
     from rxloop.context import TokenEstimator as TokenEstimator
     from rxloop.errors import ApiError as ApiError
+    from rxloop.errors import ArtifactError as ArtifactError
+    from rxloop.errors import ArtifactExists as ArtifactExists
     from rxloop.errors import AttemptError as AttemptError
     from rxloop.errors import AuthenticationError as AuthenticationError
     from rxloop.errors import BadRequest as BadRequest
@@ -70,12 +72,19 @@ if TYPE_CHECKING:
     from rxloop.errors import StageRefused as StageRefused
     from rxloop.errors import StrategyError as StrategyError
     from rxloop.errors import ToolError as ToolError
+    from rxloop.errors import UnknownArtifact as UnknownArtifact
     from rxloop.errors import UnknownModel as UnknownModel
     from rxloop.errors import UnknownRun as UnknownRun
     from rxloop.errors import UnknownSession as UnknownSession
     from rxloop.eventlog import MemoryEventLog as MemoryEventLog
+    from rxloop.eventlog.folder_artifacts import FolderArtifacts as FolderArtifacts
+    from rxloop.eventlog.memory_artifacts import MemoryArtifacts as MemoryArtifacts
     from rxloop.eventlog.sqlite import SqliteEventLog as SqliteEventLog
+    from rxloop.eventlog.sqlite_artifacts import SqliteArtifacts as SqliteArtifacts
     from rxloop.eventlog.sqlite_sessions import SqliteSessionStore as SqliteSessionStore
+    from rxloop.pipeline.artifacts import Artifacts as Artifacts
+    from rxloop.pipeline.artifacts import Draft as Draft
+    from rxloop.pipeline.artifacts import RunArtifacts as RunArtifacts
     from rxloop.pipeline.logs import EventLog as EventLog
     from rxloop.pipeline.requests import IterationEnd as IterationEnd
     from rxloop.pipeline.requests import ModelRequest as ModelRequest
@@ -86,6 +95,7 @@ if TYPE_CHECKING:
     from rxloop.pipeline.requests import ToolDefinition as ToolDefinition
     from rxloop.pipeline.requests import ToolRequest as ToolRequest
     from rxloop.pipeline.run_context import RunContext as RunContext
+    from rxloop.pipeline.seams import ArtifactStore as ArtifactStore
     from rxloop.pipeline.seams import Budget as Budget
     from rxloop.pipeline.seams import Clock as Clock
     from rxloop.pipeline.seams import Compressor as Compressor
@@ -95,6 +105,8 @@ if TYPE_CHECKING:
     from rxloop.pipeline.seams import Tool as Tool
     from rxloop.pipeline.seams import ToolProvider as ToolProvider
     from rxloop.pipeline.seams import Workspace as Workspace
+    from rxloop.pipeline.values import ArtifactChunk as ArtifactChunk
+    from rxloop.pipeline.values import ArtifactRecord as ArtifactRecord
     from rxloop.pipeline.values import RunRecord as RunRecord
     from rxloop.pipeline.values import SessionChange as SessionChange
     from rxloop.pipeline.values import SessionRecord as SessionRecord
@@ -206,6 +218,7 @@ if TYPE_CHECKING:
     from rxloop.tools import Thoughts as Thoughts
     from rxloop.tools import ToolResult as ToolResult
     from rxloop.tools import tool as tool
+    from rxloop.tools.artifacts import artifact_tools as artifact_tools
     from rxloop.tools.client_tool import ClientTool as ClientTool
     from rxloop.tools.client_tool import client_tool as client_tool
     from rxloop.tools.request_input import request_input as request_input

@@ -20,7 +20,7 @@ from rxloop.operators.loop.typed_output import typed_output
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Operator, Strategy
 from rxloop.pipeline.run_context import D, RunContext
-from rxloop.pipeline.seams import Provider
+from rxloop.pipeline.seams import ArtifactStore, Provider
 from rxloop.protocol.messages import Prompt, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.arguments import (
@@ -96,6 +96,7 @@ class Agent(RunsById[D, O]):
         limits: Limits | None = None,
         thoughts: bool | Thoughts = True,
         log: EventLog | None = None,
+        artifacts: ArtifactStore | None = None,
         settings: ModelSettings | None = None,
     ) -> None:
         """Describe an agent.
@@ -119,6 +120,8 @@ class Agent(RunsById[D, O]):
             limits: Where a run ends even without an answer.
             thoughts: Whether, and how, the model may think aloud by a tool.
             log: Keeps the events; makes conversations and resumption possible.
+            artifacts: Keeps the files that runs make; by default they are where the log is, and without a log in
+                memory, for as long as the run is held.
             settings: Settings of the model calls.
 
         Raises:
@@ -135,6 +138,7 @@ class Agent(RunsById[D, O]):
             limits=limits,
             thoughts=thoughts,
             log=log,
+            artifacts=artifacts,
             settings=settings,
         )
         opened = Opened()
@@ -157,6 +161,7 @@ class Agent(RunsById[D, O]):
             limits=limits or Limits(),
             settings=settings or ModelSettings(),
             log=log,
+            artifacts=artifacts,
             opened=opened,
             strategies=_by_name,
         )

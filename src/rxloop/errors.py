@@ -20,6 +20,9 @@ RxloopError
  │    ├── UnknownSession     there is no session of that id, for this owner
  │    ├── SessionFull        a limit of the session, or of its owner, is reached
  │    └── SessionConflict    another writer changed the session first
+ ├── ArtifactError           an artifact cannot be written or read; nothing was written
+ │    ├── ArtifactExists     there is one of that id, and it was not to be begun anew
+ │    └── UnknownArtifact    the conversation has no artifact of that id
  ├── ContextBusy             the conversation has a run that has not ended
  ├── RunOver                 something was to be said to a run whose end is decided; it was not said
  ├── ProviderError           a model call failed; `code` and `retryable` say how
@@ -185,6 +188,18 @@ class SessionConflict(SessionError):
     """Another writer changed the session first."""
 
     code = "conflict"
+
+
+class ArtifactError(RxloopError):
+    """An artifact cannot be written or read: its id, its range, its version or its store does not allow it."""
+
+
+class ArtifactExists(ArtifactError):
+    """The conversation has an artifact of that id, and it was not to be begun anew; nothing was written."""
+
+
+class UnknownArtifact(ArtifactError, LookupError):
+    """The conversation has no artifact of that id, or not in that version."""
 
 
 class ContextBusy(RxloopError):

@@ -1,4 +1,4 @@
-"""Where the durable events of runs and thinking sessions are kept: in memory, in SQLite."""
+"""Where the durable events of runs, their artifacts and thinking sessions are kept: in memory, in SQLite, in files."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,13 +6,29 @@ from typing import TYPE_CHECKING, Any
 from rxloop.eventlog.memory import MemoryEventLog
 
 if TYPE_CHECKING:
+    from rxloop.eventlog.folder_artifacts import FolderArtifacts
+    from rxloop.eventlog.memory_artifacts import MemoryArtifacts
     from rxloop.eventlog.sqlite import SqliteEventLog
+    from rxloop.eventlog.sqlite_artifacts import SqliteArtifacts
     from rxloop.eventlog.sqlite_sessions import SqliteSessionStore
 
-__all__ = ["MemoryEventLog", "SqliteEventLog", "SqliteSessionStore"]
+__all__ = [
+    "FolderArtifacts",
+    "MemoryArtifacts",
+    "MemoryEventLog",
+    "SqliteArtifacts",
+    "SqliteEventLog",
+    "SqliteSessionStore",
+]
 
 # Not before they are asked for: most programs that import rxloop have no use for SQLite and its threads.
-_LATER = {"SqliteEventLog": "rxloop.eventlog.sqlite", "SqliteSessionStore": "rxloop.eventlog.sqlite_sessions"}
+_LATER = {
+    "FolderArtifacts": "rxloop.eventlog.folder_artifacts",
+    "MemoryArtifacts": "rxloop.eventlog.memory_artifacts",
+    "SqliteArtifacts": "rxloop.eventlog.sqlite_artifacts",
+    "SqliteEventLog": "rxloop.eventlog.sqlite",
+    "SqliteSessionStore": "rxloop.eventlog.sqlite_sessions",
+}
 
 
 def __getattr__(name: str) -> Any:

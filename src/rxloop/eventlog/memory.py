@@ -7,6 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import merge
 from itertools import islice
 from typing import Any
@@ -22,6 +23,7 @@ from rxloop.eventlog.rules import (
     unknown_run,
 )
 from rxloop.eventlog.wanted import Wanted, check_limit
+from rxloop.pipeline.seams import ArtifactStore
 from rxloop.pipeline.values import RunRecord, Until
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.mail import Mail
@@ -258,6 +260,14 @@ class MemoryEventLog:
             if not deltas_only:
                 self._remove(run)
         return [run.task_id for run in found]
+
+    @cached_property
+    def artifacts(self) -> ArtifactStore:
+        """Where the artifacts of these runs are kept, unless an agent is told otherwise."""
+        # Few runs make any.
+        from rxloop.eventlog.memory_artifacts import MemoryArtifacts
+
+        return MemoryArtifacts()
 
     async def aclose(self) -> None:
         """Nothing is open; the events stay where they are."""

@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from math import inf
 from os import PathLike, fspath
 from pathlib import Path
@@ -23,6 +24,7 @@ from rxloop.eventlog._sqlite.worker import Worker
 from rxloop.eventlog._sqlite.writer import Writer
 from rxloop.eventlog.rules import FINISHED, check_batch, unknown_run
 from rxloop.eventlog.wanted import Wanted, check_limit
+from rxloop.pipeline.seams import ArtifactStore
 from rxloop.pipeline.values import KeptFold, Mark, Parts, RunRecord, Until
 from rxloop.protocol.events import Event, State
 from rxloop.protocol.mail import Mail
@@ -89,6 +91,7 @@ class SqliteEventLog:
         self.identity = ("sqlite", str(self.path.resolve()))
         """What two logs on one file have in common, by whatever links they were named."""
         self.keeps_deltas = keep_deltas
+        self._fsync: Fsync = fsync
         self._corrupt: Corrupt = corrupt
         self.lease: float | None = lease
         self._writer = Writer(self.path, fsync, lease)
@@ -331,8 +334,18 @@ class SqliteEventLog:
         wanted = [state for state in states if state in FINISHED]
         return await self._writer.remove(lambda connection: trim(connection, before, wanted, deltas_only))
 
+    @cached_property
+    def artifacts(self) -> ArtifactStore:
+        """Where the artifacts of these runs are kept, unless an agent is told otherwise: in the same file."""
+        # Few runs make any.
+        from rxloop.eventlog.sqlite_artifacts import SqliteArtifacts
+
+        return SqliteArtifacts(self.path, fsync=self._fsync)
+
     async def aclose(self) -> None:
         """Close the file; may be called more than once. A log that is used again opens it again."""
+        if "artifacts" in vars(self):
+            await self.artifacts.aclose()
         await self._writer.aclose()
         await self._reader.aclose()
         self._followers.wake_all()

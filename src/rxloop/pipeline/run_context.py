@@ -16,6 +16,7 @@ from rxloop.protocol.settings import Limits
 from rxloop.protocol.settle import settle
 
 if TYPE_CHECKING:
+    from rxloop.pipeline.artifacts import RunArtifacts, Writes
     from rxloop.pipeline.asked import Asked
     from rxloop.pipeline.logs import EventLog
     from rxloop.pipeline.requests import ModelRequest, ToolRequest
@@ -67,6 +68,11 @@ class Host(Protocol):
     def clock(self) -> Clock: ...
     @property
     def scope(self) -> Scope: ...
+
+    @property
+    def writes(self) -> Writes:
+        """What the writes to artifacts share."""
+        ...
 
     @property
     def system(self) -> tuple[Message, ...]:
@@ -271,6 +277,27 @@ class RunContext(Generic[D_co]):
     def usage(self) -> Usage:
         """The tokens of the run so far."""
         return self.state.usage
+
+    @property
+    def artifacts(self) -> RunArtifacts:
+        """The files of the conversation: to create, append to, read and list.
+
+        Outside a tool call, what writes is known by the step and by `asked_by`.
+        """
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.pipeline.artifacts import RunArtifacts, Writer
+
+        place = self.index if self.call is not None else self.asked_by
+        return RunArtifacts(
+            self.host.writes,
+            self.context_id,
+            Writer(
+                name=f"{self.task_id}:{self.step or 'run'}:{place}",
+                hidden=self.hidden,
+                emit=self.emit,
+                now=self.clock.now,
+            ),
+        )
 
     @property
     def idempotency_key(self) -> str:

@@ -143,6 +143,40 @@ class SessionChange:
 
 
 @dataclass(frozen=True, slots=True)
+class ArtifactRecord:
+    """What a store knows of one version of an artifact without its content."""
+
+    artifact_id: str
+    version: int
+    """Counts how often the artifact was begun, from 1."""
+    name: str
+    """What people call it."""
+    media_type: str
+    created: int
+    """When the first version was begun, in milliseconds since 1970."""
+    updated: int
+    """Milliseconds since 1970."""
+    size: int = 0
+    """Bytes."""
+    chunks: int = 0
+    """How many chunks it has: the index of the next one."""
+    complete: bool = False
+    """Whether the last chunk is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactChunk:
+    """A chunk as it stands in the store."""
+
+    record: ArtifactRecord
+    """The version that it belongs to, as it is now."""
+    index: int
+    """Its place in that version, from 0."""
+    offset: int
+    """The bytes before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkspacePart:
     """A piece of a workspace."""
 

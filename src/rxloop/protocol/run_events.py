@@ -275,12 +275,39 @@ class ArtifactUpdateEvent(Event):
 
     kind: Literal["artifact-update"] = "artifact-update"
     marble = "f"
-    public_fields = ("artifact_id", "index", "data", "name", "last")
+    public_fields = (
+        *("artifact_id", "artifact_version", "index", "offset", "size", "data", "encoding", "name", "media_type"),
+        *("last", "hidden"),
+    )
+    incidental_fields = ("hidden",)
     artifact_id: str
+    artifact_version: int = 1
+    """Counts how often the artifact was begun, from 1; each version has an index of its own."""
     index: int
-    data: Any
+    """The place of the chunk in its version, from 0; an index that is missing is that of a chunk in the store alone."""
+    offset: int = 0
+    """The bytes before the chunk."""
+    size: int = 0
+    """The bytes of the chunk."""
+    data: Any = None
+    """The chunk; None beyond the first million bytes, which are for the store alone."""
+    encoding: Literal["base64"] | None = Field(default=None, exclude_if=absent)
+    """How the data is written, where the chunk is not text."""
     name: str | None = None
+    """What people call the artifact; with the media type on the first chunk alone."""
+    media_type: str | None = Field(default=None, exclude_if=absent)
     last: bool = False
+    """The version is complete."""
+    hidden: bool = Field(default=False, exclude_if=absent)
+    """The call that writes it is not for clients."""
+
+    @property
+    def public(self) -> bool:
+        return not self.hidden
+
+    @override
+    def describe(self) -> str:
+        return f"{self.artifact_id} {self.index}"
 
 
 class SubtaskEvent(Event):

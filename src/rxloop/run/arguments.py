@@ -21,7 +21,7 @@ from rxloop.operators.loop.compose import describe
 from rxloop.operators.views._types import VIEW
 from rxloop.pipeline.logs import AppendsNow, EventLog, ReadsConversations
 from rxloop.pipeline.requests import Operator
-from rxloop.pipeline.seams import Provider
+from rxloop.pipeline.seams import ArtifactStore, Provider
 from rxloop.protocol.messages import Message, Prompt, Wire, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.protocol.storable import storable
@@ -55,6 +55,7 @@ def check_agent(
     limits: Any,
     thoughts: Any,
     log: Any,
+    artifacts: Any,
     settings: Any,
 ) -> None:
     """Refuse arguments of an agent that are of a wrong kind.
@@ -78,6 +79,11 @@ def check_agent(
         raise _wrong("thoughts", thoughts, "give True, False, or Thoughts()")
     if log is not None:
         check_log(log)
+    if isinstance(artifacts, str | PathLike):
+        where = fspath(cast("str | PathLike[str]", artifacts))
+        raise _wrong("artifacts", artifacts, f"write artifacts=FolderArtifacts({where!r})")
+    if artifacts is not None and (isinstance(artifacts, type) or not isinstance(artifacts, ArtifactStore)):
+        raise _wrong("artifacts", artifacts, "give a store, such as FolderArtifacts('files')")
 
 
 def check_options(

@@ -16,7 +16,7 @@ from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest, marked
 from rxloop.pipeline.run_context import ModelCall, RunContext
-from rxloop.pipeline.seams import Clock, Provider, Tool
+from rxloop.pipeline.seams import Clock, KeepsArtifacts, Provider, Tool
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
@@ -37,6 +37,7 @@ from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from rxloop.pipeline.artifacts import Writes
     from rxloop.run.held_turn import HeldTurn
     from rxloop.run.post import Post
     from rxloop.tools._families import Missing
@@ -99,6 +100,7 @@ class Attempt:
         self._tools: dict[str, Tool] = {}
         self._missing: Sequence[Missing] = ()
         """The families whose tools cannot be had now."""
+        self._writes: Writes | None = None
         if spec.cancel is not None:
             self.life.finish(Canceled(spec.cancel))
 
@@ -144,6 +146,19 @@ class Attempt:
     @property
     def loop_name(self) -> str:
         return describe(self.spec.loop)
+
+    @property
+    def writes(self) -> Writes:
+        """What the writes to artifacts share: those of the agent's store, of its log, or else of this attempt alone."""
+        if self._writes is None:
+            # Few runs make any.
+            from rxloop.eventlog.memory_artifacts import MemoryArtifacts
+            from rxloop.pipeline.artifacts import Writes
+
+            log = self.spec.log
+            beside = log.artifacts if isinstance(log, KeepsArtifacts) else None
+            self._writes = Writes(self.spec.artifacts or beside or MemoryArtifacts())
+        return self._writes
 
     def provider(self, model: Provider | str) -> Provider:
         """The provider that a model string stands for."""

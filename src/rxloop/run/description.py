@@ -13,7 +13,7 @@ from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.closing import in_turn
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Operator, Strategy
-from rxloop.pipeline.seams import MakesModels, Provider
+from rxloop.pipeline.seams import ArtifactStore, MakesModels, Provider
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.arguments import check_operator
 from rxloop.run.attempt import Attempt
@@ -74,6 +74,7 @@ class Description:
     limits: Limits
     settings: ModelSettings
     log: EventLog | None
+    artifacts: ArtifactStore | None
     opened: Opened
     strategies: Callable[[str], Strategy]
     """Gives the strategy of a name."""
@@ -123,6 +124,7 @@ class Description:
             thought_limit=(self.thoughts or Thoughts()).limit,
             deps=deps,
             log=self.log,
+            artifacts=self.artifacts,
             metadata=dict(options.get("metadata") or {}),
             provider=self.opened.provider,
             on_input=options.get("on_input"),

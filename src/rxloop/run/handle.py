@@ -28,6 +28,9 @@ from rxloop.run.result import Result
 from rxloop.stream.buffer import Overflow
 from rxloop.stream.stream import A, B, C, D, E, Pipes, Stream, V, check_reader
 
+if TYPE_CHECKING:
+    from rxloop.pipeline.artifacts import Artifacts
+
 O = TypeVar("O", default=str)  # noqa: E741
 
 
@@ -72,6 +75,14 @@ class Run(Pipes[AnyEvent], Generic[O]):
     def context_id(self) -> str:
         """The id of the conversation."""
         return self._attempt.context_id
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """The files of the conversation, to read; without a log and a store of its own, those of this run."""
+        # Few programs read them.
+        from rxloop.pipeline.artifacts import Artifacts
+
+        return Artifacts(self._attempt.writes.store, self.context_id)
 
     @property
     def started(self) -> bool:

@@ -10,7 +10,7 @@ from reactivex import Observable
 
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Strategy
-from rxloop.pipeline.seams import Provider
+from rxloop.pipeline.seams import ArtifactStore, Provider
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
@@ -32,6 +32,7 @@ class AgentOptions(TypedDict, total=False):
     limits: Limits | None
     thoughts: bool | Thoughts
     log: EventLog | None
+    artifacts: ArtifactStore | None
     settings: ModelSettings | None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import Provider
+from rxloop.pipeline.seams import ArtifactStore, Provider
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
@@ -44,6 +44,8 @@ class RunSpec(NamedTuple):
     """Gives the provider that a model string stands for."""
     deps: Any = None
     log: EventLog | None = None
+    artifacts: ArtifactStore | None = None
+    """Where they are kept, if not beside the log."""
     keep_context: bool = False
     """Whether the history of the conversation comes from the log."""
     messages: tuple[Message, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.events import (
+    ArtifactUpdateEvent,
     CheckpointEvent,
     ContentCompleteEvent,
     InputReceivedEvent,
@@ -67,7 +68,8 @@ class EarlierAttempts:
 
     def _note(self, event: Event, asking: dict[str, Slot], *, begun: bool) -> None:
         key = _remade_by(event)
-        if key is not None:
+        # The artifacts of the run that this one is a fork of are those of another conversation.
+        if key is not None and (begun or not isinstance(event, ArtifactUpdateEvent)):
             self._remade[key] += 1
         if isinstance(event, ContentCompleteEvent):
             if event.finish_reason != "canceled" and event.step:
@@ -126,6 +128,9 @@ def _remade_by(event: Event) -> tuple[str | None, ...] | None:
         return (event.kind, event.branch, event.thought_id) if own else None
     if isinstance(event, CheckpointEvent):
         return event.kind, event.branch, event.step, str(event.message_count)
+    if isinstance(event, ArtifactUpdateEvent):
+        # A call that is made once more writes nothing twice, and gives the chunks that it has written before.
+        return event.kind, event.artifact_id, str(event.artifact_version), str(event.index)
     if event.branch is None:
         return None
     if isinstance(event, MessageAddedEvent):

@@ -138,6 +138,32 @@ SCHEMA = (
     );
     CREATE INDEX folds_by_context ON folds (context_id, first);
     """,
+    """
+    CREATE TABLE artifacts (
+        number INTEGER PRIMARY KEY,
+        context_id TEXT NOT NULL,
+        artifact_id TEXT NOT NULL,
+        version INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        media_type TEXT NOT NULL,
+        created INTEGER NOT NULL,
+        updated INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        chunks INTEGER NOT NULL,
+        complete INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        UNIQUE (context_id, artifact_id, version)
+    );
+    CREATE TABLE artifact_chunks (
+        artifact INTEGER NOT NULL,
+        place INTEGER NOT NULL,
+        start INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        data BLOB NOT NULL
+    );
+    CREATE UNIQUE INDEX artifact_chunks_by_key ON artifact_chunks (artifact, key);
+    CREATE INDEX artifact_chunks_by_start ON artifact_chunks (artifact, start, place);
+    """,
 )
 """The steps from each version of the schema to the next; the version is how many of them a file has had."""
 

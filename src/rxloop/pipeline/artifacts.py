@@ -1,0 +1,263 @@
+"""`ctx.artifacts`: the files of a conversation, as tools and operators write and read them."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from rxloop.errors import ArtifactError
+from rxloop.pipeline.artifact_rules import safe_id, version_of
+from rxloop.pipeline.seams import ArtifactStore
+from rxloop.pipeline.values import ArtifactChunk, ArtifactRecord
+from rxloop.protocol.events import ArtifactUpdateEvent, Event
+from rxloop.protocol.storable import readable
+
+CHUNK = 64_000
+"""Characters or bytes of a chunk: what is longer becomes several. The same in each attempt, or keys would not match."""
+INLINE = 1_000_000
+"""Bytes of a version that are on the stream; of what lies behind them events tell the place, and the store has it."""
+_NAME = 200
+
+
+class Artifacts:
+    """The artifacts of one conversation, to read.
+
+    Args:
+        store: Keeps them.
+        context_id: The conversation.
+    """
+
+    def __init__(self, store: ArtifactStore, context_id: str) -> None:
+        self._store = store
+        self._context_id = context_id
+
+    async def list(self) -> Sequence[ArtifactRecord]:
+        """List the newest version of each artifact, by id."""
+        return await self._store.list(self._context_id)
+
+    async def versions(self, artifact_id: str) -> Sequence[ArtifactRecord]:
+        """List the versions of an artifact, the newest last; none if there is no such artifact."""
+        return await self._store.versions(self._context_id, safe_id(artifact_id))
+
+    async def record(self, artifact_id: str, *, version: int | None = None) -> ArtifactRecord:
+        """Find what is known of a version, by default the newest.
+
+        Raises:
+            UnknownArtifact: There is none.
+        """
+        return version_of(await self.versions(artifact_id), artifact_id, version)
+
+    async def read(
+        self, artifact_id: str, *, offset: int = 0, limit: int | None = None, version: int | None = None
+    ) -> bytes:
+        """Read an artifact, or a part of it.
+
+        Args:
+            artifact_id: The artifact.
+            offset: The first byte.
+            limit: How many bytes at most; None for all.
+            version: None for the newest.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: The range is none, or the store failed.
+        """
+        return await self._store.read(
+            self._context_id, safe_id(artifact_id), version=version, offset=offset, limit=limit
+        )
+
+
+class Writes:
+    """What the writes of one attempt share: where they go, how many each call has made, and who waits for whom.
+
+    Args:
+        store: Where they go.
+    """
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self.store = store
+        self._made: Counter[str] = Counter()
+        # Kept by those who hold it or wait for it.
+        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def key(self, writer: str) -> str:
+        """Name the next write of somebody, the same in each attempt."""
+        self._made[writer] += 1
+        return f"{writer}/{self._made[writer]}"
+
+    def turn(self, artifact_id: str) -> asyncio.Lock:
+        """The queue of those who write one artifact, in the order in which they came."""
+        return self._queues.setdefault(artifact_id, asyncio.Lock())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """Who writes, and what is told of it."""
+
+    name: str
+    """The same in each attempt to carry out the call."""
+    hidden: bool
+    """The call is not for clients."""
+    emit: Callable[[Event], None]
+    now: Callable[[], int]
+    """Milliseconds since 1970."""
+
+
+class RunArtifacts(Artifacts):
+    """The artifacts of the conversation of a run, to write and to read.
+
+    Writes to one artifact are made in the order in which they are asked for, those to different ones side by side. A
+    call that is made again after a crash writes nothing twice: its n-th write is known by the call and by n.
+
+    Args:
+        writes: What all writes of the attempt share.
+        context_id: The conversation.
+        writer: Who writes.
+    """
+
+    def __init__(self, writes: Writes, context_id: str, writer: Writer) -> None:
+        super().__init__(writes.store, context_id)
+        self._writes = writes
+        self._writer = writer
+
+    async def create(
+        self, artifact_id: str, *, name: str | None = None, media_type: str = "text/plain", override: bool = False
+    ) -> Draft:
+        """Begin an artifact, without content.
+
+        Args:
+            artifact_id: A plain name, such as `report.md`.
+            name: What people call it; by default its id.
+            media_type: What it holds.
+            override: Begin its next version, if there is one of that id.
+
+        Raises:
+            ArtifactExists: There is one of that id, and no `override`.
+            ArtifactError: The id is not a plain name, or the store failed.
+        """
+        key = self._writes.key(self._writer.name)
+        artifact_id = safe_id(artifact_id)
+        async with self._writes.turn(artifact_id):
+            record = await self._store.create(
+                self._context_id,
+                artifact_id,
+                name=_line(artifact_id if name is None else name, "name"),
+                media_type=_line(media_type, "media_type"),
+                override=override,
+                key=key,
+                now=self._writer.now(),
+            )
+        return Draft(record, self)
+
+    async def append(
+        self,
+        artifact_id: str,
+        data: str | bytes,
+        *,
+        last: bool = False,
+        version: int | None = None,
+        inline: bool = True,
+    ) -> None:
+        """Append to an artifact; an `artifact-update` follows each chunk that is written.
+
+        Args:
+            artifact_id: The artifact.
+            data: A text, which is written as UTF-8, or bytes. What is longer than a chunk becomes several, each of them
+                written as a whole.
+            last: The artifact is complete with it; empty data does nothing else.
+            version: The version that is meant; None for the newest.
+            inline: Put the first million bytes on the stream, and not only where they are.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: It is complete, or begun anew, or the store failed. The chunks before this one stand.
+        """
+        key = self._writes.key(self._writer.name)
+        artifact_id = safe_id(artifact_id)
+        if not isinstance(data, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArtifactError(f"an artifact takes a text or bytes, and not {type(data).__qualname__}")
+        if isinstance(data, str):
+            data = readable(data)
+        async with self._writes.turn(artifact_id):
+            for place, (piece, is_last) in enumerate(_chunks(data, last)):
+                encoded = piece if isinstance(piece, bytes) else piece.encode()
+                chunk = await self._store.append(
+                    self._context_id,
+                    artifact_id,
+                    encoded,
+                    version=version,
+                    last=is_last,
+                    key=f"{key}.{place}",
+                    now=self._writer.now(),
+                )
+                inlined = inline and chunk.offset + len(encoded) <= INLINE
+                self._writer.emit(
+                    _update(chunk, piece if inlined else None, len(encoded), is_last, self._writer.hidden)
+                )
+                # Some stores wait for nothing, and a large text would hold up all other runs.
+                await asyncio.sleep(0)
+
+
+class Draft:
+    """An artifact that is being written: one version of it.
+
+    Attributes:
+        artifact_id: Its id, in normal form.
+        version: The version that was begun.
+    """
+
+    def __init__(self, record: ArtifactRecord, artifacts: RunArtifacts) -> None:
+        self.artifact_id = record.artifact_id
+        self.version = record.version
+        self._artifacts = artifacts
+
+    def __repr__(self) -> str:
+        return f"<Draft {self.artifact_id} version {self.version}>"
+
+    async def append(self, data: str | bytes, *, last: bool = False) -> None:
+        """Append to this version, as `ctx.artifacts.append` does.
+
+        Raises:
+            ArtifactError: It is complete, or begun anew, or the store failed.
+        """
+        await self._artifacts.append(self.artifact_id, data, last=last, version=self.version)
+
+
+def _chunks(data: str | bytes, last: bool) -> Iterator[tuple[str | bytes, bool]]:
+    """Cut data into chunks, and tell of each whether it is the last of all."""
+    if not data and last:
+        yield data, True
+    for start in range(0, len(data), CHUNK):
+        yield data[start : start + CHUNK], last and start + CHUNK >= len(data)
+
+
+def _update(chunk: ArtifactChunk, data: str | bytes | None, size: int, last: bool, hidden: bool) -> ArtifactUpdateEvent:
+    record = chunk.record
+    return ArtifactUpdateEvent(
+        artifact_id=record.artifact_id,
+        artifact_version=record.version,
+        index=chunk.index,
+        offset=chunk.offset,
+        size=size,
+        data=b64encode(data).decode() if isinstance(data, bytes) else data,
+        encoding="base64" if isinstance(data, bytes) else None,
+        name=record.name if chunk.index == 0 else None,
+        media_type=record.media_type if chunk.index == 0 else None,
+        last=last,
+        hidden=hidden,
+    )
+
+
+def _line(text: str, what: str) -> str:
+    """Check a text for people: one line that is not too long.
+
+    Raises:
+        ArtifactError: It is not.
+    """
+    if not isinstance(text, str) or not 0 < len(text) <= _NAME or not text.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArtifactError(f"the {what} of an artifact is one line of up to {_NAME} characters, not {text!r:.100}")
+    return text

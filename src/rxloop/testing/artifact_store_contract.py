@@ -1,0 +1,283 @@
+"""What every store of artifacts must do, as checks for stores of your own.
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    async def test_my_store_keeps_the_contract(check):
+        await check(MyStore)
+
+Each check is an async function that makes a new, empty store with the function it is given, and raises an
+`AssertionError` if the store does something else. None needs pytest. A store that several processes may use at once has
+to keep `SHARED_CHECKS` too, which are given a function that makes two store objects over one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from rxloop.errors import ArtifactError, ArtifactExists, UnknownArtifact
+from rxloop.pipeline.seams import ArtifactStore
+from rxloop.pipeline.values import ArtifactChunk, ArtifactRecord
+
+__all__ = ["CHECKS", "SHARED_CHECKS", "Check", "MakeStore", "MakeTwoStores", "SharedCheck"]
+
+MakeStore = Callable[[], ArtifactStore]
+"""Makes a new, empty store at each call."""
+Check = Callable[[MakeStore], Awaitable[None]]
+"""One check of the contract."""
+MakeTwoStores = Callable[[], tuple[ArtifactStore, ArtifactStore]]
+"""Makes two store objects, as two processes would, over one place that is new and empty at each call."""
+SharedCheck = Callable[[MakeTwoStores], Awaitable[None]]
+"""One check of the contract between two store objects."""
+
+
+async def _create(
+    store: ArtifactStore, artifact_id: str = "a.txt", context: str = "c", **fields: Any
+) -> ArtifactRecord:
+    given: dict[str, Any] = {
+        "name": artifact_id,
+        "media_type": "text/plain",
+        "override": False,
+        "key": "create",
+        "now": 1,
+        **fields,
+    }
+    return await store.create(context, artifact_id, **given)
+
+
+async def _append(
+    store: ArtifactStore, data: bytes, key: str, artifact_id: str = "a.txt", **fields: Any
+) -> ArtifactChunk:
+    given: dict[str, Any] = {"version": None, "last": False, "now": 2, **fields}
+    return await store.append(given.pop("context", "c"), artifact_id, data, key=key, **given)
+
+
+@contextmanager
+def _refused(kind: type[ArtifactError], what: str) -> Generator[None]:
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"{what} has to raise {kind.__name__}")
+
+
+@asynccontextmanager
+async def _open(*stores: ArtifactStore) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        for store in stores:
+            await store.aclose()
+
+
+async def an_artifact_is_begun_without_content(make: MakeStore) -> None:
+    """It has a version 1, and what was said of it."""
+    store = make()
+    async with _open(store):
+        record = await _create(store, name="A", media_type="text/markdown", now=7)
+        assert record == ArtifactRecord("a.txt", 1, "A", "text/markdown", 7, 7), record
+        assert await store.read("c", "a.txt") == b""
+        assert [*await store.versions("c", "a.txt")] == [*await store.list("c")] == [record]
+
+
+async def a_second_one_of_the_same_id_is_refused(make: MakeStore) -> None:
+    """Nothing has changed then."""
+    store = make()
+    async with _open(store):
+        await _create(store)
+        await _append(store, b"one", "1")
+        with _refused(ArtifactExists, "an id that is taken"):
+            await _create(store, key="again", now=9)
+        assert await store.read("c", "a.txt") == b"one"
+
+
+async def override_begins_the_next_version(make: MakeStore) -> None:
+    """It is empty, has the time of the first one, and the older one can still be read."""
+    store = make()
+    async with _open(store):
+        await _create(store, now=5)
+        await _append(store, b"one", "1", last=True)
+        second = await _create(store, override=True, key="again", now=9)
+        assert (second.version, second.created, second.size, second.complete) == (2, 5, 0, False), second
+        assert await store.read("c", "a.txt") == b""
+        assert await store.read("c", "a.txt", version=1) == b"one"
+        assert [record.version for record in await store.versions("c", "a.txt")] == [1, 2]
+        assert [*await store.list("c")] == [second]
+        with _refused(ArtifactError, "a chunk for an older version"):
+            await _append(store, b"late", "2", version=1)
+        with _refused(UnknownArtifact, "a version that there is not"):
+            await store.read("c", "a.txt", version=3)
+
+
+async def chunks_follow_each_other(make: MakeStore) -> None:
+    """Each has the next index, and begins where the one before it ended."""
+    store = make()
+    async with _open(store):
+        await _create(store)
+        chunks = [await _append(store, data, data.decode(), now=3) for data in (b"one", b"three", b"five")]
+        assert [(chunk.index, chunk.offset) for chunk in chunks] == [(0, 0), (1, 3), (2, 8)], chunks
+        record = chunks[-1].record
+        assert (record.size, record.chunks, record.updated, record.complete) == (12, 3, 3, False), record
+        assert await store.read("c", "a.txt") == b"onethreefive"
+
+
+async def the_last_chunk_completes_it(make: MakeStore) -> None:
+    """It may be empty; none comes after it."""
+    store = make()
+    async with _open(store):
+        await _create(store)
+        await _append(store, b"all", "1")
+        chunk = await _append(store, b"", "2", last=True)
+        assert (chunk.index, chunk.record.complete, chunk.record.size) == (1, True, 3), chunk
+        with _refused(ArtifactError, "a chunk after the last one"):
+            await _append(store, b"more", "3")
+        assert await store.read("c", "a.txt") == b"all"
+
+
+async def a_write_of_a_known_key_is_not_made_again(make: MakeStore) -> None:
+    """It gives what the first one gave; with something else to write it is an error."""
+    store = make()
+    async with _open(store):
+        first = await _create(store)
+        chunk = await _append(store, b"one", "1")
+        await _append(store, b"two", "2", last=True)
+        again = await _create(store, override=True)
+        assert (again.version, again.created) == (first.version, first.created), again
+        repeated = await _append(store, b"one", "1", now=99)
+        assert (repeated.index, repeated.offset) == (chunk.index, chunk.offset), repeated
+        with _refused(ArtifactError, "a key with other data"):
+            await _append(store, b"other", "1")
+        await _create(store, override=True, key="next")
+        assert (await _append(store, b"one", "1")).record.version == 1
+        assert await store.read("c", "a.txt") == b""
+        assert await store.read("c", "a.txt", version=1) == b"onetwo"
+
+
+async def conversations_do_not_see_each_other(make: MakeStore) -> None:
+    """One id is an artifact of its own in each of them, whatever they are called."""
+    store = make()
+    contexts = ["c", "C", "c/d", "../c", "..", "", "c\u00e9", "c" * 500]
+    async with _open(store):
+        for context in contexts:
+            with _refused(UnknownArtifact, "an artifact of another conversation"):
+                await store.read(context, "a.txt")
+            with _refused(UnknownArtifact, "a chunk for an artifact of another conversation"):
+                await _append(store, b"x", "0", context=context)
+            assert not await store.list(context)
+            assert not await store.versions(context, "a.txt")
+            await _create(store, context=context)
+            await _append(store, context.encode(), "1", context=context)
+        assert [await store.read(context, "a.txt") for context in contexts] == [name.encode() for name in contexts]
+
+
+async def any_range_can_be_read(make: MakeStore) -> None:
+    """Across chunks, and none beyond the end."""
+    store = make()
+    async with _open(store):
+        await _create(store)
+        data = bytes(range(100))
+        for start in range(0, 100, 7):
+            await _append(store, data[start : start + 7], str(start))
+        for offset in (0, 1, 6, 7, 8, 50, 99, 100, 200):
+            for limit in (0, 1, 7, 20, 1_000, None):
+                end = None if limit is None else offset + limit
+                assert await store.read("c", "a.txt", offset=offset, limit=limit) == data[offset:end], (offset, limit)
+        with _refused(ArtifactError, "a negative offset"):
+            await store.read("c", "a.txt", offset=-1)
+
+
+async def artifacts_are_listed_by_id(make: MakeStore) -> None:
+    """The newest version of each."""
+    store = make()
+    async with _open(store):
+        for artifact_id in ("b.txt", "a.txt", "\u00e9.txt", "A.txt"):
+            await _create(store, artifact_id)
+        assert [record.artifact_id for record in await store.list("c")] == ["A.txt", "a.txt", "b.txt", "\u00e9.txt"]
+
+
+async def an_id_that_is_no_plain_name_is_refused(make: MakeStore) -> None:
+    """It could lead out of a folder, or not be written at all."""
+    store = make()
+    async with _open(store):
+        for artifact_id in (
+            "",
+            ".",
+            "..",
+            "../a",
+            "/a",
+            "a/b",
+            "a\\b",
+            "a\0b",
+            "a\nb",
+            ".a",
+            "a ",
+            "a" * 300,
+            "\ud800",
+        ):
+            with _refused(ArtifactError, f"the id {artifact_id!r}"):
+                await _create(store, artifact_id)
+            with _refused(ArtifactError, f"the id {artifact_id!r}"):
+                await store.read("c", artifact_id)
+        await _create(store, "e\u0301.txt")
+        assert (await store.versions("c", "\u00e9.txt"))[0].artifact_id == "\u00e9.txt"
+
+
+async def chunks_that_are_written_at_once_are_all_there(make: MakeStore) -> None:
+    """Each is in one piece, with an index of its own."""
+    store = make()
+    async with _open(store):
+        await asyncio.gather(*(_create(store, f"{n}") for n in range(3)))
+        pieces = [f"<{n:03}>".encode() * 20 for n in range(40)]
+        chunks = await asyncio.gather(
+            *(_append(store, data, str(n), f"{n % 3}") for n, data in enumerate(pieces)),
+        )
+        for artifact in range(3):
+            own = sorted(zip(chunks, pieces, strict=True), key=lambda pair: pair[0].index)
+            own = [(chunk, data) for chunk, data in own if chunk.record.artifact_id == f"{artifact}"]
+            assert [chunk.index for chunk, _ in own] == [*range(len(own))]
+            assert await store.read("c", f"{artifact}") == b"".join(data for _, data in own)
+
+
+async def what_one_writes_the_other_reads(make: MakeTwoStores) -> None:
+    """Whoever began it."""
+    one, two = make()
+    async with _open(one, two):
+        await _create(one)
+        await _append(two, b"two", "1")
+        await _append(one, b"one", "2", last=True)
+        assert await two.read("c", "a.txt") == await one.read("c", "a.txt") == b"twoone"
+        assert (await two.list("c"))[0].complete
+        await _create(two, override=True, key="again")
+        assert (await one.versions("c", "a.txt"))[-1].version == 2
+        assert (await _append(one, b"two", "1")).record.version == 1
+
+
+async def both_may_write_at_once(make: MakeTwoStores) -> None:
+    """Nothing is lost, and nothing is there twice."""
+    one, two = make()
+    async with _open(one, two):
+        await asyncio.gather(_create(one), _create(two))
+        writes = [_append(store, f"<{n}>".encode(), str(n)) for n in range(30) for store in (one, two)]
+        chunks = await asyncio.gather(*writes)
+        assert {chunk.index for chunk in chunks} == {*range(30)}
+        content = (await one.read("c", "a.txt")).decode()
+        assert sorted(content.strip("<>").split("><"), key=int) == [f"{n}" for n in range(30)], content
+
+
+CHECKS: tuple[Check, ...] = (
+    an_artifact_is_begun_without_content,
+    a_second_one_of_the_same_id_is_refused,
+    override_begins_the_next_version,
+    chunks_follow_each_other,
+    the_last_chunk_completes_it,
+    a_write_of_a_known_key_is_not_made_again,
+    conversations_do_not_see_each_other,
+    any_range_can_be_read,
+    artifacts_are_listed_by_id,
+    an_id_that_is_no_plain_name_is_refused,
+    chunks_that_are_written_at_once_are_all_there,
+)
+"""All checks of the contract of one store object."""
+SHARED_CHECKS: tuple[SharedCheck, ...] = (what_one_writes_the_other_reads, both_may_write_at_once)
+"""All checks of the contract between two store objects over one place."""

@@ -1,0 +1,135 @@
+"""Tools by which a model makes and reads files: `artifact_tools()`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from rxloop.errors import ArtifactError, ToolError
+from rxloop.pipeline.run_context import RunContext
+from rxloop.tools.function import FunctionTool, tool
+
+T = TypeVar("T")
+
+READ_ARTIFACT = "read_artifact"
+MOST_READ = 50_000
+"""Bytes that one call reads."""
+_LISTED = 200
+
+_Id = Annotated[str, Field(description="The name of the file, such as report.md.")]
+
+
+@tool(idempotent=True)
+async def create_artifact(
+    ctx: RunContext[Any],
+    artifact_id: _Id,
+    content: Annotated[str, Field(description="What it begins with; append the rest.")] = "",
+    media_type: Annotated[str, Field(description="Such as text/markdown.")] = "text/plain",
+    override: Annotated[bool, Field(description="Begin it anew if it is there; the old version is kept.")] = False,
+    last: Annotated[bool, Field(description="It is complete: nothing will be appended.")] = False,
+) -> str:
+    """Creates a file that the user gets, such as a report, a table or a program.
+
+    Write a long file in parts of a few thousand words: create it with the first one, and append the others.
+    """
+    draft = await _or_told(ctx.artifacts.create(artifact_id, media_type=media_type, override=override))
+    await _or_told(draft.append(content, last=last))
+    return f"Created {draft.artifact_id}, version {draft.version}, {len(content.encode())} bytes."
+
+
+@tool(idempotent=True)
+async def append_to_artifact(
+    ctx: RunContext[Any],
+    artifact_id: _Id,
+    content: Annotated[str, Field(description="What is appended, word for word: begin with a line end if needed.")],
+    last: Annotated[bool, Field(description="It is complete: nothing else will be appended.")] = False,
+) -> str:
+    """Appends to a file that was created before."""
+    await _or_told(ctx.artifacts.append(artifact_id, content, last=last))
+    record = await _or_told(ctx.artifacts.record(artifact_id))
+    return f"Appended; {record.artifact_id} has {record.size} bytes now{' and is complete' if last else ''}."
+
+
+@tool(name=READ_ARTIFACT, idempotent=True, max_result=None)
+async def read_artifact(
+    ctx: RunContext[Any],
+    artifact_id: _Id,
+    offset: Annotated[int, Field(description="The first byte to read.", ge=0)] = 0,
+    limit: Annotated[int, Field(description="How many bytes to read at most.", ge=1, le=MOST_READ)] = 20_000,
+    version: Annotated[int | None, Field(description="An older version than the newest.")] = None,
+) -> str:
+    """Reads a file of this conversation, or a part of it."""
+    record = await _or_told(ctx.artifacts.record(artifact_id, version=version))
+    data = await _or_told(ctx.artifacts.read(artifact_id, offset=offset, limit=limit, version=record.version))
+    text = text_of(data, first=offset == 0, whole=offset + len(data) >= record.size)
+    if text is None:
+        raise ToolError(f"{record.artifact_id} is not text but {record.media_type}, of {record.size} bytes.")
+    begin, shown = text
+    start = offset + begin
+    end = start + len(shown.encode())
+    if start == 0 and end >= record.size:
+        return shown
+    more = f"; read on with offset={end}" if end < record.size else ""
+    return f"[bytes {start} to {end} of {record.size} of {record.artifact_id}{more}]\n{shown}"
+
+
+@tool(idempotent=True)
+async def list_artifacts(ctx: RunContext[Any]) -> list[dict[str, Any]]:
+    """Lists the files of this conversation."""
+    found = await _or_told(ctx.artifacts.list())
+    listed: list[dict[str, Any]] = [
+        {
+            "artifact_id": record.artifact_id,
+            "media_type": record.media_type,
+            "bytes": record.size,
+            "version": record.version,
+            "complete": record.complete,
+        }
+        for record in found[:_LISTED]
+    ]
+    return [*listed, {"not_listed": len(found) - _LISTED}] if len(found) > _LISTED else listed
+
+
+def artifact_tools() -> list[FunctionTool[Any, ..., Any]]:
+    """Make the tools by which a model creates, appends to, reads and lists the files of its conversation.
+
+    Example:
+        >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=FolderArtifacts("files"))
+    """
+    return [create_artifact, append_to_artifact, read_artifact, list_artifacts]
+
+
+def text_of(data: bytes, *, first: bool, whole: bool) -> tuple[int, str] | None:
+    """Decode a range of a text that may begin and end inside a character, which is then left out.
+
+    Args:
+        data: The range.
+        first: It begins where the text begins.
+        whole: It ends where the text ends.
+
+    Returns:
+        How many bytes are left out at the beginning, and the text; None if it is not text.
+    """
+    begin = 0
+    # A character of UTF-8 has up to three bytes after its first.
+    while not first and begin < min(3, len(data)) and data[begin] & 0xC0 == 0x80:
+        begin += 1
+    for end in range(len(data), max(begin, len(data) - 4) - 1, -1):
+        try:
+            text = data[begin:end].decode()
+        except UnicodeDecodeError:
+            if whole:
+                break
+            continue
+        return None if "\0" in text else (begin, text)
+    return None
+
+
+async def _or_told(work: Awaitable[T]) -> T:
+    """Wait for some work with artifacts; its refusal is for the model."""
+    try:
+        return await work
+    except ArtifactError as error:
+        raise ToolError(str(error)) from error

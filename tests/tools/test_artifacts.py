@@ -1,0 +1,109 @@
+"""The tools by which a model makes and reads files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rxloop import Agent, Limits, MemoryArtifacts, RunContext, artifact_tools, tool
+from rxloop.testing import ScriptedModel, call
+from rxloop.tools.artifacts import text_of
+
+
+@tool
+async def draw(ctx: RunContext[None], size: int = 5) -> str:
+    """Make a file that is not text."""
+    await (await ctx.artifacts.create("a.png", media_type="image/png")).append(b"\x89PNG\x00" * (size // 5))
+    return "drawn"
+
+
+async def answers(*calls: Any) -> list[str]:
+    """What the model reads in answer to these calls."""
+    limits = Limits(tool_failures=9)
+    agent = Agent(ScriptedModel(*calls, "Done."), tools=[draw, *artifact_tools()], limits=limits)
+    result = await agent.run("Go.")
+    return [message.text for message in result.messages if message.role == "tool"]
+
+
+async def test_a_model_makes_a_file_and_reads_it() -> None:
+    assert await answers(
+        call("create_artifact", artifact_id="r.md", content="# Oslo\n", media_type="text/markdown"),
+        call("append_to_artifact", artifact_id="r.md", content="It rains.\n", last=True),
+        call("read_artifact", artifact_id="r.md"),
+        call("list_artifacts"),
+    ) == [
+        "Created r.md, version 1, 7 bytes.",
+        "Appended; r.md has 17 bytes now and is complete.",
+        "# Oslo\nIt rains.\n",
+        '[{"artifact_id":"r.md","media_type":"text/markdown","bytes":17,"version":1,"complete":true}]',
+    ]
+
+
+async def test_a_model_reads_a_part_and_is_told_where_to_read_on() -> None:
+    text = "\u00e5ngstr\u00f6m " * 10
+    create = call("create_artifact", artifact_id="a", content=text)
+    _, first, second = await answers(
+        create, call("read_artifact", artifact_id="a", limit=8), call("read_artifact", artifact_id="a", offset=8)
+    )
+    # The eighth byte is the first half of a letter, and the ninth the second.
+    assert first == "[bytes 0 to 7 of 110 of a; read on with offset=7]\n\u00e5ngstr"
+    assert second == "[bytes 9 to 110 of 110 of a]\nm " + text[9:]
+
+
+async def test_what_a_model_does_wrong_is_said_and_what_to_do() -> None:
+    create = call("create_artifact", artifact_id="a", content="one")
+    [_, taken, gone, bad, again, old] = await answers(
+        create,
+        create,
+        call("append_to_artifact", artifact_id="b", content="x"),
+        call("create_artifact", artifact_id="../a"),
+        call("create_artifact", artifact_id="a", content="two", override=True),
+        call("read_artifact", artifact_id="a", version=1),
+    )
+    assert "append to it, take another id, or create it with override=True" in taken
+    assert gone == "this conversation has no artifact 'b'"
+    assert "use a plain name" in bad
+    assert (again, old) == ("Created a, version 2, 3 bytes.", "one")
+
+
+@pytest.mark.parametrize("size", [5, 100_000])
+async def test_what_is_not_text_is_named_and_not_read(size: int) -> None:
+    _, read = await answers(call("draw", size=size), call("read_artifact", artifact_id="a.png"))
+    assert read == f"a.png is not text but image/png, of {size} bytes."
+
+
+async def test_the_list_of_very_many_files_is_cut() -> None:
+    store = MemoryArtifacts()
+
+    @tool
+    async def many(ctx: RunContext[None]) -> str:
+        for n in range(203):
+            await ctx.artifacts.create(f"{n:03}")
+        return "made"
+
+    model = ScriptedModel(call("many"), call("list_artifacts"), "Done.")
+    result = await Agent(model, tools=[many, *artifact_tools()], artifacts=store).run("Go.")
+    assert result.messages[-2].text.endswith('{"not_listed":3}]')
+
+
+@given(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.integers(0, 60), st.integers(4, 60)
+)
+def test_a_text_that_is_read_in_parts_is_the_text(text: str, start: int, limit: int) -> None:
+    data = text.encode()
+    place, read = 0, ""
+    while place < len(data):
+        part = data[place : place + limit]
+        found = text_of(part, first=place == 0, whole=place + len(part) >= len(data))
+        assert found is not None
+        assert found[0] == 0
+        read += found[1]
+        place += len(found[1].encode())
+    assert read == text
+    # And from anywhere: it begins at the next character.
+    found = text_of(data[start:], first=start == 0, whole=True)
+    assert found is not None
+    assert data[start + found[0] :].decode() == found[1]
