@@ -5,6 +5,7 @@ import reactivex as rx
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
+from rxloop.errors import PipelineError
 from rxloop.stream.connect import Connections, connect
 
 
@@ -89,6 +90,25 @@ def test_what_subscribing_raises_is_the_error_of_the_connection() -> None:
 
     connect(Observable(subscribe), seen.told.append, seen.told.append, seen.end)
     assert seen.told == [error]
+
+
+def test_what_is_no_exception_leaves_nothing_open_in_an_operator_that_is_in_the_middle_of_subscribe() -> None:
+    class Bad(BaseException):
+        pass
+
+    def fails(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
+        raise Bad("boom")
+
+    def outer(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        return connect(Observable(fails), observer.on_next, observer.on_error, observer.on_completed)
+
+    seen = Seen()
+    connect(rx.merge(seen.source(), Observable(outer)), seen.told.append, seen.told.append, seen.end)
+
+    [error] = seen.told
+    assert isinstance(error, PipelineError)
+    assert isinstance(error.__cause__, Bad)
+    assert seen.disposed == 1
 
 
 def test_what_subscribing_raises_behind_the_end_is_raised() -> None:

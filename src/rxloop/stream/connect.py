@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from reactivex import Observable, abc
 
-from rxloop.stream.foreign_errors import leave_to_loop
+from rxloop.stream.foreign_errors import as_error, leave_to_loop
 
 T = TypeVar("T")
 log = logging.getLogger("rxloop")
@@ -45,10 +45,12 @@ def connect(
     try:
         # `subscribe` would put its own observer between.
         subscription = source._subscribe_core(link, scheduler)  # pyright: ignore[reportPrivateUsage]
-    except Exception as error:
+    except BaseException as error:
         if link.stopped:
             raise
-        link.on_error(error)
+        # Whatever it is: an operator of reactivex in the middle of `subscribe` would leave behind what it holds.
+        link.on_error(error if isinstance(error, Exception) else as_error(error))
+        leave_to_loop(error)
         return link
     link.take(subscription)
     return link
