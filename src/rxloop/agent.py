@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -37,19 +37,21 @@ from rxloop.run.by_id import OVERRIDES, RunsById, check_given
 from rxloop.run.description import Description, Opened, toolset_of
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
-from rxloop.run.options import AgentOptions, ForkOptions, Options, ResumeOptions, RunOptions
+from rxloop.run.options import AgentOptions, AgentToolOptions, ForkOptions, Options, ResumeOptions, RunOptions
 from rxloop.run.result import Result
 from rxloop.stream.waiting import all_over
 from rxloop.tools import AnyTool, Thoughts
 from rxloop.tools.output import Output, OutputMode, output_of
 
 if TYPE_CHECKING:
+    from rxloop.run.agent_tool import AgentTool
     from rxloop.run.batch import Items, Outcome
     from rxloop.run.cold import ColdRun
     from rxloop.stream.stream import Stream
 
 O = TypeVar("O", default=str)  # noqa: E741
 T = TypeVar("T", default=str)
+P = TypeVar("P")
 
 
 class Agent(RunsById[D, O]):
@@ -450,6 +452,63 @@ class Agent(RunsById[D, O]):
         new = fork_id if chosen else new_id()
         spec = self._spec(new, new_id(), deps, cast("Options", options), fork=fork, chosen_id=chosen)
         return self._start(spec if tools is None else spec._replace(tools=self._made_of.toolset(tools)))
+
+    @overload
+    def as_tool(
+        self: Agent[None, O],
+        name: str | None = None,
+        description: str | None = None,
+        *,
+        deps: None = None,
+        **options: Unpack[AgentToolOptions],
+    ) -> AgentTool[object]: ...
+    @overload
+    def as_tool(
+        self,
+        name: str | None = None,
+        description: str | None = None,
+        *,
+        deps: None = None,
+        **options: Unpack[AgentToolOptions],
+    ) -> AgentTool[D]: ...
+    @overload
+    def as_tool(
+        self,
+        name: str | None = None,
+        description: str | None = None,
+        *,
+        deps: Callable[[RunContext[P]], D | Awaitable[D]],
+        **options: Unpack[AgentToolOptions],
+    ) -> AgentTool[P]: ...
+    def as_tool(
+        self,
+        name: str | None = None,
+        description: str | None = None,
+        *,
+        deps: Callable[[RunContext[Any]], Any] | None = None,
+        **options: Unpack[AgentToolOptions],
+    ) -> AgentTool[Any]:
+        """Make a tool of the agent, for another agent: each call is a run that is nested in the run of the caller.
+
+        Its events are on the stream of the caller's run, under an id of its own, with `parent_task_id` and
+        `agent_path`. Its tokens count for both; what ends the caller's run ends it as well, and what it asks, the
+        caller's run asks. It begins with the prompt alone, in the log of the caller, and a failure is a failed result.
+        `Limits(depth=, width=)` of the caller bound how many there are.
+
+        Args:
+            name: What the model calls it; the name of the agent otherwise.
+            description: What it is for.
+            deps: Makes the dependencies of the nested run, sync or async; those of the caller's run by default.
+            **options: See `AgentToolOptions`.
+
+        Raises:
+            ConfigurationError: As for `tool`.
+            TypeError: There is no such option.
+        """
+        # Imported here: most agents have no others among their tools, and importing rxloop is quicker without.
+        from rxloop.run.agent_tool import AgentTool
+
+        return AgentTool(self._made_of, self._spec, name, description, deps, options)
 
     @contextmanager
     def override(

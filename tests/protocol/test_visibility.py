@@ -87,7 +87,7 @@ NESTED = {
     "FilePart": "type url data media_type filename",
     "ToolCall": "id name arguments raw error hidden",
     "Usage": "input_tokens output_tokens cached_tokens reasoning_tokens",
-    "PendingInput": "input_id prompt input_kind options answer_schema call index step",
+    "PendingInput": "input_id prompt input_kind options answer_schema call index step task_id agent_path hidden",
     "ErrorInfo": "code message retryable",
     "SessionLink": "session_id number total next_thought_needed revises revises_id branch_id branch_from merges "
     "merges_id stage",

@@ -25,7 +25,7 @@ from pydantic import (
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.protocol.frozen import FrozenDict, FrozenList
 from rxloop.protocol.messages import Wire
-from rxloop.protocol.visibility import ROOT, Part, public_metadata
+from rxloop.protocol.visibility import HIDDEN, ROOT, Part, public_metadata
 
 PROTOCOL_VERSION = 1
 
@@ -163,7 +163,7 @@ class Event(Wire):
         cls = type(self)
         if cls in _PLAIN and not self.metadata:
             return self
-        if not self.public:
+        if not self.public or HIDDEN in self.metadata:
             return None
         if form_of(cls).plain and cls.public is Event.public:
             _PLAIN.add(cls)

@@ -1,6 +1,7 @@
 """Questions that wait for an answer: of a person, or of the client that carries a tool out."""
 
 from collections.abc import Iterable
+from operator import not_
 from typing import Any, Literal, cast
 
 from pydantic import Field
@@ -27,6 +28,12 @@ class PendingInput(Wire):
     """The tool call that asks, or that the client is to carry out."""
     index: int = 0
     step: str | None = None
+    task_id: str | None = Field(default=None, exclude_if=not_)
+    """The run that asks, where that is one of a nested agent."""
+    agent_path: tuple[str, ...] = Field(default=(), exclude_if=not_)
+    """The names of the nested agents down to the one that asks."""
+    hidden: bool = Field(default=False, exclude_if=not_)
+    """The run that asks is nested in a call that is not for clients."""
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         shown = public_question(self)
@@ -43,7 +50,9 @@ def failure_of(answer: Any) -> str | None:
 
 def public_question(question: PendingInput) -> PendingInput:
     """Show a question as clients may see it: of a hidden tool's only what it takes to answer it."""
-    if question.call is None or not question.call.hidden:
+    if not question.hidden and (question.call is None or not question.call.hidden):
         return question
-    changes = {"prompt": HIDDEN_QUESTION, "options": None, "answer_schema": EMPTY_DICT, "call": None}
+    changes: dict[str, Any] = {"prompt": HIDDEN_QUESTION, "options": None, "answer_schema": EMPTY_DICT, "call": None}
+    if question.hidden:
+        changes |= {"task_id": None, "agent_path": (), "index": 0, "step": None, "hidden": False}
     return question.model_copy(update=changes)

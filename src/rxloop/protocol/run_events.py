@@ -311,11 +311,11 @@ class ArtifactUpdateEvent(Event):
 
 
 class SubtaskEvent(Event):
-    """A nested agent starts a run of its own."""
+    """A nested agent starts a run of its own, or goes on with it; and once more when that has come to an end."""
 
     kind: Literal["subtask"] = "subtask"
     marble = "b"
-    public_fields = ("subtask_id", "agent_name")
+    public_fields = ("subtask_id", "agent_name", "index", "state")
     public_parts = {
         "tool_call_id": id_unless_hidden("tool_call_id"),
     }
@@ -323,8 +323,16 @@ class SubtaskEvent(Event):
     subtask_id: str
     agent_name: str
     tool_call_id: str | None = None
+    index: int = Field(default=0, exclude_if=absent)
+    """The place of the call in its message."""
+    state: State = "working"
+    """What the nested run has come to; `working` where it starts or goes on."""
     hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=absent)
     """Has `tool_call_id` where that call is not for clients; said by the run."""
+
+    @override
+    def describe(self) -> str:
+        return f"{self.agent_name} {self.state}"
 
 
 class CustomEvent(Event):

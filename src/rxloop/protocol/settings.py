@@ -57,6 +57,10 @@ class Limits(Wire):
     preparation: float | None = Field(default=60.0, gt=0)
     """Seconds that each part of what comes before a model call may take: the instructions, a family of tools that is
     asked for them, the functions of `enabled=`, an async workspace. A compressor has a `timeout` of its own."""
+    depth: int | None = Field(default=5, ge=0)
+    """How deep agents may be nested in each other below this run; 0 lets it call no agent."""
+    width: int | None = Field(default=20, ge=1)
+    """How many runs of nested agents may go on side by side below this run, at any depth."""
     conclude: bool = False
     """Send the last iteration with `tool_choice: none`, so that the run ends with an answer."""
 

@@ -16,6 +16,9 @@ from rxloop.protocol.questions import PendingInput, public_question
 ROOT = "root_task_id"
 """In the metadata of an event of a run that is nested more than once: the outermost run, which numbers the event."""
 
+HIDDEN = "hidden_run"
+"""In the metadata of an event of a run that is nested in a hidden call: nothing of it is for clients."""
+
 PUBLIC_METADATA = "public"
 """The key of metadata under which stands what is for clients."""
 

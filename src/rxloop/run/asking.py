@@ -22,13 +22,29 @@ class Questions:
 
     Args:
         on_input: Answers at once; without it the run pauses.
+        above: Those of the run that this one is nested in.
+        within: What the ids of a nested run begin with, so that no two runs have the same.
+        agent_path: The names of the nested agents down to this one.
     """
 
-    def __init__(self, on_input: OnInput | None) -> None:
+    def __init__(
+        self,
+        on_input: OnInput | None,
+        above: Questions | None = None,
+        within: str = "",
+        agent_path: tuple[str, ...] = (),
+    ) -> None:
         self._on_input = on_input
+        self._above = above
+        self._within = within
+        self._agent_path = agent_path
         self._put: dict[str, set[str]] = {}
         """The ids of what was asked, by who asked."""
         self._one_by_one: asyncio.Lock | None = None
+
+    def below(self, call: RunContext[Any], agent_path: tuple[str, ...]) -> Questions:
+        """Make those of a run that is nested in a call."""
+        return Questions(self._on_input, self, f"{self._within}{call.step}.{call.index}:", agent_path)
 
     async def ask(
         self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any], earlier: Mapping[str, str]
@@ -45,10 +61,10 @@ class Questions:
             InvalidInput: The answer does not fit.
             Paused: There is no answer yet.
         """
-        asker = f"{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asked_by}"
+        asker = f"{self._within}{ctx.step or 'run'}.{ctx.index if ctx.call is not None else ctx.asked_by}"
         input_id = self._id(asker, question.prompt, earlier)
-        own = {"input_id": input_id, "call": question.call or ctx.call, "index": ctx.index, "step": ctx.step}
-        question = question.model_copy(update=own)
+        own: dict[str, Any] = {"call": question.call or ctx.call, "index": ctx.index, "step": ctx.step}
+        question = question.model_copy(update={"input_id": input_id, "agent_path": self._agent_path, **own})
         state = ctx.state
         if input_id in state.answers:
             return _read(question, state.answers[input_id], read)
@@ -81,11 +97,16 @@ class Questions:
         from rxloop.stream.threads import in_thread
 
         # At a terminal two questions at once could not be told apart, and the order of the answers would be by chance.
-        if self._one_by_one is None:
-            self._one_by_one = asyncio.Lock()
-        async with self._one_by_one:
+        async with self._lock():
             given = await in_thread(lambda: on_input(question))
         return await given if inspect.isawaitable(given) else given
+
+    def _lock(self) -> asyncio.Lock:
+        if self._above is not None:
+            return self._above._lock()
+        if self._one_by_one is None:
+            self._one_by_one = asyncio.Lock()
+        return self._one_by_one
 
 
 def _read(question: PendingInput, value: Any, read: Callable[[Any], Any]) -> Any:

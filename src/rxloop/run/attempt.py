@@ -52,10 +52,13 @@ class Attempt:
     `life` says where the attempt stands, `recorder` makes its stream, `lifecycle` carries it out.
     """
 
+    patience = 1.0
+    """The part of the usual seconds that what is cancelled has to stop in."""
+
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
         self.life = Life(spec.task_id, spec.loop)
-        self.recorder = Recorder(spec.task_id, spec.context_id, spec.loop, self.life)
+        self.recorder = self._new_recorder()
         # Bound here: what operators call for each event goes to the recorder without a detour.
         self.publish = self.recorder.publish
         self.state = self.recorder.state
@@ -91,11 +94,13 @@ class Attempt:
         self.steering: DisposableBase | None = None
         """The subscription to the messages that steer the run."""
         self.open_call: ModelCall | None = None
+        self.nested: tuple[Attempt, ...] = ()
+        """The runs of agents that go on in its calls."""
         self.exists = False
         """Whether a run of this id, which is to be a new one, goes on in this process."""
         self.made_at: tuple[str, int] | None = None
         """The file and line in which the run was made."""
-        self._questions = Questions(spec.on_input)
+        self.questions = Questions(spec.on_input)
         self._taken: set[Slot] = set()
         self._tools: dict[str, Tool] = {}
         self._missing: Sequence[Missing] = ()
@@ -103,6 +108,9 @@ class Attempt:
         self._writes: Writes | None = None
         if spec.cancel is not None:
             self.life.finish(Canceled(spec.cancel))
+
+    def _new_recorder(self) -> Recorder:
+        return Recorder(self.spec.task_id, self.spec.context_id, self.spec.loop, self.life)
 
     # -- what a run is, for those inside
 
@@ -117,6 +125,11 @@ class Attempt:
     @property
     def attempt(self) -> int:
         return self.recorder.attempt
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier attempt has begun the run."""
+        return self.attempt > 1
 
     @property
     def first_attempt(self) -> int:
@@ -235,19 +248,9 @@ class Attempt:
         return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
 
     def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
-        call = batch.calls[index]
-        return ToolCompleteEvent(
-            call=call,
-            index=index,
-            hidden=call.hidden,
-            step=batch.step,
-            branch=branch,
-            success=False,
-            error="canceled",
-            content=batch.unanswered(
-                index, batch.asking(self.state().pending.values()), idempotent=self._idempotent(call)
-            ),
-        )
+        asking = batch.asking(self.state().pending.values())
+        content = batch.unanswered(index, asking, idempotent=self._idempotent(batch.calls[index]))
+        return canceled_call(batch, index, content, branch)
 
     @property
     def at_work(self) -> bool:
@@ -255,6 +258,8 @@ class Attempt:
 
         One that waits for an answer does not count: it begins once more when the answer is there.
         """
+        if any(child.at_work for child in self.nested):
+            return True
         asking = self.state().pending.values()
         for state in self.recorder.states.values():
             batch = state.batch
@@ -295,7 +300,7 @@ class Attempt:
         """Put a question to the person or client behind the run."""
         if ctx.asked_for is not None:
             await ctx.asked_for()
-        return await self._questions.ask(ctx, question, read, self.recorder.earlier.questions)
+        return await self.questions.ask(ctx, question, read, self.recorder.earlier.questions)
 
     # -- requests
 
@@ -385,6 +390,21 @@ class Attempt:
             return False
         self._taken.add(slot)
         return True
+
+
+def canceled_call(batch: Batch, index: int, content: str, branch: str | None = None) -> ToolCompleteEvent:
+    """The answer to a call that was cut off; `content` is what the model reads."""
+    call = batch.calls[index]
+    return ToolCompleteEvent(
+        call=call,
+        index=index,
+        hidden=call.hidden,
+        step=batch.step,
+        branch=branch,
+        success=False,
+        error="canceled",
+        content=content,
+    )
 
 
 def _names(definitions: tuple[ToolDefinition, ...]) -> set[str]:

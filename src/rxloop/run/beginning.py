@@ -32,7 +32,7 @@ async def announce(attempt: Attempt) -> None:
         ConflictError: Somebody else was quicker to go on with the run, or to begin one of this id; nothing was done
             here.
     """
-    first = _first_events(attempt)
+    first = first_events(attempt)
     if attempt.recorder.begun or attempt.spec.chosen_id:
         await _claim(attempt, first)
     else:
@@ -44,6 +44,7 @@ def task_event(attempt: Attempt) -> TaskEvent:
     """The first event of a new run."""
     spec = attempt.spec
     return TaskEvent(
+        initiator=spec.initiator,
         messages=attempt.asked(spec.messages),
         model=spec.model.name,
         agent_name=spec.agent_name,
@@ -54,8 +55,9 @@ def task_event(attempt: Attempt) -> TaskEvent:
     )
 
 
-def _first_events(attempt: Attempt) -> Iterator[Event]:
-    resumed = attempt.attempt > 1
+def first_events(attempt: Attempt) -> Iterator[Event]:
+    """What the attempt says at its beginning, each event once the one before it is folded."""
+    resumed = attempt.resumed
     if not attempt.recorder.begun:
         yield task_event(attempt)
     after = attempt.state().seq if resumed else None
@@ -94,7 +96,7 @@ async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
 async def begin(attempt: Attempt) -> None:
     """Feed the run to its pipeline, unless it has to end before; what fails on the way is its end."""
     life, tools = attempt.life, attempt.spec.tools
-    resumed = attempt.attempt > 1
+    resumed = attempt.resumed
     try:
         if attempt.said or attempt.spec.steering is not None:
             _steer(attempt)

@@ -60,6 +60,9 @@ class Released(NamedTuple):
 CLOSING = Canceled("the event loop is closing")
 """Nobody but a closing event loop cancels the task of a run; the run still ends in the proper way."""
 
+CUT_OFF = Canceled("the run that it is nested in came to its end")
+"""The end of a nested run that has none of its own."""
+
 End = Exception | Canceled | Released | None
 """What brings an attempt to its end: an error or a limit, a cancel, a release, or that there is nothing more to do."""
 

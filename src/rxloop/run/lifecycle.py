@@ -9,9 +9,9 @@ from rxloop.errors import EventLogError, InvalidOutput
 from rxloop.protocol.events import Event, InputRequiredEvent, ToolCompleteEvent
 from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
-from rxloop.run.beginning import announce, begin
+from rxloop.run.beginning import announce, begin, first_events
 from rxloop.run.ends import end_before_it_began, final_event, run_exists, unrecorded_end
-from rxloop.run.life import Phase, Released
+from rxloop.run.life import CUT_OFF, Canceled, Phase, Released
 from rxloop.stream.foreign_errors import leave_to_loop, raiser
 from rxloop.stream.scope import GRACE
 
@@ -44,7 +44,7 @@ async def carry_out(attempt: Attempt) -> None:
             await life.until_end()
             if isinstance(life.end, Released):
                 await _see_off(attempt, life.end.grace)
-                life.phase = Phase.CLOSED
+                _leave(attempt)
             await _stop(attempt)
             final = await _close(attempt)
         settle(final)
@@ -100,9 +100,10 @@ async def _stop(attempt: Attempt) -> None:
         log.exception("the pipeline of the run %s could not be disposed by %s", attempt.task_id, raiser(error))
         leave_to_loop(error)
         attempt.scope.stop()
-    stuck = await attempt.life.insist(lambda: attempt.scope.join(GRACE))
+    grace = GRACE * attempt.patience
+    stuck = await attempt.life.insist(lambda: attempt.scope.join(grace))
     if stuck:
-        log.error("after %s s the run %s leaves behind: %s", GRACE, attempt.task_id, ", ".join(stuck))
+        log.error("after %g s the run %s leaves behind: %s", grace, attempt.task_id, ", ".join(stuck))
 
 
 async def _see_off(attempt: Attempt, grace: float) -> None:
@@ -142,22 +143,11 @@ async def _give_up(attempt: Attempt, cause: Released) -> Event:
 
 async def _close(attempt: Attempt) -> Event:
     """Close what is open, and record the final event; give it as readers get it."""
-    life, recorder, state = attempt.life, attempt.recorder, attempt.state()
+    life, recorder = attempt.life, attempt.recorder
     writer = recorder.writer
     if isinstance(life.end, Released):
         return await _give_up(attempt, life.end)
-    if life.end is None and state.done:
-        misfit = attempt.parsed(state.content)[1]
-        if misfit is not None:
-            life.revise(InvalidOutput(misfit))
-    paused = life.end is None and bool(state.pending)
-    lost = writer is not None and writer.error is not None
-    if not paused and not lost:
-        for event in attempt.left_open():
-            attempt.publish(event)
-    final = recorder.record(final_event(attempt.state(), life.end))
-    # Nothing may come after it while it is made durable.
-    life.phase = Phase.CLOSED
+    final = _record_end(attempt, life.end)
     if writer is None:
         return final
     try:
@@ -171,6 +161,79 @@ async def _close(attempt: Attempt) -> Event:
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
     await life.insist(writer.close)
     return final
+
+
+def _record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
+    """Close what is open, and record the final event: nothing may come after it while it is made durable."""
+    life, state, writer = attempt.life, attempt.state(), attempt.recorder.writer
+    for child in attempt.nested:
+        # One that did not stop in time.
+        close_nested(child)
+    if end is None and state.done:
+        misfit = attempt.parsed(state.content)[1]
+        if misfit is not None:
+            end = InvalidOutput(misfit)
+            life.revise(end)
+    paused = end is None and bool(state.pending)
+    lost = writer is not None and writer.error is not None
+    if not paused and not lost:
+        _close_what_is_open(attempt)
+    final = attempt.recorder.record(final_event(attempt.state(), end))
+    life.phase = Phase.CLOSED
+    return final
+
+
+def _close_what_is_open(attempt: Attempt) -> None:
+    if attempt.recorder.top.earlier.below:
+        # Imported here: few runs are resumed that agents were nested in.
+        from rxloop.run.nested import ends_below
+
+        for event in ends_below(attempt):
+            attempt.publish(event)
+    for event in attempt.left_open():
+        attempt.publish(event)
+
+
+async def carry_out_nested(attempt: Attempt) -> None:
+    """Carry out the attempt of a run that is nested in another one, which has the log, the turn and the mail."""
+    life = attempt.life
+    life.limit(attempt.limits.seconds)
+    try:
+        life.phase = Phase.ANNOUNCING
+        for event in first_events(attempt):
+            attempt.publish(event)
+        life.open()
+        await begin(attempt)
+        await life.until_end()
+    except Exception as error:
+        life.fail(error)
+    await _stop(attempt)
+    close_nested(attempt)
+    life.limit(None)
+    attempt.scope.close()
+
+
+def close_nested(attempt: Attempt) -> None:
+    """End the attempt of a nested run, unless it has ended, or is given up with the run that it is nested in."""
+    life, recorder = attempt.life, attempt.recorder
+    if life.phase in (Phase.CLOSED, Phase.OVER):
+        return
+    life.finish(CUT_OFF)
+    end = life.end
+    if isinstance(end, Released):
+        life.phase = Phase.CLOSED
+        return
+    attempt.final = _record_end(attempt, end)
+    recorder.deliver(attempt.final)
+    life.phase = Phase.OVER
+
+
+def _leave(attempt: Attempt) -> None:
+    """Take nothing more, in the runs that are nested in this one neither."""
+    attempt.life.phase = Phase.CLOSED
+    for child in attempt.nested:
+        child.life.finish(Released())
+        _leave(child)
 
 
 _ENVELOPE = ("context_id", "task_id", "seq", "sub", "attempt", "timestamp")

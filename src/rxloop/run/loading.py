@@ -182,7 +182,9 @@ async def _take_up(
         _go_on(attempt, earlier, events[0], state.attempt + 1)
     inputs = spec.inputs or {}
     answers = new_answers(attempt.task_id, state, inputs)
-    attempt.news = [InputReceivedEvent(input_id=input_id, value=value) for input_id, value in answers.items()]
+    attempt.news = [
+        earlier.addressed(InputReceivedEvent(input_id=input_id, value=value)) for input_id, value in answers.items()
+    ]
     if (state.finished and not state.retryable) or (spec.settles and (state.finished or state.state == "canceled")):
         # Who settles a run leaves it at rest, which somebody may have brought it to just now.
         return events[-1]
@@ -211,7 +213,9 @@ def _take_mail(attempt: Attempt, state: RunState, letters: Letters) -> Taken:
     elif taken.cancel is not None:
         attempt.life.finish(taken.cancel)
     if not attempt.life.ending:
-        attempt.news = (*attempt.news, *taken.news)
+        addressed = attempt.recorder.earlier.addressed
+        news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in taken.news]
+        attempt.news = (*attempt.news, *news)
         attempt.passed = taken.passed
     return taken
 

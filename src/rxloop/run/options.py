@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -11,10 +11,11 @@ from reactivex import Observable
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.requests import Strategy
 from rxloop.pipeline.seams import ArtifactStore, Provider
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
 from rxloop.tools import AnyTool, Thoughts
+from rxloop.tools.function import Enabled
 from rxloop.tools.output import OutputMode
 
 if TYPE_CHECKING:
@@ -34,6 +35,21 @@ class AgentOptions(TypedDict, total=False):
     log: EventLog | None
     artifacts: ArtifactStore | None
     settings: ModelSettings | None
+
+
+class AgentToolOptions(TypedDict, total=False):
+    """What can be said of an agent as a tool; what is not explained here is as for `tool`."""
+
+    prompt: Callable[..., Prompt] | None
+    """Makes the prompt of the nested run: a function, the parameters of which are those of the tool. Without it there
+    is one, `prompt`."""
+    limits: Limits | None
+    """Over those of the agent; they end the nested run alone."""
+    timeout: float | None
+    approve: bool | str
+    hidden: bool
+    enabled: Enabled | None
+    max_result: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,11 @@ class Recorder:
         self._ids["context_id"] = context_id
 
     @property
+    def top(self) -> Recorder:
+        """That of the outermost run, on whose stream this one's events are."""
+        return self
+
+    @property
     def taking(self) -> bool:
         """Whether events are taken."""
         return self._life.phase in _TAKING
@@ -225,6 +230,16 @@ class Recorder:
         else:
             self.states[branch] = fold(self.state(branch), event)
             self.states[None] = fold_beside(self.states[None], event)
+
+    def fold_below(self, event: Event) -> None:
+        """Fold an event of a run that is nested in this one."""
+        self.states[None] = fold(self.states[None], event)
+        if TRAITS[type(event)].drawn:
+            self.graph = self.graph.add(event)
+
+    def deliver(self, event: Event) -> None:
+        """Deliver an event that is recorded."""
+        self._deliver(event)
 
     # -- stamps
 

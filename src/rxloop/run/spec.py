@@ -61,6 +61,8 @@ class RunSpec(NamedTuple):
     cancel: str | None = None
     """The reason for which the attempt is there to cancel the run, and to do nothing else."""
     fork: Fork | None = None
+    initiator: str = "user"
+    """Who asks for the run."""
     owner: str | None = None
     """Whose run it is."""
     begun_with: dict[str, Any] | None = None

@@ -85,6 +85,6 @@ class Batch:
         """Return those of the calls that wait for an answer, a bit for each place."""
         places = 0
         for question in pending:
-            if question.call is not None and question.step == self.step:
+            if question.call is not None and question.task_id is None and question.step == self.step:
                 places |= 1 << question.index
         return places

@@ -32,12 +32,13 @@ class EarlierAttempts:
     Nothing but `take` changes it after it is made, and `results`, where a fork has other ones.
     """
 
-    def __init__(self, events: Sequence[Event] = (), before: RunState | None = None) -> None:
+    def __init__(self, events: Sequence[Event] = (), before: RunState | None = None, taken_over: int = 0) -> None:
         """Fold the events of a run, all that there are.
 
         Args:
             events: In order.
             before: The state that the earlier runs of the conversation leave.
+            taken_over: The last `seq` of what was done in another run, which this one is a fork of.
         """
         self.born: dict[str, RunState] = {}
         """The states in which the branches began."""
@@ -52,19 +53,63 @@ class EarlierAttempts:
         """What was asked, by the id of the question."""
         self.interrupted: set[Slot] = set()
         """The calls that were started and have no end."""
+        self.below: list[Event] = []
+        """What nested runs have said."""
+        self._taken_up: set[str] = set()
+        """The nested runs that go on in this attempt."""
         self._remade: Counter[tuple[str | None, ...]] = Counter()
         """How many of what a strategy makes once more are still to come."""
+        self._taken_over = taken_over
         asking: dict[str, Slot] = {}
-        taken_over = 0
         for event in events:
             self.graph = self.graph.add(event)
             if event.parent_task_id is not None:
+                self.below.append(event)
                 continue
             if isinstance(event, TaskEvent):
-                taken_over = event.fork_seq or 0
+                self._taken_over = event.fork_seq or taken_over
             # What was begun in the run that this one is a fork of was not begun here.
-            self._note(event, asking, begun=event.seq > taken_over)
+            self._note(event, asking, begun=event.seq > self._taken_over)
         self.interrupted.difference_update(asking.values(), self.results)
+
+    def nested(self, task_id: str) -> EarlierAttempts:
+        """Make those of a nested run, which by itself is a run like any other; it is taken up."""
+        self._taken_up.add(task_id)
+        family, events = {task_id}, list[Event]()
+        for event in self.below:
+            if event.task_id == task_id:
+                events.append(event.model_copy(update={"parent_task_id": None, "agent_path": ()}))
+            elif event.parent_task_id in family:
+                family.add(event.task_id)
+                events.append(event)
+        return EarlierAttempts(events, taken_over=self._taken_over)
+
+    def left(self, above: str) -> list[Event]:
+        """Find the nested runs below a run that have not ended, and that nobody has taken up: an event of each.
+
+        Returns:
+            The innermost first.
+        """
+        family, left = {above}, dict[str, Event]()
+        for event in self.below:
+            if not event.agent_path or event.parent_task_id not in family or event.task_id in self._taken_up:
+                continue
+            family.add(event.task_id)
+            if isinstance(event, StatusUpdateEvent) and event.final:
+                left.pop(event.task_id, None)
+            elif isinstance(event, TaskEvent | StatusUpdateEvent):
+                left[event.task_id] = event
+        return sorted(left.values(), key=lambda event: -len(event.agent_path))
+
+    def addressed(self, answer: InputReceivedEvent) -> InputReceivedEvent:
+        """Give an answer the ids of the nested run that has asked for it, if it was one."""
+        for asked in reversed(self.below):
+            if isinstance(asked, InputRequiredEvent) and asked.input_id == answer.input_id:
+                ids = {name: getattr(asked, name) for name in _ADDRESS}
+                answer = answer.model_copy(update={**ids, "metadata": {**asked.metadata, **answer.metadata}})
+                self.below.append(answer)
+                break
+        return answer
 
     def _note(self, event: Event, asking: dict[str, Slot], *, begun: bool) -> None:
         key = _remade_by(event)
@@ -107,6 +152,7 @@ class EarlierAttempts:
             self._remade[key] -= 1
 
 
+_ADDRESS = ("task_id", "parent_task_id", "agent_path", "step", "branch")
 NO_ATTEMPTS = EarlierAttempts()
 """Those of every new run."""
 

@@ -17,6 +17,7 @@ from rxloop.protocol.events import (
     MessageAddedEvent,
     PendingInput,
     StatusUpdateEvent,
+    SubtaskEvent,
     TaskEvent,
     ThinkingFailedEvent,
     ThoughtStreamEvent,
@@ -26,6 +27,7 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Message
 from rxloop.protocol.unchecked import unchecked
+from rxloop.protocol.visibility import HIDDEN
 from rxloop.state.batch import Batch
 from rxloop.state.by_class import ByClass
 from rxloop.state.history import History
@@ -33,14 +35,16 @@ from rxloop.state.run_state import MAIL_ID, NO_RUN, Measured, RunState, earlier_
 
 _message = unchecked(Message)
 
-_RESTS = ("input-required", "auth-required", "canceled")
+PAUSED = ("input-required", "auth-required")
+_ALSO_OF_THE_RUN = (ThoughtStreamEvent, InputRequiredEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent)
+_RESTS = (*PAUSED, "canceled")
 
 
 def fold(state: RunState, event: Event) -> RunState:
-    """Fold one more event of its line into a state."""
+    """Fold one more event of its line, or of a run that is nested in its run, into a state."""
     if not event.durable:
         return state
-    handler = None if event.parent_task_id is not None else _HANDLERS[type(event)]
+    handler = _HANDLERS[type(event)] if event.parent_task_id is None else _below(state, event)
     if event.metadata and MAIL_ID in event.metadata:
         state = state.changed(mail=_newest_mail(state, event))
     if handler is None:
@@ -50,7 +54,7 @@ def fold(state: RunState, event: Event) -> RunState:
 
 def fold_beside(state: RunState, event: Event) -> RunState:
     """Fold an event of a branch into the state of the main line: tokens, thoughts, calls, questions."""
-    if isinstance(event, ThoughtStreamEvent | InputRequiredEvent | InputReceivedEvent | ThinkingFailedEvent):
+    if isinstance(event, _ALSO_OF_THE_RUN):
         return fold(state, event)
     changes: dict[str, Any] = {}
     if isinstance(event, UsageEvent):
@@ -71,8 +75,8 @@ def fold_beside(state: RunState, event: Event) -> RunState:
 
 def _newest_mail(state: RunState, event: Event) -> int:
     number = event.metadata[MAIL_ID]
-    # A letter to a run inside is none of this one's.
-    own = event.parent_task_id is None and isinstance(number, int)
+    # A letter to a run that somebody passes on is none of this one's.
+    own = (event.parent_task_id is None or event.task_id in state.subtasks) and isinstance(number, int)
     return max(state.mail, number) if own else state.mail
 
 
@@ -88,10 +92,10 @@ def fold_all(
     """
     state = state or NO_RUN
     for event in events:
-        if event.branch is None:
+        if event.branch is None or event.parent_task_id is not None:
             state = fold(state, event)
             continue
-        if born is not None and event.parent_task_id is None and event.branch not in born:
+        if born is not None and event.branch not in born:
             born[event.branch] = state.branched()
         state = fold_beside(state, event)
     return state
@@ -228,14 +232,21 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     }
 
 
-def _unasked(state: RunState, step: str | None, index: int) -> dict[str, PendingInput]:
-    """Remove the questions of a call that is answered: it may have failed, or been cut off, while it asked."""
+def _unasked(state: RunState, step: str | None, index: int, task_id: str | None = None) -> dict[str, PendingInput]:
+    """Remove the questions of a call that is answered: it may have failed, or been cut off, while it asked.
+
+    Args:
+        state: The run.
+        step: The model call that asked for it.
+        index: Its place in the message.
+        task_id: The nested run that made it, if one did.
+    """
     if not state.pending:
         return state.pending
     return {
         key: question
         for key, question in state.pending.items()
-        if question.call is None or (question.step, question.index) != (step, index)
+        if question.call is None or (question.task_id, question.step, question.index) != (task_id, step, index)
     }
 
 
@@ -288,6 +299,34 @@ def _input_received(state: RunState, event: InputReceivedEvent) -> dict[str, Any
     return {"pending": pending, "answers": {**state.answers, event.input_id: event.value}}
 
 
+def _subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:
+    return {"subtasks": state.subtasks.add(event.subtask_id, None)} if event.subtask_id not in state.subtasks else {}
+
+
+def _below(state: RunState, event: Event) -> Callable[[RunState, Any], dict[str, Any]] | None:
+    """Find what an event of another run changes: nothing, if that is not of an agent which is nested in this one."""
+    return _NESTED[type(event)] if event.task_id in state.subtasks else None
+
+
+def _usage_below(state: RunState, event: UsageEvent) -> dict[str, Any]:
+    return {"usage": state.usage + event.usage}
+
+
+def _asked_below(state: RunState, event: InputRequiredEvent) -> dict[str, Any]:
+    changes = {"task_id": event.task_id, "agent_path": event.agent_path, "hidden": HIDDEN in event.metadata}
+    return {"pending": {**state.pending, event.input_id: event.input.model_copy(update=changes)}}
+
+
+def _answered_below(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
+    return {"pending": _unasked(state, event.step, event.index, event.task_id)} if state.pending else {}
+
+
+def _status_below(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
+    if not state.pending or not event.final or event.state in PAUSED:
+        return {}
+    return {"pending": {key: asked for key, asked in state.pending.items() if asked.task_id != event.task_id}}
+
+
 _HANDLERS = ByClass[Callable[[RunState, Any], dict[str, Any]]](
     {
         TaskEvent: _task,
@@ -302,7 +341,19 @@ _HANDLERS = ByClass[Callable[[RunState, Any], dict[str, Any]]](
         ThoughtStreamEvent: _thought,
         InputRequiredEvent: _input_required,
         InputReceivedEvent: _input_received,
+        SubtaskEvent: _subtask,
         ContextCompressedEvent: _compressed,
         ThinkingFailedEvent: _thinking_failed,
     }
 )
+_NESTED = ByClass[Callable[[RunState, Any], dict[str, Any]]](
+    {
+        UsageEvent: _usage_below,
+        InputRequiredEvent: _asked_below,
+        InputReceivedEvent: _input_received,
+        SubtaskEvent: _subtask,
+        ToolCompleteEvent: _answered_below,
+        StatusUpdateEvent: _status_below,
+    }
+)
+"""What a run has of those that are nested in it: their tokens and their questions."""

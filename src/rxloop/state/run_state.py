@@ -82,6 +82,8 @@ class RunState:
     very many."""
     calls: Ledger[str, ToolCall] = field(default_factory=Ledger[str, ToolCall])
     """Every tool call so far, by id; of calls with the same id, the first."""
+    subtasks: Ledger[str, None] = field(default_factory=Ledger[str, None])
+    """The ids of the runs of agents that were nested in it, at any depth."""
     failures: int = 0
     """Consecutive iterations in which every tool failed."""
     retries: int = 0

@@ -1,4 +1,4 @@
-"""What a model may call: functions, `think_aloud`, questions, typed answers, client tools; sub-agents (planned)."""
+"""What a model may call: functions, `think_aloud`, questions, typed answers, client tools."""
 
 from rxloop.tools._result import ToolResult, encode_result
 from rxloop.tools.final_answer import FINAL_ANSWER, FinalAnswer

@@ -44,6 +44,23 @@ def test_the_lines_of_a_strategy_and_nested_agents_are_left_out() -> None:  # L1
     assert seen.messages == [on_next(230, "answer")]
 
 
+def test_the_text_of_nested_agents_is_given_where_it_is_asked_for() -> None:  # L10
+    child: dict[str, Any] = {"task_id": "child", "parent_task_id": "root", "agent_path": ("child",), "step": "1"}
+    scheduler = TestScheduler()
+    source = scheduler.create_hot_observable(
+        on_next(210, delta("a", step="1", task_id="root")),
+        on_next(220, delta("b", **child)),
+        on_next(230, delta("guess", branch="tot/1", **child)),
+        on_next(240, ContentCompleteEvent(content="a", step="1", task_id="root")),
+        on_next(250, ContentCompleteEvent(content="b", **child)),
+        on_next(260, ContentCompleteEvent(content="late", **child)),
+    )
+
+    seen = scheduler.start(lambda: source.pipe(text(nested=True)))
+
+    assert seen.messages == [on_next(210, "a"), on_next(220, "b"), on_next(260, "late")]
+
+
 def test_who_comes_late_gets_the_text_of_a_complete_message_at_once() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(

@@ -83,6 +83,10 @@ class Grammar:
         if run is None:
             # Only from its own beginning is all of it known.
             run = self._runs[event.task_id] = _Run(isinstance(event, TaskEvent), event.attempt)
+            if event.agent_path:
+                run.above = event.parent_task_id
+        if _is_final(event):
+            self._nested_ended(event)
         run.check(event)
         self._last = event
         self._lost = False
@@ -136,6 +140,13 @@ class Grammar:
             root.attempt = event.attempt
         elif event.attempt != root.attempt:
             broken("attempt", "an attempt begins with its status-update (working, resumed)", event, last)
+
+    def _nested_ended(self, event: Event) -> None:
+        """The runs of nested agents have ended before the run that they are nested in."""
+        for run in self._runs.values():
+            going_on = run.above == event.task_id and run.final is None
+            if going_on and isinstance(event, StatusUpdateEvent) and event.state != "working":
+                broken("nested-open", "a run ends, and that of an agent nested in it goes on", event, run.last)
 
     def _resumed(self, event: Event, last: Event, root: _Run) -> None:
         if event.attempt != root.attempt + 1:
@@ -217,16 +228,23 @@ class _Run:
     final: StatusUpdateEvent | None = None
     last: Event | None = None
     """The event before."""
+    above: str | None = None
+    """The run that the run of a nested agent belongs to."""
 
     def check(self, event: Event) -> None:
         """Take the next event of the run."""
         if isinstance(event, StatusUpdateEvent):
             self._status(event)
-        elif self.final is not None:
+        elif self.final is not None and not self._answers(event):
             broken("final-last", "nothing comes after the final event", event, self.final)
         else:
             self._any_other(event)
         self.last = event
+
+    def _answers(self, event: Event) -> bool:
+        """Tell whether an event is what a nested run that waits is told before it goes on."""
+        waits = self.final is not None and self.final.state in PAUSED
+        return self.above is not None and waits and isinstance(event, InputReceivedEvent)
 
     def _any_other(self, event: Event) -> None:
         match event:

@@ -1,0 +1,252 @@
+"""Runs that are nested in calls of another run: one stream, one usage, one end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from families import checked, editor, in_virtual_time, of, researcher, tokens, used
+from run_checks import nothing_left
+from runs import outcome, shape
+from rxloop import (
+    Agent,
+    Limits,
+    MemoryEventLog,
+    RunCancelled,
+    RunContext,
+    StatusUpdateEvent,
+    SubtaskEvent,
+    ToolCompleteEvent,
+    tool,
+)
+from rxloop.errors import LimitReached
+from rxloop.testing import ScriptedModel, call, frames
+
+
+@tool
+async def waits() -> str:
+    """Waits for ever."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+async def test_a_nested_run_is_on_the_stream_of_the_run_around_it() -> None:  # L117
+    log = MemoryEventLog()
+    run = editor(researcher().as_tool("research"), log=log).run("A page on Oslo")
+    events = await checked(run)
+    result = await run
+
+    theirs = of(events, "researcher")
+    assert {event.parent_task_id for event in theirs} == {run.task_id}
+    assert len({event.task_id for event in theirs}) == 1
+    assert [event.kind for event in theirs if event.durable] == [
+        *("task", "status-update", "llm-call", "content-complete", "tool-start", "tool-complete", "checkpoint"),
+        *("llm-call", "usage", "content-complete", "checkpoint", "status-update"),
+    ]
+    begin, end = [event for event in events if isinstance(event, SubtaskEvent)]
+    assert (begin.subtask_id, begin.agent_name, begin.state) == (theirs[0].task_id, "researcher", "working")
+    assert (end.subtask_id, end.state, end.parent_task_id) == (theirs[0].task_id, "completed", None)
+    assert begin.seq == theirs[0].seq - 1
+    assert end.seq == theirs[-1].seq + 1
+    assert shape(result.messages) == [
+        "user: A page on Oslo",
+        "assistant: research",
+        "tool: A capital.",
+        "assistant: A page.",
+    ]
+    assert [event.seq for event in await log.read(run.task_id)] == [event.seq for event in events if event.durable]
+
+
+async def test_the_tokens_of_a_nested_run_count_in_the_run_around_it() -> None:  # L117
+    run = editor(researcher().as_tool("research")).run("q")
+    events = await checked(run)
+    result = await run
+    assert result.usage == used(events)
+    assert result.usage.input_tokens == 20
+    ends = [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
+    assert [event.usage.input_tokens for event in ends if event.usage is not None] == [10, 20]
+
+
+async def test_a_run_that_is_nested_more_than_once_names_the_run_at_the_root() -> None:
+    inner = researcher()
+    middle = researcher(
+        call("research", prompt="deeper"), tokens("M."), name="middle", tools=[inner.as_tool("research")]
+    )
+    run = editor(middle.as_tool("research")).run("q")
+    events = await checked(run)
+
+    deep = of(events, "middle", "researcher")
+    above = of(events, "middle")
+    assert {event.parent_task_id for event in deep} == {above[0].task_id}
+    assert {event.metadata["root_task_id"] for event in deep} == {run.task_id}
+    assert all("root_task_id" not in event.metadata for event in above)
+    assert (await run).usage == used(events)
+    assert (await run).usage.input_tokens == 30
+
+
+async def test_a_nested_run_that_fails_is_a_failed_result() -> None:  # L117
+    failing = researcher(ValueError("a secret of the vendor"))
+    run = editor(failing.as_tool("research")).run("q")
+    events = await checked(run)
+    assert (await run).output == "A page."
+    (answer,) = [event for event in of(events) if isinstance(event, ToolCompleteEvent)]
+    assert not answer.success
+    assert "came to no answer" in answer.content
+    assert "secret" not in answer.content
+    assert [event.state for event in events if isinstance(event, SubtaskEvent)] == ["working", "failed"]
+
+
+async def test_the_limits_of_a_nested_run_end_it_alone() -> None:
+    turns = [call("search", question=str(n)) for n in range(9)]
+    run = editor(researcher(*turns).as_tool("research", limits=Limits(iterations=2))).run("q")
+    events = await checked(run)
+    assert (await run).output == "A page."
+    (answer,) = [event for event in of(events) if isinstance(event, ToolCompleteEvent)]
+    assert not answer.success
+    assert "max_iterations" in answer.content
+
+
+async def test_the_token_limit_of_the_run_at_the_root_ends_everything() -> None:
+    turns = [[call("search", question=str(n))] for n in range(9)]
+    spending = researcher(*[lambda _, t=t: _spend(t) for t in turns])
+    run = editor(spending.as_tool("research"), limits=Limits(tokens=100)).run("q")
+    events = await checked(run)
+    with pytest.raises(LimitReached, match="tokens"):
+        await run
+    assert used(events).total_tokens < 200
+    theirs = of(events, "researcher")[-1]
+    assert isinstance(theirs, StatusUpdateEvent)
+    assert theirs.reason == "tokens"
+
+
+def _spend(calls: list[Any]) -> Any:
+    from rxloop import Usage
+    from rxloop.testing import turn
+
+    return turn(calls=calls, usage=Usage(input_tokens=60))
+
+
+@in_virtual_time
+async def test_a_cancel_ends_the_nested_run_before_the_run_around_it() -> None:
+    child = researcher(call("waits"), tools=[waits])
+    run = editor(child.as_tool("research")).run("q").start()
+    await asyncio.sleep(1)
+    run.cancel("enough")
+    with pytest.raises(RunCancelled):
+        await run
+    events = await checked(run)
+    theirs, ours = [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
+    assert theirs.agent_path == ("researcher",)
+    assert [(event.state, event.error and event.error.message) for event in (theirs, ours)] == [
+        ("canceled", "enough")
+    ] * 2
+    assert [event.state for event in events if isinstance(event, SubtaskEvent)] == ["working", "canceled"]
+    await nothing_left()
+
+
+@in_virtual_time
+async def test_a_cancel_closes_the_answer_that_a_nested_model_is_writing() -> None:
+    child = researcher(frames("half an-"))
+    run = editor(child.as_tool("research")).run("q").start()
+    await asyncio.sleep(1)
+    run.cancel()
+    events = await checked(run)
+    (message,) = [event for event in of(events, "researcher") if event.kind == "content-complete"]
+    assert (message.content, message.finish_reason) == ("half an", "canceled")  # type: ignore[attr-defined]
+    assert child.model.open == 0  # type: ignore[attr-defined]
+
+
+@in_virtual_time
+async def test_the_timeout_of_the_call_ends_the_nested_run() -> None:
+    child = researcher(call("waits"), tools=[waits])
+    run = editor(child.as_tool("research", timeout=2)).run("q")
+    events = await checked(run)
+    assert (await run).output == "A page."
+    (answer,) = [event for event in of(events) if isinstance(event, ToolCompleteEvent)]
+    assert "timed out after 2" in answer.content
+    assert of(events, "researcher")[-1].seq < answer.seq
+
+
+@in_virtual_time
+async def test_the_limits_in_seconds_of_the_run_around_it_end_a_nested_run() -> None:
+    child = researcher(call("waits"), tools=[waits])
+    run = editor(child.as_tool("research"), limits=Limits(seconds=3)).run("q")
+    events = await checked(run)
+    assert (await outcome(run)).reason == "timeout"
+    assert of(events, "researcher")[-1].kind == "status-update"
+
+
+@in_virtual_time
+async def test_a_nested_tool_that_does_not_stop_cannot_hold_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def deaf() -> str:
+        """Does not listen."""
+        while True:
+            try:
+                await asyncio.sleep(1000)
+                return "late"
+            except asyncio.CancelledError:
+                pass
+
+    child = researcher(call("deaf"), tools=[deaf])
+    run = editor(child.as_tool("research")).run("q").start()
+    await asyncio.sleep(1)
+    run.cancel()
+    events = await checked(run)
+    assert [event.state for event in events if isinstance(event, StatusUpdateEvent) and event.final] == ["canceled"] * 2
+    await asyncio.sleep(2000)
+    await nothing_left()
+
+
+async def test_nested_runs_side_by_side_do_not_mix() -> None:
+    agents = [researcher(name=f"r{n}").as_tool(f"r{n}") for n in range(4)]
+    turns = [[call(f"r{n}", prompt=str(n)) for n in range(4)], tokens("Done.")]
+    run = editor(*agents, turns=turns).run("q")
+    events = await checked(run)
+    result = await run
+    assert result.output == "Done."
+    assert result.usage == used(events)
+    assert len({event.task_id for event in events}) == 5
+
+
+async def test_one_agent_may_be_called_twice_in_one_message() -> None:
+    child = researcher(tokens("one"), tokens("two"))
+    turns = [[call("research", prompt="a"), call("research", prompt="b")], tokens("Done.")]
+    events = await checked(editor(child.as_tool("research"), turns=turns).run("q"))
+    assert len({event.task_id for event in of(events, "researcher")}) == 2
+
+
+async def test_the_steps_of_nested_runs_do_not_collide_with_those_around_them() -> None:
+    run = editor(researcher().as_tool("research")).run("q")
+    events = await checked(run)
+    steps = [(event.task_id == run.task_id, event.step) for event in events if event.kind == "llm-call"]
+    assert sorted(steps) == [(False, "1"), (False, "2"), (True, "1"), (True, "2")]
+
+
+async def test_deps_are_those_of_the_run_around_it() -> None:
+    seen: list[Any] = []
+
+    @tool
+    async def look(ctx: RunContext[str]) -> str:
+        """Looks."""
+        seen.append((ctx.deps, ctx.task_id, ctx.agent_name))
+        return "ok"
+
+    child = Agent(ScriptedModel(call("look"), "ok"), name="child", tools=[look], deps_type=str)
+    parent = Agent(ScriptedModel(call("child", prompt="x"), "done"), tools=[child.as_tool()], deps_type=str)
+    run = parent.run("q", deps="mine")
+    await run
+    assert [(deps, name) for deps, _, name in seen] == [("mine", "child")]
+    assert seen[0][1] != run.task_id
+
+
+async def test_a_crash_of_the_program_of_a_nested_agent_is_a_failed_result() -> None:
+    def broken(ctx: RunContext[Any]) -> str:
+        raise ZeroDivisionError("no instructions")
+
+    run = editor(researcher(instructions=broken).as_tool("research")).run("q")
+    events = await checked(run)
+    assert (await run).output == "A page."
+    assert of(events, "researcher")[-1].kind == "status-update"
