@@ -223,4 +223,5 @@ if TYPE_CHECKING:
     from rxloop.tools.client_tool import client_tool as client_tool
     from rxloop.tools.request_input import request_input as request_input
     from rxloop.tools.sequential_thinking import sequential_thinking as sequential_thinking
+    from rxloop.tools.skills import skills as skills
     from rxloop.tools.strategic_thinking import strategic_thinking as strategic_thinking

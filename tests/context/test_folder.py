@@ -11,6 +11,7 @@ import pytest
 
 from rxloop.context import FolderWorkspace, folder
 from rxloop.context.workspace import parts_of
+from rxloop.stream import below
 
 needs_unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and handles of folders are of Unix")
 
@@ -140,7 +141,7 @@ async def test_no_handle_is_left_open(tmp_path: Path) -> None:
 async def test_where_folders_cannot_be_opened_the_paths_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "_BY_HANDLE", False)
+    monkeypatch.setattr(below, "BY_HANDLE", False)
     (tmp_path / "in" / "sub").mkdir(parents=True)
     (tmp_path / "in" / "sub" / "a.txt").write_text("a")
     (tmp_path / "secret.txt").write_text("secret")

@@ -19,7 +19,7 @@ _BRINGS = {
     "cli": "this command",
     "fast": "another transport (RXLOOP_TRANSPORT=aiohttp)",
     "mcp": "servers for MCP clients",
-    "yaml": "strategies in YAML",
+    "yaml": "strategies in YAML, skills",
 }
 
 

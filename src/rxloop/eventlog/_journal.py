@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from rxloop.errors import ArtifactError
-from rxloop.eventlog._below import file, read_at, write_at
 from rxloop.pipeline.values import ArtifactRecord
+from rxloop.stream.below import file_in, read_at, write_at
 
 FOLDER = ".journal"
 LOCK_SECONDS = 5.0
@@ -55,7 +55,7 @@ class Journal:
         """
         with self._lock:
             try:
-                with file(place, FOLDER, self._artifact_id, os.O_RDONLY) as handle:
+                with file_in(place, FOLDER, self._artifact_id, os.O_RDONLY) as handle:
                     self._catch_up(handle)
             except FileNotFoundError:
                 self._forget(None)
@@ -73,7 +73,7 @@ class Journal:
             FileNotFoundError: There is no journal, and it is not to be made.
             ArtifactError: Another process has kept it for too long, or it is damaged.
         """
-        with self._lock, file(place, FOLDER, self._artifact_id, flags) as handle:
+        with self._lock, file_in(place, FOLDER, self._artifact_id, flags) as handle:
             _lock(handle, self._artifact_id)
             self._catch_up(handle)
             self._handle = handle

@@ -25,7 +25,6 @@ from threading import Lock
 from typing import TypeVar
 
 from rxloop.errors import ArtifactError, ConfigurationError
-from rxloop.eventlog._below import file, folder, read_at, write_at
 from rxloop.eventlog._journal import FOLDER, Journal
 from rxloop.pipeline.artifact_rules import (
     check_open,
@@ -37,6 +36,7 @@ from rxloop.pipeline.artifact_rules import (
     version_of,
 )
 from rxloop.pipeline.values import ArtifactChunk, ArtifactRecord
+from rxloop.stream.below import BY_HANDLE, file_in, folder_in, read_at, write_at
 from rxloop.stream.threads import in_thread
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class FolderArtifacts:
         self.path = Path(path).absolute()
         if self.path.exists() and not self.path.is_dir():
             raise ConfigurationError(f"{self.path} is not a folder")
-        if os.open not in os.supports_dir_fd:
+        if not BY_HANDLE:
             raise ConfigurationError("FolderArtifacts needs a POSIX system: use SqliteArtifacts")
         self._journals: OrderedDict[tuple[str, str], Journal] = OrderedDict()
         self._lock = Lock()
@@ -94,7 +94,7 @@ class FolderArtifacts:
                     return journal.versions[journal.begun[key]]
                 if journal.versions and not override:
                     raise exists(artifact_id)
-                with file(place, f"v{len(journal.versions) + 1}", artifact_id, os.O_RDWR | os.O_CREAT) as content:
+                with file_in(place, f"v{len(journal.versions) + 1}", artifact_id, os.O_RDWR | os.O_CREAT) as content:
                     os.ftruncate(content, 0)
                 journal.write(id=artifact_id, name=name, type=media_type, at=now, key=key)
                 return journal.versions[-1]
@@ -127,7 +127,7 @@ class FolderArtifacts:
                     raise unknown(artifact_id)
                 before = journal.versions[-1]
                 check_open(before, version)
-                with file(place, f"v{before.version}", artifact_id, os.O_RDWR) as content:
+                with file_in(place, f"v{before.version}", artifact_id, os.O_RDWR) as content:
                     write_at(content, data, before.size)
                 journal.write(size=len(data), last=last, at=now, key=key)
                 return ArtifactChunk(journal.versions[-1], before.chunks, before.size)
@@ -183,7 +183,7 @@ class FolderArtifacts:
         """
 
         def work(place: int) -> Sequence[ArtifactRecord]:
-            with folder(place, FOLDER) as journals, os.scandir(journals) as entries:
+            with folder_in(place, FOLDER) as journals, os.scandir(journals) as entries:
                 names = sorted(entry.name for entry in entries)
             found = [self._journal(context_id, name).seen(place) for name in names]
             return [versions[-1] for versions in found if versions]
@@ -214,7 +214,7 @@ class FolderArtifacts:
                 # The folder itself may be a link: its owner has named it.
                 root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
                 try:
-                    with folder(root, name, make=make) as place:
+                    with folder_in(root, name, make=make) as place:
                         return work(place)
                 finally:
                     os.close(root)
@@ -229,7 +229,7 @@ class FolderArtifacts:
 
 
 def _content(place: int, version: int, artifact_id: str, start: int, end: int) -> bytes:
-    with file(place, f"v{version}", artifact_id, os.O_RDONLY) as content:
+    with file_in(place, f"v{version}", artifact_id, os.O_RDONLY) as content:
         data = read_at(content, start, end)
     if len(data) < end - start:
         raise ArtifactError(f"the artifact {artifact_id!r} was cut off: its file is shorter than its journal says")

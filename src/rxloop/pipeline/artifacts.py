@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -76,10 +76,12 @@ class Writes:
 
     Args:
         store: Where they go.
+        given: Whether the agent was given the store, and does not have it by itself.
     """
 
-    def __init__(self, store: ArtifactStore) -> None:
+    def __init__(self, store: ArtifactStore, *, given: bool = False) -> None:
         self.store = store
+        self.given = given
         self._made: Counter[str] = Counter()
         # Kept by those who hold it or wait for it.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -105,6 +107,8 @@ class Writer:
     emit: Callable[[Event], None]
     now: Callable[[], int]
     """Milliseconds since 1970."""
+    ready: Callable[[], Awaitable[object]] | None = None
+    """Waits until the model has asked for the call, where it was started early: what is voided leaves no trace."""
 
 
 class RunArtifacts(Artifacts):
@@ -139,7 +143,7 @@ class RunArtifacts(Artifacts):
             ArtifactExists: There is one of that id, and no `override`.
             ArtifactError: The id is not a plain name, or the store failed.
         """
-        key = self._writes.key(self._writer.name)
+        key = await self._key()
         artifact_id = safe_id(artifact_id)
         async with self._writes.turn(artifact_id):
             record = await self._store.create(
@@ -176,7 +180,7 @@ class RunArtifacts(Artifacts):
             UnknownArtifact: There is none.
             ArtifactError: It is complete, or begun anew, or the store failed. The chunks before this one stand.
         """
-        key = self._writes.key(self._writer.name)
+        key = await self._key()
         artifact_id = safe_id(artifact_id)
         if not isinstance(data, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArtifactError(f"an artifact takes a text or bytes, and not {type(data).__qualname__}")
@@ -200,6 +204,12 @@ class RunArtifacts(Artifacts):
                 )
                 # Some stores wait for nothing, and a large text would hold up all other runs.
                 await asyncio.sleep(0)
+
+    async def _key(self) -> str:
+        key = self._writes.key(self._writer.name)
+        if self._writer.ready is not None:
+            await self._writer.ready()
+        return key
 
 
 class Draft:

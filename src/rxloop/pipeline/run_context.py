@@ -116,6 +116,10 @@ class Host(Protocol):
         """The request of the next model call: layers, history, tools and settings; `ctx` names step and branch."""
         ...
 
+    def offers(self, name: str) -> bool:
+        """Whether the model has been offered a tool of that name."""
+        ...
+
     def tool(self, request: ToolRequest) -> Tool | str:
         """The tool that a call asks for, or the reason why it cannot be called."""
         ...
@@ -296,6 +300,7 @@ class RunContext(Generic[D_co]):
                 hidden=self.hidden,
                 emit=self.emit,
                 now=self.clock.now,
+                ready=self.asked_for,
             ),
         )
 

@@ -170,7 +170,8 @@ class Attempt:
 
             log = self.spec.log
             beside = log.artifacts if isinstance(log, KeepsArtifacts) else None
-            self._writes = Writes(self.spec.artifacts or beside or MemoryArtifacts())
+            given = self.spec.artifacts
+            self._writes = Writes(given or beside or MemoryArtifacts(), given=given is not None)
         return self._writes
 
     def provider(self, model: Provider | str) -> Provider:
@@ -362,6 +363,10 @@ class Attempt:
         if tool is None or name not in offered:
             return self.spec.tools.why_not(name, list(offered), [missing.family for missing in self._missing])
         return tool
+
+    def offers(self, name: str) -> bool:
+        """Whether the model has been offered a tool of that name."""
+        return name in self._tools
 
     def hides(self, name: str) -> bool:
         """Whether the tool of that name is not for clients."""

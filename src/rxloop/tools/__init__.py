@@ -1,4 +1,4 @@
-"""What a model may call: functions, `think_aloud`, questions, typed answers, client tools."""
+"""What a model may call: functions, `think_aloud`, questions, typed answers, client tools, files, skills."""
 
 from rxloop.tools._result import ToolResult, encode_result
 from rxloop.tools.final_answer import FINAL_ANSWER, FinalAnswer

@@ -15,7 +15,8 @@ from rxloop.tools._size import BYTES, VALUES, check_size, too_long
 
 MAX_RESULT = 100_000
 """Characters of a result that the model reads, unless the tool has a limit of its own."""
-_CUT = "\n[... {n} characters of this result are left out here: ask for less at once, or for a part of it ...]\n"
+_CUT = "\n[... {n} characters of this result are left out here: {where} ...]\n"
+_ASK = "ask for less at once, or for a part of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +85,16 @@ def _readable_parts(data: Any) -> Any:
     return data
 
 
-def shortened(text: str, limit: int | None) -> str:
+def shortened(text: str, limit: int | None, where: str | None = None) -> str:
     """Shorten a text for the model to its beginning and its end, with a note on what is missing between them.
 
     Args:
         text: What a tool gave.
         limit: Characters that may stay; None for all.
+        where: How the model gets at the rest, if it does.
     """
     if limit is None or len(text) <= limit:
         return text
     front = limit * 2 // 3
     back = limit - front
-    return f"{text[:front]}{_CUT.format(n=len(text) - limit)}{text[len(text) - back :]}"
+    return f"{text[:front]}{_CUT.format(n=len(text) - limit, where=where or _ASK)}{text[len(text) - back :]}"

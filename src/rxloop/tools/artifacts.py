@@ -9,6 +9,7 @@ from pydantic import Field
 
 from rxloop.errors import ArtifactError, ToolError
 from rxloop.pipeline.run_context import RunContext
+from rxloop.tools._text import text_of
 from rxloop.tools.function import FunctionTool, tool
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ async def append_to_artifact(
     return f"Appended; {record.artifact_id} has {record.size} bytes now{' and is complete' if last else ''}."
 
 
-@tool(name=READ_ARTIFACT, idempotent=True, max_result=None)
+@tool(name=READ_ARTIFACT, idempotent=True, read_only=True, max_result=None)
 async def read_artifact(
     ctx: RunContext[Any],
     artifact_id: _Id,
@@ -75,7 +76,7 @@ async def read_artifact(
     return f"[bytes {start} to {end} of {record.size} of {record.artifact_id}{more}]\n{shown}"
 
 
-@tool(idempotent=True)
+@tool(idempotent=True, read_only=True)
 async def list_artifacts(ctx: RunContext[Any]) -> list[dict[str, Any]]:
     """Lists the files of this conversation."""
     found = await _or_told(ctx.artifacts.list())
@@ -99,32 +100,6 @@ def artifact_tools() -> list[FunctionTool[Any, ..., Any]]:
         >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=FolderArtifacts("files"))
     """
     return [create_artifact, append_to_artifact, read_artifact, list_artifacts]
-
-
-def text_of(data: bytes, *, first: bool, whole: bool) -> tuple[int, str] | None:
-    """Decode a range of a text that may begin and end inside a character, which is then left out.
-
-    Args:
-        data: The range.
-        first: It begins where the text begins.
-        whole: It ends where the text ends.
-
-    Returns:
-        How many bytes are left out at the beginning, and the text; None if it is not text.
-    """
-    begin = 0
-    # A character of UTF-8 has up to three bytes after its first.
-    while not first and begin < min(3, len(data)) and data[begin] & 0xC0 == 0x80:
-        begin += 1
-    for end in range(len(data), max(begin, len(data) - 4) - 1, -1):
-        try:
-            text = data[begin:end].decode()
-        except UnicodeDecodeError:
-            if whole:
-                break
-            continue
-        return None if "\0" in text else (begin, text)
-    return None
 
 
 async def _or_told(work: Awaitable[T]) -> T:

@@ -151,8 +151,12 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
         log.warning("the tool %s failed%s", _public_name(ctx), hint, exc_info=error)
         return _failure(_describe(error))
-    if not ctx.answer:
-        content = shortened(content, getattr(tool, "max_result", MAX_RESULT))
+    limit = getattr(tool, "max_result", MAX_RESULT)
+    if limit is not None and len(content) > limit and not ctx.answer:
+        # Imported here, because importing rxloop is quicker without.
+        from rxloop.tools._whole import kept_whole
+
+        content = shortened(content, limit, await kept_whole(content, ctx))
     return {"success": True, "result": result, "content": content}
 
 

@@ -1,0 +1,248 @@
+"""Skills: the open format, what a model sees and learns of it, and what it can never read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rxloop import Agent, Limits, MemoryEventLog, skills
+from rxloop.errors import ConfigurationError
+from rxloop.testing import ScriptedModel, call
+from rxloop.tools._skill_files import BadSkill, skill_of
+
+BODY = "# Writing minutes\n\nBegin with who was there. See references/style.md."
+
+
+def write(folder: Path, name: str, *, text: str | None = None, description: str = "Writes minutes.") -> Path:
+    skill = folder / name
+    skill.mkdir(parents=True, exist_ok=True)
+    front = f"---\nname: {name}\ndescription: {description}\n---\n\n{BODY}\n"
+    (skill / "SKILL.md").write_text(front if text is None else text, encoding="utf-8")
+    return skill
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    skill = write(tmp_path / "skills", "minutes", description="Writes minutes. Use it after a meeting.")
+    (skill / "references").mkdir()
+    (skill / "references/style.md").write_text("Short sentences, \u00e5s always.\n", encoding="utf-8")
+    write(tmp_path / "skills", "summary", description="Sums up.")
+    (tmp_path / "skills/README.md").write_text("Not a skill.")
+    (tmp_path / "skills/notes").mkdir()
+    (tmp_path / "secret.md").write_text("secret")
+    return tmp_path / "skills"
+
+
+async def answers(folder: Path, *calls: Any) -> list[str]:
+    """What the model reads in answer to these calls."""
+    agent = Agent(ScriptedModel(*calls, "Done."), tools=[skills(folder)], limits=Limits(tool_failures=99))
+    result = await agent.run("Go.")
+    return [message.text for message in result.messages if message.role == "tool"]
+
+
+async def offered(folder: Path) -> dict[str, Any]:
+    """The tools that a model is offered, by name."""
+    model = ScriptedModel("Hi.")
+    await Agent(model, tools=[skills(folder)], thoughts=False).run("Hi.")
+    return {definition.name: definition for definition in model.requests[0].tools}
+
+
+async def test_a_model_sees_the_names_and_descriptions(folder: Path) -> None:
+    learn = (await offered(folder))["learn_skill"]
+    assert "- minutes: Writes minutes. Use it after a meeting.\n- summary: Sums up." in learn.description
+
+
+async def test_descriptions_that_are_too_long_for_that_of_a_tool_stand_at_the_parameter(folder: Path) -> None:
+    write(folder, "long", description="Long. " * 150)
+    learn = (await offered(folder))["learn_skill"]
+    assert len(learn.description) < 1024
+    assert "- minutes: Writes minutes." in learn.parameters["properties"]["name"]["description"]
+
+
+async def test_what_is_learned_is_in_the_history_from_then_on(folder: Path) -> None:  # L130
+    log = MemoryEventLog()
+    model = ScriptedModel(call("learn_skill", name="minutes"), "Learned.", "Written.")
+    agent = Agent(model, tools=[skills(folder)], log=log)
+    await agent.run("Learn.", context_id="c")
+    await agent.run("Write.", context_id="c")
+    learned = f"{BODY}\n\n[Files of this skill, for read_skill_file: references/style.md]"
+    assert [message.text for message in model.requests[-1].messages if message.role == "tool"] == [learned]
+
+
+async def test_a_name_that_is_not_known_lists_the_ones_that_are(folder: Path) -> None:  # L130
+    [told] = await answers(folder, call("learn_skill", name="Minute"))
+    assert told == "There is no skill 'Minute'. Did you mean 'minutes'? The skills are: minutes, summary."
+
+
+async def test_a_file_of_a_skill_is_read_in_parts(folder: Path) -> None:
+    def read(**fields: Any) -> Any:
+        return call("read_skill_file", skill="minutes", path="references/style.md", **fields)
+
+    whole, first, rest = await answers(folder, read(), read(limit=18), read(offset=17))
+    assert whole == "Short sentences, \u00e5s always.\n"
+    assert first == "[bytes 0 to 17 of references/style.md; read on with offset=17]\nShort sentences, "
+    assert rest == "[bytes 17 to 29 of references/style.md; the end of it]\n\u00e5s always.\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../../secret.md", "/etc/passwd", "references/../../summary/SKILL.md", "..", ".", "", "a//b", "\0", "C:\\x"),
+        *("link.md", "linked/secret.md", "references", "pipe", "deep/link.md", ".hidden/../../secret.md"),
+    ],
+)
+async def test_nothing_outside_a_skill_can_be_read(folder: Path, path: str) -> None:
+    skill = folder / "minutes"
+    (skill / "link.md").symlink_to(folder.parent / "secret.md")
+    (skill / "linked").symlink_to(folder.parent)
+    (skill / "deep").mkdir()
+    (skill / "deep/link.md").symlink_to(folder.parent / "secret.md")
+    os.mkfifo(skill / "pipe")
+    [told] = await answers(folder, call("read_skill_file", skill="minutes", path=path))
+    assert "secret" not in told.replace(path, "").replace("secret.md", "")
+    assert "is not a path in the skill" in told or "has no file" in told
+
+
+async def test_a_file_that_there_is_not_is_told_with_the_ones_that_are(folder: Path) -> None:
+    [told] = await answers(folder, call("read_skill_file", skill="minutes", path="references/Style.MD"))
+    assert "Did you mean 'references/style.md'?" in told
+    assert "It has: references/style.md, SKILL.md." in told
+
+
+async def test_what_is_not_text_is_not_read(folder: Path) -> None:
+    (folder / "minutes/logo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (folder / "minutes/empty.txt").write_bytes(b"")
+    binary, empty = await answers(
+        folder,
+        call("read_skill_file", skill="minutes", path="logo.png"),
+        call("read_skill_file", skill="minutes", path="empty.txt"),
+    )
+    assert (binary, empty) == ("'logo.png' is not text.", "")
+
+
+async def test_a_change_of_the_folder_is_seen_at_the_next_model_call(folder: Path) -> None:
+    family = skills(folder)
+    model = ScriptedModel("One.", "Two.", "Three.", "Four.")
+    agent = Agent(model, tools=[family], thoughts=False)
+    await agent.run("1")
+    await agent.run("2")
+    assert model.requests[0].tools is model.requests[1].tools
+    write(folder, "new", description="New.")
+    await agent.run("3")
+    assert "- new: New." in model.requests[2].tools[0].description
+    for path in (*folder.rglob("SKILL.md"),):
+        path.unlink()
+    await agent.run("4")
+    assert model.requests[3].tools == ()
+
+
+async def test_a_skill_that_is_gone_or_has_become_bad_is_said(folder: Path) -> None:
+    family = skills(folder)
+    [learn, _] = await family.tools(None)  # pyright: ignore[reportArgumentType]
+    (folder / "minutes/SKILL.md").write_text("nothing")
+    with pytest.raises(Exception, match="front matter"):
+        await learn.call({"name": "minutes"}, None)  # pyright: ignore[reportArgumentType]
+    (folder / "minutes/SKILL.md").unlink()
+    with pytest.raises(Exception, match="cannot be read"):
+        await learn.call({"name": "minutes"}, None)  # pyright: ignore[reportArgumentType]
+
+
+BAD = {
+    "no-matter": ("# Just text", "begin with a front matter"),
+    "open": ("---\nname: open\n", "begin with a front matter"),
+    "no-yaml": ("---\nname: [\n---\n", "is not YAML"),
+    "a-list": ("---\n- a\n---\n", "has to be fields"),
+    "no-name": ("---\ndescription: d\n---\n", "its `name` is None"),
+    "upper": ("---\nname: Upper\ndescription: d\n---\n", "small letters"),
+    "twice": ("---\nname: a--b\ndescription: d\n---\n", "small letters"),
+    "ends": ("---\nname: -a\ndescription: d\n---\n", "small letters"),
+    "too-long": (f"---\nname: {'a' * 65}\ndescription: d\n---\n", "1 to 64"),
+    "path": ("---\nname: ../a\ndescription: d\n---\n", "small letters"),
+    "no-description": ("---\nname: a\n---\n", "its `description` is None"),
+    "blank": ("---\nname: a\ndescription: ' '\n---\n", "has to say what it is for"),
+    "wordy": (f"---\nname: a\ndescription: {'d' * 1025}\n---\n", "1024 are allowed"),
+    "much": (f"---\nname: a\ndescription: d\nx: {'x' * 20_000}\n---\n", "more than 16000 characters"),
+    "deep": (f"---\nname: a\ndescription: d\nx: {'[' * 7_000}\n---\n", "cannot be read|not YAML"),
+    "date": ("---\nname: a\ndescription: d\nx: 2026-99-99\n---\n", "cannot be read"),
+    "code": ("---\nname: !!python/name:os.system\ndescription: d\n---\n", "is not YAML"),
+    "number": ("---\nname: 7\ndescription: d\n---\n", "has to be a text"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_skill_is_refused_with_the_reason(name: str) -> None:
+    text, reason = BAD[name]
+    with pytest.raises(BadSkill, match=reason):
+        skill_of(text, name)
+
+
+@pytest.mark.parametrize(
+    ("front", "name", "description"),
+    [
+        ("name: pdf-1\ndescription: Reads PDFs.", "pdf-1", "Reads PDFs."),
+        ("name: pdf\ndescription: >\n  Reads\n  PDFs.\nmetadata:\n  a: b", "pdf", "Reads PDFs."),
+        ("name: pdf\ndescription: Use it when: there is a PDF", "pdf", "Use it when: there is a PDF"),
+        ('name: \'\u00fcber\'\ndescription: "Q: \\"A\\""\nallowed-tools: Read', "\u00fcber", 'Q: "A"'),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_good_skill_is_read(front: str, name: str, description: str, end: str) -> None:
+    text = f"\ufeff---\n{front}\n---\nBody".replace("\n", end)
+    skill = skill_of(text, "f")
+    assert (skill.name, skill.description) == (name, description)
+
+
+@given(st.text())
+def test_no_text_makes_the_reader_raise_anything_else(text: str) -> None:
+    for each in (text, f"---\n{text}\n---\n", f"---\nname: a\ndescription: {text}\n---\n"):
+        with suppress(BadSkill):
+            skill_of(each, "f")
+
+
+async def test_a_bad_skill_takes_no_other_away_and_is_named_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, (text, _) in BAD.items():
+        write(folder, name, text=text)
+    (folder / "linked").symlink_to(folder / "minutes")
+    write(folder, "double", text="---\nname: minutes\ndescription: Another.\n---\n")
+    (folder / "latin").mkdir()
+    (folder / "latin/SKILL.md").write_bytes(b"---\nname: latin\ndescription: \xe5\n---\n")
+    write(folder, "huge", text="---\nname: huge\ndescription: d\n---\n" + "x" * 300_000)
+    family = skills(folder)
+    with caplog.at_level(logging.WARNING, "rxloop"):
+        await family.tools(None)  # pyright: ignore[reportArgumentType]
+        learn, _ = await family.tools(None)  # pyright: ignore[reportArgumentType]
+    assert learn.definition.description.endswith(
+        "- minutes: Writes minutes. Use it after a meeting.\n- summary: Sums up."
+    )
+    assert learn.definition.description.count("\n- ") == 2
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len({*messages}) == len(BAD) + 4
+    for name in (*BAD, "linked", "latin", "huge"):
+        assert any(str(folder / name) in message for message in messages), name
+
+
+async def test_a_family_without_skills_offers_nothing(tmp_path: Path) -> None:
+    assert await offered(tmp_path) == {}
+
+
+def test_what_is_no_folder_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a folder"):
+        skills(folder / "nowhere")
+    with pytest.raises(ConfigurationError, match="needs a folder"):
+        skills()
+
+
+def test_without_pyyaml_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "rxloop\[yaml\]"'):
+        skills(folder)
