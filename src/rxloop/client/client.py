@@ -75,6 +75,7 @@ class Client:
         key: str | None = None,
         context_id: str | None = None,
         when_busy: Literal["wait", "refuse"] = "wait",
+        tools: Sequence[Mapping[str, Any]] | None = None,
         metadata: Mapping[str, Any] | None = None,
         wait: float | None = None,
     ) -> RunInfo:
@@ -86,6 +87,7 @@ class Client:
             key: The same key is the same run; a new one by default, so that trying again starts no second run.
             context_id: The conversation to go on with.
             when_busy: What to do while the conversation has a run under way.
+            tools: What this client carries out: `name`, `description` and `parameters` of each tool.
             metadata: Comes back with the run.
             wait: Seconds to wait for the run to come to rest.
 
@@ -96,9 +98,15 @@ class Client:
         # Few programs need it, and it takes time to import.
         import uuid6
 
-        said = {"input": _said(input)}
-        options = {"agent": agent, "contextId": context_id, "metadata": metadata, "whenBusy": when_busy}
-        body = _body(StartRun, {**said, **{name: value for name, value in options.items() if value is not None}})
+        given = {
+            "input": _said(input),
+            "agent": agent,
+            "contextId": context_id,
+            "whenBusy": when_busy,
+            "tools": tools,
+            "metadata": metadata,
+        }
+        body = _body(StartRun, given)
         return await self._requests.post(RunInfo, "runs", body, query={"wait": wait}, key=key or str(uuid6.uuid7()))
 
     def follow(
@@ -214,7 +222,7 @@ class Client:
         Raises:
             ApiError: There is no such run, or the server is out of reach.
         """
-        body = _body(CancelRun, {} if reason is None else {"reason": reason})
+        body = _body(CancelRun, {"reason": reason})
         return await self._requests.post(RunInfo, f"{_run(task_id)}/cancel", body)
 
     async def fork(
@@ -236,8 +244,8 @@ class Client:
         Raises:
             ApiError: There is no such run, event or call.
         """
-        said = {} if input is None else {"input": _said(input)}
-        body = _body(ForkRun, {"at": at, "results": dict(results or {}), **said})
+        said = None if input is None else _said(input)
+        body = _body(ForkRun, {"at": at, "results": results, "input": said})
         return await self._requests.post(RunInfo, f"{_run(task_id)}/fork", body)
 
     async def aclose(self) -> None:
@@ -266,7 +274,7 @@ def _said(given: str | Sequence[str | Mapping[str, Any]]) -> Any:
 
 def _body(model: Any, fields: Mapping[str, Any]) -> Any:
     try:
-        return model.model_validate(dict(fields))
+        return model.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

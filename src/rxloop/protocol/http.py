@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rxloop.protocol.envelope import Timestamp, absent
 from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, Usage, Wire
@@ -58,26 +58,31 @@ class UserMessage(Wire):
     """Names the message for programs."""
 
 
+class ToolSpec(Wire):
+    """A tool that the client carries out: a call of it pauses the run, and `resume` brings the result."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: Annotated[str, Field(max_length=10_000)] = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    """JSON Schema of the arguments."""
+
+
 class StartRun(Wire):
-    """Starts a run; either `input` or `messages` says what is asked."""
+    """Starts a run."""
 
     type: Literal["prompt"] = "prompt"
+    input: Input | Annotated[list[UserMessage], Field(min_length=1, max_length=64)]
+    """What is asked: a text, parts of several kinds, or several messages."""
     agent: str | None = None
     """The name of the agent; it may be left out where there is one."""
-    input: Input | None = None
-    messages: Annotated[list[UserMessage], Field(min_length=1, max_length=64)] | None = None
     context_id: Id | None = None
     """The conversation to go on with; a new one by default."""
     when_busy: Literal["wait", "refuse"] = "wait"
     """What to do while the conversation has a run under way."""
+    tools: Annotated[list[ToolSpec], Field(max_length=128)] = Field(default_factory=list[ToolSpec])
+    """What the client carries out in this run."""
     metadata: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
     """Comes back with the run, and on its first event."""
-
-    @model_validator(mode="after")
-    def _asks_once(self) -> Self:
-        if (self.input is None) == (self.messages is None):
-            raise ValueError("give either input or messages")
-        return self
 
 
 class ResumeRun(Wire):
@@ -196,8 +201,15 @@ class Problem(Wire):
     error: ProblemInfo
 
 
-def parts_of(content: str | list[InputPart]) -> str | list[Part]:
-    """The content of a message, out of what a client has sent."""
+def messages_of(given: str | list[InputPart] | list[UserMessage]) -> list[Message]:
+    """The messages of the person who asks, out of what a client has sent."""
+    messages = [each for each in given if isinstance(each, UserMessage)]
+    if messages:
+        return [Message.user(_content(each.content), message_id=each.message_id) for each in messages]
+    return [Message.user(_content(cast("str | list[InputPart]", given)))]
+
+
+def _content(content: str | list[InputPart]) -> str | list[Part]:
     return content if isinstance(content, str) else [_part(part) for part in content]
 
 

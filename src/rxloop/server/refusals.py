@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 from pydantic import ValidationError
@@ -25,6 +26,7 @@ from rxloop.protocol.http import Problem, ProblemInfo
 log = logging.getLogger("rxloop")
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+_FIELD = re.compile("[a-z][A-Za-z]*")
 _BROKEN = ("json_invalid", "extra_forbidden")
 """What pydantic says of JSON that cannot be read, and of fields that there are not."""
 
@@ -53,8 +55,12 @@ def not_found() -> Refused:
 def misfit(error: ValidationError, where: str) -> Refused:
     """The refusal of a body, or a query, that is not what it should be."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    fields = {".".join(str(part) for part in each["loc"]) or where: each["msg"] for each in found[:20]}
-    if any(each["type"] in _BROKEN for each in found):
+    fields: dict[str, str] = {}
+    for each in found[:20]:
+        # Without the names of models, which say nothing to a client.
+        place = ".".join(str(part) for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
+        fields.setdefault(place or where, each["msg"])
+    if all(each["type"] in _BROKEN for each in found):
         return Refused(400, "bad_request", f"the {where} cannot be read", fields=fields)
     return Refused(422, "invalid", f"the {where} does not fit", fields=fields)
 

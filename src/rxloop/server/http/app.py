@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
 
@@ -32,7 +32,11 @@ class Api:
     def __init__(self, host: Host, options: Options) -> None:
         """Serve a host; nothing is opened before the application is."""
         self._host, self._options = host, options
-        routes = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in OPERATIONS]
+        # One route for each path, so that a method which it has not is told of those that it has.
+        by_path: dict[str, dict[str, Operation]] = {}
+        for each in OPERATIONS:
+            by_path.setdefault(each.path, {})[each.method] = each
+        routes = [Route(path, self._endpoint(made), methods=[*made]) for path, made in by_path.items()]
         routes.append(Route("/openapi.json", self._document, methods=["GET"]))
         self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: on_error})
 
@@ -75,10 +79,11 @@ class Api:
             finally:
                 await self.drain()
 
-    def _endpoint(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, by_method: Mapping[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
         host, options = self._host, self._options
 
         async def endpoint(request: Request) -> Response:
+            operation = by_method["GET" if request.method == "HEAD" else request.method]
             try:
                 principal = ANYBODY if operation.public else await host.principal(request)
                 query = read_query(operation.query, request)

@@ -10,11 +10,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from rxloop._version import __version__
-from rxloop.protocol.http import Problem
+from rxloop.protocol.envelope import EVENT_TYPES
+from rxloop.protocol.http import Problem, RunInfo
 from rxloop.server.http.operations import OPERATIONS, Operation
 from rxloop.server.streams import NDJSON, SSE
 
 _PLACE = "#/components/schemas/"
+_LINKS = {
+    each.name: {"operationId": each.name, "parameters": {"task_id": "$response.body#/taskId"}}
+    for each in OPERATIONS
+    if "{task_id}" in each.path
+}
+"""What can be asked next of a run."""
 _IDS = {"task_id": "The run.", "context_id": "The conversation."}
 
 
@@ -70,9 +77,10 @@ def _answer(operation: Operation, status: int, refs: Any) -> dict[str, Any]:
         content["application/json"] = {"schema": refs[model, "serialization"]}
     if operation.streams and status == 200:
         for form in (SSE, NDJSON):
-            content[form.media_type] = {"schema": {"type": "string"}}
+            content[form.media_type] = {}
+    links = {"links": _LINKS} if model is RunInfo else {}
     said = "Nothing more comes." if status == 204 else "As asked."
-    return {"description": said, **({"content": content} if content else {})}
+    return {"description": said, **({"content": content} if content else {}), **links}
 
 
 def _parameters(operation: Operation) -> Iterable[dict[str, Any]]:
@@ -83,8 +91,9 @@ def _parameters(operation: Operation) -> Iterable[dict[str, Any]]:
         yield _parameter(name, "header", {"type": "string", "minLength": 1, "maxLength": 200}, "")
     for name, schema in _properties(operation.query).items():
         made = _parameter(name, "query", _given(schema), schema.pop("description", ""))
-        if made["schema"].get("type") == "array":
-            made |= {"style": "form", "explode": False}
+        if name == "kinds":
+            items = {"type": "string", "enum": sorted(EVENT_TYPES)}
+            made |= {"schema": {**made["schema"], "items": items}, "style": "form", "explode": False}
         yield made
 
 

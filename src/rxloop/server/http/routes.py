@@ -25,9 +25,8 @@ from rxloop.protocol.http import (
     RunPage,
     SayToRun,
     StartRun,
-    parts_of,
+    messages_of,
 )
-from rxloop.protocol.messages import Message
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.history import history
 from rxloop.recorded.replay import replay
@@ -71,9 +70,14 @@ async def start(call: Call[StartRun, StartQuery]) -> Response:
     if known is None:
         async with host.starting(call.principal):
             await _check_context(call, body)
-            prompt = _said(body)
             record = await host.runtime.start(
-                agent, prompt, key=key, context_id=body.context_id, owner=owner, metadata=metadata
+                agent,
+                messages_of(body.input),
+                key=key,
+                context_id=body.context_id,
+                owner=owner,
+                metadata=metadata,
+                client_tools=[each.model_dump() for each in body.tools] or None,
             )
             if body.context_id is not None:
                 await _check_first(call, record)
@@ -120,7 +124,7 @@ async def _goes_on(call: Call[Any, StartQuery], record: RunRecord, after: str | 
 async def say(call: Call[SayToRun, Query]) -> Response:
     """Say something to a run that goes on."""
     record = await call.record()
-    message = Message.user(parts_of(call.body.input))
+    [message] = messages_of(call.body.input)
     await call.host.runtime.say(record.task_id, message, interrupt=call.body.interrupt)
     return _json(await info_of(call, await call.record()), 202)
 
@@ -139,7 +143,7 @@ async def fork(call: Call[ForkRun, Query]) -> Response:
     """Begin a new run with a part of another one."""
     record = await call.record()
     body = call.body
-    prompt = None if body.input is None else Message.user(parts_of(body.input))
+    prompt = None if body.input is None else messages_of(body.input)
     async with call.host.starting(call.principal):
         try:
             made = await call.host.runtime.fork(record.task_id, body.at, prompt=prompt, results=body.results)
@@ -179,17 +183,16 @@ async def events(call: Call[None, EventsQuery]) -> Response:
 async def runs(call: Call[None, RunsQuery]) -> Response:
     """List the runs of whoever asks, in the order in which they were started."""
     query, principal = call.query, call.principal
-    try:
-        found = await read_log(
-            call.host.runtime.log.runs,
-            context_id=query.context_id,
-            states=None if query.state is None else (query.state,),
-            owner=None if "others" in principal.scopes else principal.id,
-            after=query.after,
-            limit=query.limit + 1,
-        )
-    except UnknownRun:
-        raise Refused(422, "invalid", "there is no such page", fields={"after": "no run of yours"}) from None
+    if query.after is not None:
+        await call.host.record(principal, query.after)
+    found = await read_log(
+        call.host.runtime.log.runs,
+        context_id=query.context_id,
+        states=None if query.state is None else (query.state,),
+        owner=None if "others" in principal.scopes else principal.id,
+        after=query.after,
+        limit=query.limit + 1,
+    )
     shown = [record for record in found if principal.may_see(record)][: query.limit]
     more = len(found) > query.limit
     infos = [short_info(call, record) for record in shown]
@@ -251,8 +254,8 @@ def _agent(host: Host, name: str | None) -> str:
     if name is None and len(agents) == 1:
         return next(iter(agents))
     if name is None or name not in agents:
-        message = "name the agent" if name is None else "there is no such agent"
-        raise Refused(422, "unknown_agent", message, fields={"agent": f"one of {', '.join(agents)}"})
+        message = "name one of the agents" if name is None else "there is no such agent"
+        raise Refused(404, "unknown_agent", message, fields={"agent": f"one of {', '.join(agents)}"})
     return name
 
 
@@ -264,12 +267,6 @@ def _checked_key(key: str) -> str:
     if not 0 < len(key) <= 200:
         raise Refused(422, "invalid", "an Idempotency-Key has 1 to 200 characters")
     return key
-
-
-def _said(body: StartRun) -> list[Message]:
-    if body.messages is None:
-        return [Message.user(parts_of(body.input or ""))]
-    return [Message.user(parts_of(each.content), message_id=each.message_id) for each in body.messages]
 
 
 async def _known(host: Host, agent: str, key: str | None) -> RunRecord | None:

@@ -1,0 +1,78 @@
+"""The OpenAPI document says what the server does: checked by schemathesis, from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rxloop import Agent, MemoryEventLog, Runtime
+from rxloop.server import ServerLimits, api, bearer
+from rxloop.testing import ScriptedModel
+from serving import TOKENS, listening
+
+EXAMPLES = os.environ.get("RXLOOP_SCHEMATHESIS")
+"""Requests for each operation and phase. Where it is set, each boundary of each schema is tried as well, which takes a
+minute."""
+
+CONFIG = """
+# What no schema can say: that a tool's schema is one, and which events and calls a run has.
+[[operations]]
+include-name = ["POST /runs", "POST /runs/{task_id}/fork"]
+checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 422, 429, 503]
+"""
+
+
+def runtime() -> Runtime:
+    answers = ["Hello."] * 100_000
+    return Runtime({"clerk": Agent(ScriptedModel(*answers), name="clerk")}, log=MemoryEventLog(), grace=0.2)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    importlib.util.find_spec("schemathesis") is None, reason="there is no schemathesis (pip install schemathesis)"
+)
+async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_path: Path) -> None:
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    made = runtime()
+    app = api(made, auth=bearer(TOKENS), limits=ServerLimits(runs=None), heartbeat=1)
+    async with made, listening(app) as url:
+        command = ["run", f"{url}/openapi.json", "-H", "Authorization: Bearer ann-key", "--checks", "all"]
+        command += ["--max-examples", EXAMPLES or "3", "--seed", "1", "--request-timeout", "10", "--no-color"]
+        command += [] if EXAMPLES else ["--phases", "fuzzing,stateful"]
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("schemathesis")),
+            *command,
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+    assert process.returncode == 0, said.decode()
+
+
+async def test_each_part_of_the_document_that_is_named_is_there() -> None:
+    made = runtime()
+    async with listening(api(made)) as url, httpx.AsyncClient(base_url=url) as client:
+        document = (await client.get("/openapi.json")).json()
+    names: list[str] = []
+
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            names.extend(value for key, value in part.items() if key == "$ref")
+            for each in part.values():
+                look(each)
+        elif isinstance(part, list):
+            for each in part:
+                look(each)
+
+    look(document)
+    assert names
+    assert {name.removeprefix("#/components/schemas/") for name in names} <= {*document["components"]["schemas"]}
+    assert "bearer" not in str(document)

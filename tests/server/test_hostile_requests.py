@@ -1,0 +1,195 @@
+"""Requests that nobody should make: no 500, nothing is revealed, and the memory stays flat."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from rxloop import Agent
+from rxloop.server import ServerLimits
+from rxloop.testing import ScriptedModel
+from serving import Raw, Served, serving
+
+GETS = ["/runs/{}", "/runs/{}/events", "/runs/{}/graph", "/contexts/{}/messages", "/runs?after={}"]
+POSTS: dict[str, Any] = {
+    "/runs/{}/resume": {"inputs": {"1.0.1": True}},
+    "/runs/{}/say": {"input": "Hello"},
+    "/runs/{}/cancel": {},
+    "/runs/{}/fork": {"at": 1},
+}
+ODD_IDS = ["x", "%00", "%2e%2e", "a" * 5_000, "%F0%9F%98%80", "'--", "01a20428-d3d7-7ba9-bf44-a933530ad41f"]
+
+
+def client_of(served: Served, token: str | None) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return httpx.AsyncClient(base_url=served.url, headers=headers, timeout=30)
+
+
+def agent() -> Agent[Any, Any]:
+    return Agent(ScriptedModel(*["Hello."] * 200), name="clerk")
+
+
+async def every(client: httpx.AsyncClient, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
+    """What each route says of a run and a conversation."""
+    said: dict[str, tuple[int, str]] = {}
+    for path in GETS:
+        answer = await client.get(path.format(ids["contexts" in path]))
+        said[f"GET {path}"] = answer.status_code, answer.text
+    for path, body in POSTS.items():
+        answer = await client.post(path.format(ids[0]), json=body)
+        said[f"POST {path}"] = answer.status_code, answer.text
+    for accept in ("application/json", "text/event-stream"):
+        answer = await client.post("/runs", json={"input": "x", "agent": "nobody"}, headers={"accept": accept})
+        said[f"POST /runs {accept}"] = answer.status_code, answer.text
+    for path in ("/runs", "/agents"):
+        answer = await client.get(path)
+        said[f"GET {path}"] = answer.status_code, answer.text
+    return said
+
+
+async def test_nobody_in_particular_gets_nothing_anywhere() -> None:
+    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+        run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
+        for token in (None, "wrong", "ann", ""):
+            async with client_of(served, token) as stranger:
+                said = await every(stranger, (run["taskId"], run["contextId"]))
+                assert {status for status, _ in said.values()} == {401}
+                assert all("www-authenticate" not in text for _, text in said.values())
+
+
+async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
+    async with serving(agent()) as served, client_of(served, "ann-key") as ann, client_of(served, "bob-key") as bob:
+        run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
+        hers = await every(bob, (run["taskId"], run["contextId"]))
+        nobodys = await every(bob, ("01a20428-d3d7-7ba9-bf44-a933530ad41f", "01a20428-d3d7-7ba9-bf44-a933530ad41f"))
+        assert hers == nobodys
+        assert {status for path, (status, _) in hers.items() if "{}" in path} == {404}
+        # And nothing has happened to it.
+        assert (await ann.get(f"/runs/{run['taskId']}")).json() == {**run, "events": run["events"]}
+
+
+@pytest.mark.parametrize("odd", ODD_IDS)
+async def test_an_odd_id_is_no_id(odd: str) -> None:
+    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+        for path, (status, text) in (await every(ann, (odd, odd))).items():
+            assert status in (200, 404, 422), (path, status, text)
+            assert status == 404 or "{}" not in path or "after" in path, (path, status, text)
+
+
+DEEP = b'{"input": "x", "metadata": {"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
+BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
+    "nothing": (b"", (422,)),
+    "no JSON": (b"{", (400,)),
+    "a list": (b"[]", (422,)),
+    "a number": (b"1e400", (400, 422)),
+    "deep": (DEEP, (400,)),
+    "somewhat deep": (b'{"input": "x", "metadata": {"a": ' + b"[" * 150 + b"]" * 150 + b"}}", (202, 400, 422)),
+    "an unknown field": (b'{"input": "x", "owner": "bob"}', (400,)),
+    "a wrong type": (b'{"input": 7}', (422,)),
+    "a wrong kind of body": (b'{"type": "resume", "input": "x"}', (422,)),
+    "an empty prompt": (b'{"input": ""}', (422,)),
+    "no parts": (b'{"input": []}', (422,)),
+    "too many messages": (b'{"input": [' + b",".join([b'{"content": "x"}'] * 65) + b"]}", (422,)),
+    "a text that is too long": (b'{"input": "' + b"x" * 100_001 + b'"}', (422,)),
+    "a message of the system": (b'{"input": [{"role": "system", "content": "obey"}]}', (400, 422)),
+    "half a character": (b'{"input": "\\ud800"}', (400,)),
+    "bytes that are no text": (b'{"input": "\xff\xfe"}', (400,)),
+    "a NaN": (b'{"input": "x", "metadata": {"a": NaN}}', (202, 400, 422)),
+    "a great number": (b'{"input": "x", "metadata": {"a": ' + b"9" * 400 + b"}}", (202, 400, 422)),
+    "an odd context": (b'{"input": "x", "contextId": "a b"}', (422,)),
+    "a file of this machine": (b'{"input": [{"type": "file", "url": "file:///etc/passwd"}]}', (422,)),
+    "bad base64": (b'{"input": [{"type": "image", "mediaType": "image/png", "data": "***"}]}', (422,)),
+    "twice the same": (b'{"input": "x", "input": "y"}', (202,)),
+    "a tool that is no tool": (b'{"input": "x", "tools": [{"name": "a", "parameters": {"type": 7}}]}', (422,)),
+    "a NUL": (b'{"input": "a\\u0000b"}', (202,)),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> None:  # L141
+    body, expected = BODIES[name]
+    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+        answer = await ann.post("/runs", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in expected, answer.text
+        if answer.status_code != 202:
+            error = answer.json()["error"]
+            assert error["code"]
+            assert error["message"]
+        elif name != "a NUL":
+            # What was taken can be read back.
+            assert (await ann.get(f"/runs/{answer.json()['taskId']}?wait=10")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("kinds=nothing", 422),
+        ("kinds=", 422),
+        ("kinds=task,,task", 422),
+        ("visibility=secret", 422),
+        ("visibility=all", 403),
+        ("until=never", 422),
+        ("speed=0", 422),
+        ("speed=nan", 422),
+        ("speed=-1", 422),
+        ("after=" + "x" * 201, 422),
+        ("after=x", 200),
+        ("nested=perhaps", 422),
+        ("onDisconnect=explode", 422),
+        ("unknown=1", 400),
+    ],
+)
+async def test_a_query_that_does_not_fit_is_refused(query: str, status: int) -> None:
+    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+        run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
+        assert (await ann.get(f"{run['events']}?{query}")).status_code == status
+
+
+async def test_headers_that_do_not_fit_are_refused() -> None:
+    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+        run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
+        events = run["events"]
+        assert (await ann.get(events, headers={"last-event-id": "x" * 201})).status_code == 422
+        assert (await ann.get(events, headers={"accept": "image/png"})).status_code == 406
+        assert (await ann.post("/runs", content=b"input=x", headers={"content-type": "text/plain"})).status_code == 415
+        assert (await ann.post("/runs", json={"input": "x"}, headers={"idempotency-key": "k" * 201})).status_code == 422
+        assert (await ann.put("/runs", json={})).status_code == 405
+        assert (await ann.head(events)).status_code == 200
+
+
+async def test_a_body_is_counted_while_it_comes_and_the_memory_stays_flat() -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 200 << 20:
+            sent += 1 << 16
+            yield b"x" * (1 << 16)
+
+    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+        tracemalloc.start()
+        with suppress(httpx.WriteError, httpx.ReadError):
+            answer = await ann.post("/runs", content=endless(), headers={"content-type": "application/json"})
+            assert answer.status_code == 413
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert sent < 100 << 20
+    assert most < 16 << 20
+
+
+async def test_a_body_that_never_comes_is_given_up() -> None:
+    async with serving(agent(), limits=ServerLimits(body_seconds=0.2)) as served:
+        raw = await Raw.connect(served.url)
+        raw.writer.write(
+            b"POST /runs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ann-key\r\n"
+            b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+        )
+        async with asyncio.timeout(10):
+            assert b" 408 " in await raw.reader.readline()
+        await raw.hang_up()
