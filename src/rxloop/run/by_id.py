@@ -42,6 +42,11 @@ class RunsById(Generic[D, O]):
     _made_of: Description
 
     @property
+    def name(self) -> str:
+        """What it is called on the stream."""
+        return self._made_of.name
+
+    @property
     def log(self) -> EventLog | None:
         """What keeps the events of its runs."""
         return self._made_of.log
