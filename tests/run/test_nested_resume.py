@@ -125,7 +125,7 @@ async def test_a_run_that_is_cut_off_anywhere_comes_to_the_same_end() -> None:  
 
 async def test_a_run_that_is_cut_off_and_cancelled_leaves_no_nested_run_open() -> None:
     task_id, events = await recorded()
-    for cut in range(3, len(events)):
+    for cut in range(3, len(events), 2):
         kept = events[:cut]
         log = MemoryEventLog()
         await log.append(task_id, kept, expected_seq=0)
@@ -161,3 +161,24 @@ async def test_a_nested_run_that_had_ended_is_not_begun_again() -> None:
     await finish(Family().agent(log), task_id)
     whole = await log.read(task_id)
     assert [event.attempt for event in of(whole, "clerk")][-1] == 1
+
+
+async def test_a_fork_goes_on_with_the_nested_runs_of_the_run_it_is_made_of() -> None:
+    task_id, events = await recorded()
+    for at in range(1, len(events), 3):
+        log = MemoryEventLog()
+        await log.append(task_id, events, expected_seq=0)
+        family = Family()
+        run = family.agent(log).fork(task_id, at=at, on_input=lambda _: True)
+        await collect(run)
+        result = await run
+        forked = await log.read(run.task_id)
+        check_attempts(forked)
+        assert result.output == "all done", at
+        assert result.usage == used(forked), at
+        nested = {event.task_id for event in forked if event.agent_path}
+        assert len(nested) == 2, at
+        assert not nested & {event.task_id for event in events}, at
+        taken = [event for event in forked if event.seq <= at]
+        written = Counter(event.name for event in taken if isinstance(event, ToolCompleteEvent) and event.agent_path)
+        assert sum(family.done.values()) + written["write"] + written["pay"] == 4, at

@@ -19,7 +19,7 @@ from rxloop.protocol.visibility import HIDDEN, public_error
 from rxloop.run.arguments import check_deps, check_history, check_names, check_options
 from rxloop.run.attempt import Attempt
 from rxloop.run.description import Description
-from rxloop.run.ids import id_of_key
+from rxloop.run.ids import nested_id
 from rxloop.run.life import CUT_OFF, Canceled, End, Released
 from rxloop.run.lifecycle import carry_out_nested
 from rxloop.run.nested import NestedAttempt, runs_above
@@ -111,6 +111,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
             state = child.state()
         return _answer(child, self.definition.name)
 
+    @override
     async def aclose(self) -> None:
         """Close what the agent has opened, unless runs of its own go on."""
         if not any(hold.goes_on for hold in self._made_of.opened.runs):
@@ -122,7 +123,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         if not messages:
             raise ConfigurationError(f"the prompt of {self!r} is empty")
         options: Options = {"limits": self._limits, "metadata": above.metadata, "on_input": above.spec.on_input}
-        task_id = id_of_key("nested", above.task_id, ctx.step or "", str(ctx.index))
+        task_id = nested_id(above.task_id, ctx.step, ctx.index)
         spec = self._spec(task_id, above.context_id, deps, options, messages=messages)
         return spec._replace(log=above.log, initiator=above.agent_name, begun_with=None)
 

@@ -24,6 +24,7 @@ from rxloop.run.ownership import RunHold
 from rxloop.run.spec import Instructions, RunSpec
 from rxloop.tools import AnyTool, Thoughts, Toolset, think_aloud
 from rxloop.tools._families import Families
+from rxloop.tools.function import FunctionTool
 from rxloop.tools.output import Output
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ class Description:
         """Close what the agent opened itself."""
         made = [provider.aclose for provider in self.opened.providers.values()]
         given = [provider.aclose_made for provider in self.opened.given if isinstance(provider, MakesModels)]
-        await in_turn([self.opened.families.aclose, *made, *given])
+        tools = [tool.aclose for tool in self.tools.plain.values() if isinstance(tool, FunctionTool)]
+        await in_turn([self.opened.families.aclose, *tools, *made, *given])
 
 
 def _client_tools(options: Options) -> tuple[ClientTool, ...]:

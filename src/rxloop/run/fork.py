@@ -8,8 +8,16 @@ from typing import Any, NamedTuple
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.protocol.envelope import ROOT
-from rxloop.protocol.events import ContentCompleteEvent, Event, MessageAddedEvent, TaskEvent, ToolCompleteEvent
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    Event,
+    MessageAddedEvent,
+    SubtaskEvent,
+    TaskEvent,
+    ToolCompleteEvent,
+)
 from rxloop.protocol.messages import Message, ToolCall
+from rxloop.run.ids import nested_id
 from rxloop.state.batch import Slot
 from rxloop.state.conversation import check_whole
 from rxloop.tools import encode_result
@@ -73,8 +81,9 @@ class Fork:
         envelope.update(fork_of=self.task_id, fork_seq=self.at)
         past: list[Event] = []
         answered: set[Slot] = set()
+        ids = {self.task_id: envelope["task_id"]}
         for event in taken:
-            changes = self._new_ids(event, events[0].context_id, envelope)
+            changes = self._new_ids(event, events[0].context_id, envelope["context_id"], ids)
             if event.parent_task_id is None:
                 if isinstance(event, TaskEvent):
                     changes |= {**envelope, "messages": asked([*before, *self._asked(event.messages)])}
@@ -89,18 +98,22 @@ class Fork:
         ]
         return past, answers
 
-    def _new_ids(self, event: Event, context_id: str, envelope: Mapping[str, Any]) -> dict[str, Any]:
-        task_id: str = envelope["task_id"]
-        ids: dict[str, Any] = {}
-        if event.context_id == context_id:
-            ids["context_id"] = envelope["context_id"]
-        if event.task_id == self.task_id:
-            ids["task_id"] = task_id
-        if event.parent_task_id == self.task_id:
-            ids["parent_task_id"] = task_id
-        elif event.parent_task_id is not None:
-            ids["metadata"] = {**event.metadata, ROOT: task_id}
-        return ids
+    def _new_ids(self, event: Event, old: str, context_id: str, ids: dict[str, str]) -> dict[str, Any]:
+        """The ids of an event in the fork; `ids` has those of the run and of the runs that are nested in it."""
+        changes: dict[str, Any] = {}
+        if event.context_id == old:
+            changes["context_id"] = context_id
+        if event.task_id in ids:
+            changes["task_id"] = ids[event.task_id]
+        if isinstance(event, SubtaskEvent) and event.task_id in ids:
+            # As it is made of the slot, by whoever goes on with it.
+            new = nested_id(ids[event.task_id], event.step, event.index)
+            changes["subtask_id"] = ids[event.subtask_id] = new
+        if event.parent_task_id in ids:
+            changes["parent_task_id"] = ids[event.parent_task_id]
+        if event.parent_task_id is not None and event.parent_task_id != self.task_id:
+            changes["metadata"] = {**event.metadata, ROOT: ids[self.task_id]}
+        return changes
 
     def _asked(self, messages: Sequence[Message]) -> Sequence[Message]:
         """What the run was started with, with another question where there is one."""

@@ -32,6 +32,17 @@ def id_of_key(*parts: str) -> str:
     return str(uuid5(UUID(_NAMESPACE), json.dumps(parts)))
 
 
+def nested_id(task_id: str, step: str | None, index: int) -> str:
+    """The id of the run that is nested in a call: the same in each attempt.
+
+    Args:
+        task_id: The run that makes the call.
+        step: The model call that asks for it.
+        index: The place of the call in its message.
+    """
+    return id_of_key("nested", task_id, step or "", str(index))
+
+
 def check_task_id(value: Any) -> str:
     """Check that the id of a run is a UUID as it is usually written.
 

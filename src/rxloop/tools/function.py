@@ -174,6 +174,9 @@ class FunctionTool(Generic[C, P, R]):
         positional, keyword = self._parameters.bind(arguments, ctx)
         return await self._call(positional, keyword, ctx)
 
+    async def aclose(self) -> None:
+        """Close what the tool has opened; a function opens nothing."""
+
 
 class ToolOptions(TypedDict, total=False):
     """What `tool` takes beside the function."""
