@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections import Counter
@@ -24,9 +25,27 @@ def mermaid_file() -> Path:
     return Path(root.stdout.strip() if root else "nowhere") / "mermaid/dist/mermaid.min.js"
 
 
+MCP_SERVERS = Path(os.environ.get("RXLOOP_MCP_SERVERS") or Path.home() / ".cache/rxloop/mcp-servers")
+"""Where `scripts/mcp-servers` puts the MCP servers of others."""
+
+
+def mcp_program(name: str) -> Path:
+    """An MCP server of somebody else's."""
+    found = (MCP_SERVERS / folder / name for folder in ("node_modules/.bin", "venv/bin"))
+    return next((path for path in found if path.exists()), MCP_SERVERS / name)
+
+
 SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     "chromium": (lambda: CHROMIUM is not None, "there is no Chromium on the PATH (Debian: apt-get install chromium)"),
     "mermaid": (lambda: mermaid_file().is_file(), "there is no Mermaid (npm install --global mermaid@11)"),
+    "mcp-servers": (
+        lambda: mcp_program("mcp-server-everything").exists() and mcp_program("mcp-server-time").exists(),
+        "there are no MCP servers of others (scripts/mcp-servers)",
+    ),
+    "mcp-conformance": (
+        lambda: mcp_program("conformance").exists() and mcp_program("node").exists(),
+        "there is no conformance suite of MCP (scripts/mcp-servers)",
+    ),
 }
 """How each is found, and what is said where it is not. `@pytest.mark.service(name)` marks a test that needs it."""
 

@@ -1,1 +1,1 @@
-"""MCP, both ways: tools of other programs (planned), and sequential thinking for them."""
+"""MCP servers: sequential thinking for the clients of others; tools of other servers are in `tools/mcp/`."""

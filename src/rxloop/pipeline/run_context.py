@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict
 
@@ -138,6 +138,15 @@ class Host(Protocol):
 
     def interrupted(self, slot: tuple[str, int]) -> bool:
         """Whether an earlier attempt started the call of that slot and never heard of its end."""
+        ...
+
+    def noted(self, slot: tuple[str, int]) -> Mapping[str, Any]:
+        """What the last question of that call had in its metadata, in an earlier attempt; empty if it asked none."""
+        ...
+
+    @property
+    def answers_now(self) -> bool:
+        """Whether questions are answered while the run waits, and do not end the attempt."""
         ...
 
     def take(self, slot: tuple[str, int]) -> bool:

@@ -105,6 +105,17 @@ class ToolProvider(Protocol[D_contra]):
         ...
 
 
+class ListsNow(Protocol[D_contra]):
+    """What a family with a life may have beside `tools`, if it mostly knows its tools already."""
+
+    def tools_now(self, ctx: RunContext[D_contra]) -> Sequence[Tool[D_contra]] | None:
+        """Return what `tools` would, without waiting, and the identical sequence for the same tools; None if it cannot.
+
+        Called only while the family is entered.
+        """
+        ...
+
+
 class SessionStore(Protocol):
     """Keeps thinking sessions: of each owner, by id, a record and entries that are only ever appended."""
 

@@ -14,7 +14,7 @@ from rxloop.errors import InvalidEvent
 from rxloop.operators.loop._faults import stuck
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.logs import EventLog
-from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest, marked
+from rxloop.pipeline.requests import ModelRequest, ToolRequest, marked
 from rxloop.pipeline.run_context import ModelCall, RunContext
 from rxloop.pipeline.seams import Clock, KeepsArtifacts, Provider, Tool
 from rxloop.protocol.events import (
@@ -346,6 +346,8 @@ class Attempt:
 
     def _tell_missing(self, missing: Sequence[Missing], ctx: RunContext[Any]) -> None:
         """Tell once of each family whose tools cannot be had, until they can be had again."""
+        if not missing and not self._missing:
+            return
         known = {each.family for each in self._missing}
         self._missing = missing
         for each in missing:
@@ -358,10 +360,11 @@ class Attempt:
     def tool(self, request: ToolRequest) -> Tool | str:
         """The tool that a call asks for, or the reason why it cannot be called."""
         name = request.call.name
-        offered = self._tools if request.offered is None else _names(request.offered)
+        offered = self._tools if request.offered is None else (each.name for each in request.offered)
         tool = self._tools.get(name) or self.spec.tools.plain.get(name)
         if tool is None or name not in offered:
-            return self.spec.tools.why_not(name, list(offered), [missing.family for missing in self._missing])
+            known = self._tools if request.offered is None else [each.name for each in request.offered]
+            return self.spec.tools.why_not(name, list(known), [missing.family for missing in self._missing])
         return tool
 
     def offers(self, name: str) -> bool:
@@ -385,6 +388,15 @@ class Attempt:
     def interrupted(self, slot: Slot) -> bool:
         """Whether an earlier attempt started that call and never heard of its end."""
         return slot in self.recorder.earlier.interrupted
+
+    def noted(self, slot: Slot) -> Mapping[str, Any]:
+        """What the last question of that call had in its metadata, in an earlier attempt."""
+        return self.recorder.earlier.notes.get(slot, {})
+
+    @property
+    def answers_now(self) -> bool:
+        """Whether questions are answered while the run waits."""
+        return self.spec.on_input is not None
 
     def take(self, slot: Slot) -> bool:
         """Take a call to carry it out; False if this attempt has taken it before, or is coming to its end."""
@@ -410,7 +422,3 @@ def canceled_call(batch: Batch, index: int, content: str, branch: str | None = N
         error="canceled",
         content=content,
     )
-
-
-def _names(definitions: tuple[ToolDefinition, ...]) -> set[str]:
-    return {definition.name for definition in definitions}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.events import (
@@ -51,6 +52,8 @@ class EarlierAttempts:
         """The answers to calls."""
         self.questions: dict[str, str] = {}
         """What was asked, by the id of the question."""
+        self.notes: dict[Slot, dict[str, Any]] = {}
+        """The metadata of the last question of each call."""
         self.interrupted: set[Slot] = set()
         """The calls that were started and have no end."""
         self.below: list[Event] = []
@@ -127,7 +130,8 @@ class EarlierAttempts:
         elif isinstance(event, InputRequiredEvent):
             self.questions[event.input_id] = event.input.prompt
             if event.input.call is not None:
-                asking[event.input_id] = (event.input.step or "", event.input.index)
+                asking[event.input_id] = slot = (event.input.step or "", event.input.index)
+                self.notes[slot] = event.metadata
         elif isinstance(event, InputReceivedEvent):
             asking.pop(event.input_id, None)
         elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):

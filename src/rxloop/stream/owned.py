@@ -8,8 +8,8 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context
-from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, TypeVar, cast
+from weakref import finalize
 
 from rxloop.errors import RxloopError
 from rxloop.pipeline.closing import in_turn
@@ -19,6 +19,9 @@ from rxloop.stream.waiting import all_over
 
 T = TypeVar("T")
 log = logging.getLogger("rxloop")
+
+_MOST = 100
+"""Keys in an event loop, from which on those that are over are forgotten."""
 
 Make = Callable[[], AbstractAsyncContextManager[T]]
 
@@ -35,7 +38,9 @@ class Owned(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._lives: WeakKeyDictionary[AbstractEventLoop, dict[Hashable, _Life[T]]] = WeakKeyDictionary()
+        self._lives: dict[AbstractEventLoop, dict[Hashable, _Life[T]]] = {}
+        # Who drops it without closing it loses what it has, and no more than that.
+        finalize(self, _leave_all, self._lives).atexit = False
 
     async def get(self, key: Hashable, make: Make[T], *, name: str, seconds: float | None = None) -> T:
         """Give what the context manager of that key gave when it was entered.
@@ -49,9 +54,16 @@ class Owned(Generic[T]):
         Raises:
             RxloopError: It cannot be entered.
         """
-        lives = self._lives.setdefault(asyncio.get_running_loop(), {})
+        here = asyncio.get_running_loop()
+        if here not in self._lives:
+            for loop in [loop for loop in self._lives if loop.is_closed()]:
+                del self._lives[loop]
+        lives = self._lives.setdefault(here, {})
         life = lives.get(key)
         if life is None or life.over:
+            if len(lives) >= _MOST:
+                for other in [other for other, each in lives.items() if each.over and each.task.done()]:
+                    del lives[other]
             life = lives[key] = _Life(make, name, seconds, life.task if life is not None else None)
         failure = await asyncio.shield(life.entered)
         if failure is not None:
@@ -60,8 +72,14 @@ class Owned(Generic[T]):
 
     def now(self, key: Hashable) -> T | None:
         """Give the same without waiting; None if it has to be entered first."""
-        life = self._lives.get(asyncio.get_running_loop(), {}).get(key)
+        lives = self._lives.get(asyncio.get_running_loop())
+        life = None if lives is None else lives.get(key)
         return life.value if life is not None and life.usable else None
+
+    def all_now(self) -> dict[Hashable, T]:
+        """Give all that are entered, by their keys."""
+        lives = self._lives.get(asyncio.get_running_loop(), {})
+        return {key: life.value for key, life in lives.items() if life.usable}
 
     def drop(self, key: Hashable, value: T) -> None:
         """Leave what broke; nothing happens if another one has taken its place already."""
@@ -69,10 +87,11 @@ class Owned(Generic[T]):
         if life is not None and life.usable and life.value is value:
             life.leave()
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, elsewhere: bool = True) -> None:
         """Leave all of them; may be called from any task, and more than once.
 
-        Those of other event loops are only told to end.
+        Args:
+            elsewhere: Whether those of other event loops are told to end, too.
 
         Raises:
             Exception: One of them failed when it was left.
@@ -81,14 +100,25 @@ class Owned(Generic[T]):
         lives = list(self._lives.pop(here, {}).values())
         for life in lives:
             life.leave()
-        for loop in list(self._lives):
-            for life in self._lives.pop(loop).values():
-                with suppress(RuntimeError):  # that loop is closed, and its tasks are gone
-                    loop.call_soon_threadsafe(life.leave)
+        if elsewhere:
+            _leave_all(self._lives)
         if lives:
             # In a task, since waiting with a time limit is what a cancelled scope would not let through.
             await all_over([here.create_task(_ended([life.task for life in lives]), name="rxloop-leaving")])
             await in_turn([life.report for life in lives])
+
+
+def _leave_all(lives: dict[AbstractEventLoop, dict[Hashable, _Life[Any]]]) -> None:
+    """Tell all of them to end, from any thread."""
+    while lives:
+        loop, of_loop = lives.popitem()
+        for life in of_loop.values():
+            with suppress(RuntimeError):  # that loop is closed, and its tasks are gone
+                loop.call_soon_threadsafe(life.leave)
+
+
+_TASKS: set[asyncio.Task[None]] = set()
+"""Those that are under way: an event loop alone does not keep them."""
 
 
 class _Life(Generic[T]):
@@ -108,13 +138,11 @@ class _Life(Generic[T]):
         self.entered: asyncio.Future[Exception | None] = self._loop.create_future()
         # Nothing of the run that asks first: its context variables may hold a credential, or be those of a test.
         self.task = self._loop.create_task(self._live(make, before), name=f"rxloop-{name}", context=Context())
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._late, seconds)
-
-    @property
-    def usable(self) -> bool:
+        _TASKS.add(self.task)
+        self.task.add_done_callback(_TASKS.discard)
+        self.usable = False
         """Whether it is entered, and nobody has begun to leave it."""
-        done = self.entered.done() and self.entered.result() is None
-        return done and not self.task.done() and not self._leaving.is_set()
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._late, seconds)
 
     @property
     def over(self) -> bool:
@@ -125,6 +153,7 @@ class _Life(Generic[T]):
 
     def leave(self) -> None:
         """Begin to leave it, or give up entering it."""
+        self.usable = False
         self._leaving.set()
         if not self.entered.done():
             self._fail(RxloopError("it was closed"))
@@ -145,18 +174,23 @@ class _Life(Generic[T]):
         except BaseException as error:
             self._ended(error)
         else:
+            self.usable = False
             self._fail(RxloopError("entering it ended without a result"))
 
     def _ended(self, error: BaseException) -> None:
         """Keep what ended it, a `BaseException` too: raised on, it would reach nobody, or end the process."""
+        self.usable = False
         cancelled = isinstance(error, asyncio.CancelledError)
+        while isinstance(error, BaseExceptionGroup):
+            # What a task group raises: the first failure in it says more than the group.
+            error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
         failure = error if isinstance(error, Exception) else as_error(error, self._name)
         if not self.entered.done():
             self._fail(RxloopError("entering it was cancelled") if cancelled else failure)
         elif self._leaving.is_set():
             self._failure = None if cancelled else failure
         elif self.entered.result() is None and not cancelled:
-            log.warning("%s broke, and is entered again when it is wanted", self._name, exc_info=error)
+            log.warning("%s broke, and is entered again when it is wanted: %r", self._name, error)
         if isinstance(error, KeyboardInterrupt):
             leave_to_loop(error)
 
@@ -164,6 +198,7 @@ class _Life(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
         if not self.entered.done():
+            self.usable = True
             self.entered.set_result(None)
 
     def _fail(self, failure: Exception) -> None:

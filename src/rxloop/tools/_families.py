@@ -16,6 +16,7 @@ from rxloop.protocol.storable import readable
 from rxloop.tools.function import as_tool
 
 if TYPE_CHECKING:
+    from rxloop.pipeline.seams import ListsNow
     from rxloop.stream.owned import Owned
 
 _MOST = 10_000
@@ -44,7 +45,19 @@ class Families:
     def __init__(self) -> None:
         self._owned: Owned[Any] | None = None
 
-    async def ask_all(self, families: Sequence[ToolProvider], ctx: RunContext[Any]) -> list[list[Tool] | Missing]:
+    def given_now(self, families: Sequence[ToolProvider], ctx: RunContext[Any]) -> list[Sequence[Tool]] | None:
+        """Ask families for their tools without waiting; None if that takes waiting."""
+        given: list[Sequence[Tool]] = []
+        for family in families:
+            if self._owned is None or self._owned.now(id(family)) is None or not hasattr(family, "tools_now"):
+                return None
+            tools = cast("ListsNow", family).tools_now(ctx)
+            if tools is None:
+                return None
+            given.append(tools)
+        return given
+
+    async def ask_all(self, families: Sequence[ToolProvider], ctx: RunContext[Any]) -> list[Sequence[Tool] | Missing]:
         """Ask families for their tools, side by side; one is entered first, if that has to be.
 
         Raises:
@@ -54,7 +67,7 @@ class Families:
             return [await self._ask(families[0], ctx)]
         # Every answer is awaited, since what is left alone would outlive the run.
         answers = await asyncio.gather(*(self._ask(family, ctx) for family in families), return_exceptions=True)
-        given: list[list[Tool] | Missing] = []
+        given: list[Sequence[Tool] | Missing] = []
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -66,7 +79,7 @@ class Families:
         if self._owned is not None:
             await self._owned.aclose()
 
-    async def _ask(self, family: ToolProvider, ctx: RunContext[Any]) -> list[Tool] | Missing:
+    async def _ask(self, family: ToolProvider, ctx: RunContext[Any]) -> Sequence[Tool] | Missing:
         # Imported here, because importing the tools is quicker without.
         from rxloop.stream.within import within
 
@@ -76,7 +89,7 @@ class Families:
         except RxloopError as error:
             return Missing(name, _reason(error))
 
-    async def _given(self, family: ToolProvider, ctx: RunContext[Any]) -> list[Tool] | Missing:
+    async def _given(self, family: ToolProvider, ctx: RunContext[Any]) -> Sequence[Tool] | Missing:
         try:
             if isinstance(family, AbstractAsyncContextManager):
                 return await self._entered(family, ctx)
@@ -96,7 +109,7 @@ class Families:
                 leave_to_loop(error)
             return Missing(family_name(family), _reason(error))
 
-    async def _entered(self, family: ToolProvider, ctx: RunContext[Any]) -> list[Tool]:
+    async def _entered(self, family: ToolProvider, ctx: RunContext[Any]) -> Sequence[Tool]:
         if self._owned is None:
             from rxloop.stream.owned import Owned
 
@@ -114,7 +127,7 @@ class Families:
             raise
 
 
-def _tools(family: ToolProvider, given: object) -> list[Tool]:
+def _tools(family: ToolProvider, given: object) -> Sequence[Tool]:
     """What a family gave, as tools.
 
     Raises:

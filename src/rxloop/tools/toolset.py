@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,26 @@ class Offered:
     """The families whose tools cannot be had."""
 
 
+class _Merged:
+    """The tools of an agent, together with those that its families gave."""
+
+    def __init__(self, given: Sequence[object], found: dict[str, Tool]) -> None:
+        self.given = given
+        self.all = Offered(found)
+        self._deciding = [(name, tool) for name, tool in found.items() if getattr(tool, "asks", True)]
+        """Those that may be offered at times."""
+        self._waits = any(_decided_elsewhere(tool) for _, tool in self._deciding)
+
+    def offered_now(self, ctx: RunContext[Any]) -> Offered | None:
+        """Find what is offered now; None if that takes waiting."""
+        if self._waits:
+            return None
+        left_out = {name for name, tool in self._deciding if not tool.enabled(ctx)}
+        if not left_out:
+            return self.all
+        return Offered({name: tool for name, tool in self.all.tools.items() if name not in left_out})
+
+
 class Toolset:
     """The tools of an agent, in the order in which they were given."""
 
@@ -65,8 +86,12 @@ class Toolset:
                 raise ConfigurationError(f"two tools are called {name!r}; give one of them another name=...")
             self._plain[name] = part
             self._know(part)
-        self._waits = len(self._plain) < len(self._parts) or any(map(_decided_elsewhere, self._plain.values()))
+        self._asked = [part for part in self._parts if isinstance(part, ToolProvider)]
+        self._waits = any(map(_decided_elsewhere, self._plain.values()))
+        self._merged: _Merged | None = None
+        """What came of what the families gave last, since most give the same each time."""
         self._definitions: tuple[tuple[ToolDefinition, ...], ...] = ()
+        self._defined: tuple[Mapping[str, Tool] | None, tuple[ToolDefinition, ...]] = (None, ())
         self._warned: set[str] = set()
 
     def __repr__(self) -> str:
@@ -98,6 +123,9 @@ class Toolset:
         """
         if self._waits:
             return None
+        if self._asked:
+            given = self._families.given_now(self._asked, ctx)
+            return None if given is None else self._merge(given).offered_now(ctx)
         return Offered({name: tool for name, tool in self._plain.items() if tool.enabled(ctx)})
 
     @property
@@ -110,33 +138,40 @@ class Toolset:
 
         The first tool of a name counts; a warning names the others. A family that fails is left out.
         """
-        families = [part for part in self._parts if isinstance(part, ToolProvider)]
-        given = iter(await self._families.ask_all(families, ctx) if families else ())
+        given = await self._families.ask_all(self._asked, ctx) if self._asked else ()
         # A tool that is not enabled keeps its name: no other one takes its place meanwhile.
+        found = self._merge(given).all.tools
+        enabled = await _ask_enabled(list(found.values()), ctx)
+        offered = {name: tool for (name, tool), is_enabled in zip(found.items(), enabled, strict=True) if is_enabled}
+        return Offered(offered, tuple(each for each in given if isinstance(each, Missing)))
+
+    def _merge(self, given: Sequence[Sequence[Tool] | Missing]) -> _Merged:
+        """Put the tools of the families among the others, where they were given."""
+        if self._merged is not None and all(map(operator.is_, self._merged.given, given)):
+            return self._merged
+        answers = iter(given)
         found: dict[str, Tool] = {}
-        missing: list[Missing] = []
         for part in self._parts:
             if isinstance(part, ToolProvider):
-                tools = next(given)
-                if isinstance(tools, Missing):
-                    missing.append(tools)
-                else:
+                tools = next(answers)
+                if not isinstance(tools, Missing):
                     self._add(found, family_name(part), tools)
             elif part.definition.name in found:
                 self._warn(f"tool {part.definition.name!r} is left out: a family before it has one of that name")
             else:
                 found[part.definition.name] = part
-        enabled = await _ask_enabled(list(found.values()), ctx)
-        offered = {name: tool for (name, tool), is_enabled in zip(found.items(), enabled, strict=True) if is_enabled}
-        return Offered(offered, tuple(missing))
+        self._merged = _Merged(given, found)
+        return self._merged
 
     def definitions(self, tools: Mapping[str, Tool]) -> tuple[ToolDefinition, ...]:
         """List the tools as they are offered: the identical tuple for the same tools, so that it is encoded once."""
+        if tools is self._defined[0]:
+            return self._defined[1]
         current = tuple(tool.definition for tool in tools.values())
-        for known in self._definitions:
-            if known == current:
-                return known
-        self._definitions = (current, *self._definitions[: _KEPT - 1])
+        current = next((known for known in self._definitions if known == current), current)
+        if current not in self._definitions:
+            self._definitions = (current, *self._definitions[: _KEPT - 1])
+        self._defined = (tools, current)
         return current
 
     def why_not(self, name: str, offered: Iterable[str], missing: Iterable[str] = ()) -> str:

@@ -15,10 +15,11 @@ from rxloop.errors import RxloopError
 from rxloop.operators.loop._cutting import RequestCutter
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.pipeline.seams import Provider, TokenCounter
-from rxloop.protocol.events import ContentCompleteEvent, Event, ThinkingFailedEvent, UsageEvent
+from rxloop.protocol.events import Event, ThinkingFailedEvent
 from rxloop.protocol.messages import Message, Usage
 from rxloop.protocol.settings import ModelSettings
 from rxloop.stream.bridges import Push, emit, from_task
+from rxloop.stream.one_answer import one_answer
 
 _SHOWN = 24_000
 """Characters of what leaves the view that the summarising model reads."""
@@ -109,35 +110,8 @@ class SummarisingPhase:
             branch=request.branch,
             ctx=request.ctx,
         )
-        return await _answer_of(model, summarise)
-
-
-async def _answer_of(model: Provider, request: ModelRequest) -> tuple[str, Usage]:
-    """Get one answer of a model, beside the stream of the run; cancelling closes the connection."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    text, used = "", Usage()
-
-    def on_next(event: Event) -> None:
-        nonlocal text, used
-        if isinstance(event, ContentCompleteEvent):
-            text = event.content
-        elif isinstance(event, UsageEvent):
-            used = used + event.usage
-
-    def on_error(error: Exception) -> None:
-        if not done.done():
-            done.set_exception(error)
-
-    def on_completed() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    subscription = model.call(request).subscribe(on_next, on_error, on_completed)
-    try:
-        await done
-    finally:
-        subscription.dispose()
-    return text, used
+        answer, used = await one_answer(model, summarise)
+        return answer.content, used
 
 
 def _with_summary(made: Compressed, text: str, request: ModelRequest, counter: TokenCounter) -> Compressed:

@@ -1,0 +1,66 @@
+"""The credential of a run: where it comes from, and which connections may be used with it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import httpx2
+
+from rxloop.errors import ConfigurationError
+from rxloop.pipeline.run_context import RunContext
+from rxloop.providers._secrets import secrets_of
+from rxloop.stream.within import called
+from rxloop.tools.mcp._options import Http, Stdio
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialOfRun:
+    """What is sent with each request of a connection, which has no other one as long as it lives."""
+
+    key: Hashable = field(repr=False)
+    """Tells the credentials apart: a connection is used for one alone."""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    auth: httpx2.Auth | None = field(default=None, repr=False)
+
+    def secrets(self) -> tuple[str, ...]:
+        """What of it must not be seen."""
+        return secrets_of("", self.headers)
+
+
+NONE = CredentialOfRun(None)
+
+
+def fixed_credential(place: Stdio | Http) -> CredentialOfRun | None:
+    """Return the credential of all runs; None if each run has one of its own."""
+    if isinstance(place, Stdio):
+        return NONE
+    return None if callable(place.auth) and not isinstance(place.auth, httpx2.Auth) else _made(place.auth)
+
+
+async def credential_of(place: Stdio | Http, ctx: RunContext[Any]) -> CredentialOfRun:
+    """Find the credential of a run.
+
+    Raises:
+        ConfigurationError: `auth=` is none of what it may be, or gave such a thing.
+    """
+    fixed = fixed_credential(place)
+    if fixed is not None or isinstance(place, Stdio):
+        return fixed or NONE
+    return _made(await called(place.auth, ctx))
+
+
+def _made(given: Any) -> CredentialOfRun:
+    if given is None:
+        return NONE
+    if isinstance(given, str):
+        return CredentialOfRun(given, {"Authorization": f"Bearer {given}"})
+    if isinstance(given, httpx2.Auth):
+        return CredentialOfRun(given, auth=given)
+    if isinstance(given, Mapping):
+        headers = {str(name): str(value) for name, value in cast("Mapping[Any, Any]", given).items()}
+        return CredentialOfRun(tuple(sorted(headers.items())), headers)
+    raise ConfigurationError(
+        f"auth= gave a {type(given).__qualname__}: it is to give a token, headers, an httpx2.Auth or None"
+    )

@@ -1,0 +1,68 @@
+"""What everything in a connection to an MCP server knows of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp.client import Client
+
+from rxloop.pipeline.run_context import RunContext
+from rxloop.providers._secrets import redacted_of
+from rxloop.tools.mcp._options import Taken
+
+_LONGEST = 2_000
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A tool call that is under way."""
+
+    ctx: RunContext[Any]
+    samples: int = 0
+    """How often the server has asked the model."""
+    asking: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    """The questions of the server that wait for an answer."""
+
+    def over(self) -> None:
+        """Ask no more."""
+        for task in self.asking:
+            task.cancel()
+
+
+class Link:
+    """A connection, while it is entered.
+
+    Args:
+        name: What the server is called.
+        taken: What is taken of it.
+        client: That of the SDK.
+        secrets: What may not be seen of what was sent to it.
+    """
+
+    def __init__(self, name: str, taken: Taken, client: Client, secrets: tuple[str, ...]) -> None:
+        self.name = name
+        self.taken = taken
+        self.client = client
+        self.secrets = secrets
+        self.calls: set[Call] = set()
+        """The calls that are under way."""
+        self.closed = False
+        """Whether the server has gone: nothing can be asked any more."""
+        self.used = 0.0
+        """When it was asked for last."""
+
+    @property
+    def modern(self) -> bool:
+        """Whether the server speaks 2026-07-28 or later, where questions are answers to calls."""
+        return self.client.protocol_version >= "2026"
+
+    def shown(self, text: str, longest: int = _LONGEST) -> str:
+        """A text of the server without what is secret, of a bounded length."""
+        return redacted_of(text, self.secrets)[:longest]
+
+
+Connect = Callable[[RunContext[Any]], Awaitable[Link]]
+"""Gives the connection for the credential of a run; a new one, if the last has ended."""

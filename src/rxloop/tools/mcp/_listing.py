@@ -1,0 +1,161 @@
+"""The tools of a server: listed once for all who ask, and again when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from contextvars import Context
+
+import mcp_types as types
+import orjson
+from mcp.shared.exceptions import MCPError
+
+from rxloop.errors import RxloopError
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.protocol.storable import readable
+from rxloop.tools.mcp._link import Connect, Link
+from rxloop.tools.mcp._options import clean
+from rxloop.tools.mcp._tool import MCPTool
+
+log = logging.getLogger("rxloop")
+
+_PAGES = 100
+_TOOLS = 2_000
+_SCHEMA = 100_000
+"""Bytes of the schema of one tool."""
+_DESCRIPTION = 10_000
+"""Characters of the description of one tool."""
+_NAME = 64
+"""Characters of a name that vendors take."""
+_GAP = 0.1
+"""Seconds between two listings, however often the server says that something has changed."""
+
+
+class Listing:
+    """The tools of one connection."""
+
+    def __init__(self, link: Link, connect: Connect) -> None:
+        self._link = link
+        self._connect = connect
+        self._tools: tuple[MCPTool, ...] = ()
+        self._until = 0.0
+        """Until when they are good."""
+        self._listed = -_GAP
+        self._flight: asyncio.Task[tuple[MCPTool, ...]] | None = None
+        self._warned: set[str] = set()
+
+    def now(self) -> tuple[MCPTool, ...] | None:
+        """The tools, if they are known; None if they have to be listed."""
+        return self._tools if asyncio.get_running_loop().time() < self._until else None
+
+    async def tools(self) -> tuple[MCPTool, ...]:
+        """The tools, listed if they are not known; one listing for all who ask meanwhile.
+
+        Raises:
+            ConnectionError: The server is gone.
+            RxloopError: It refused.
+        """
+        known = self.now()
+        if known is not None:
+            return known
+        if self._flight is None:
+            # Nothing of the run that asks first: the others are not that run.
+            self._flight = asyncio.get_running_loop().create_task(self._list(), context=Context())
+            self._flight.add_done_callback(self._landed)
+        return await asyncio.shield(self._flight)
+
+    def changed(self) -> None:
+        """The tools have changed: who asks next gets new ones."""
+        self._until = 0.0
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._flight is not None:
+            self._flight.cancel()
+
+    def _landed(self, flight: asyncio.Task[tuple[MCPTool, ...]]) -> None:
+        self._flight = None
+        if not flight.cancelled():
+            flight.exception()
+
+    async def _list(self) -> tuple[MCPTool, ...]:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._listed + _GAP - loop.time()))
+        # Before it asks: what changes while it does is another reason to ask.
+        self._until = loop.time() + self._link.taken.ttl
+        try:
+            listed = await self._all()
+        except MCPError as error:
+            self._until = 0.0
+            if self._link.closed or error.code == types.CONNECTION_CLOSED:
+                raise ConnectionError("the server closed the connection") from None
+            raise RxloopError(self._link.shown(f"the server does not list its tools: {error}")) from None
+        except BaseException:
+            self._until = 0.0
+            raise
+        self._listed = loop.time()
+        self._tools = self._made(listed)
+        return self._tools
+
+    async def _all(self) -> list[types.Tool]:
+        session = self._link.client.session
+        capabilities = self._link.client.server_capabilities
+        if capabilities.tools is None:
+            return []
+        found: list[types.Tool] = []
+        cursor: str | None = None
+        for _ in range(_PAGES):
+            params = types.PaginatedRequestParams(cursor=cursor) if cursor is not None else None
+            page = await session.list_tools(params=params)
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None or len(found) > _TOOLS:
+                break
+        if cursor is not None or len(found) > _TOOLS:
+            self._warn(f"mcp {self._link.name}: only the first {_TOOLS} tools of the server are taken")
+        return found[:_TOOLS]
+
+    def _made(self, listed: list[types.Tool]) -> tuple[MCPTool, ...]:
+        taken = self._link.taken
+        made: dict[str, MCPTool] = {}
+        for each in listed:
+            if each.name in taken.hide or (taken.only is not None and each.name not in taken.only):
+                continue
+            name = tool_name(taken.prefix, each.name)
+            if name in made:
+                self._leave_out(each, f"another tool is called {name!r}")
+            elif len(orjson.dumps(each.input_schema)) > _SCHEMA:
+                self._leave_out(each, f"its schema is longer than {_SCHEMA} bytes")
+            else:
+                made[name] = self._tool(name, each)
+        if taken.only is not None and (absent := taken.only - {each.name for each in listed}):
+            self._warn(f"mcp {self._link.name}: the server has no {', '.join(sorted(absent))}")
+        return tuple(made.values())
+
+    def _tool(self, name: str, listed: types.Tool) -> MCPTool:
+        schema = listed.input_schema
+        description = self._link.shown(readable(listed.description or listed.title or ""), _DESCRIPTION)
+        return MCPTool(
+            self._connect,
+            self._link.taken,
+            listed.name,
+            ToolDefinition(name=name, description=description, parameters=schema),
+            listed.annotations or types.ToolAnnotations(),
+        )
+
+    def _leave_out(self, tool: types.Tool, why: str) -> None:
+        self._warn(f"mcp {self._link.name}: the tool {tool.name[:100]!r} is left out: {why}")
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned and len(self._warned) < _TOOLS:
+            self._warned.add(text)
+            log.warning("%s", text)
+
+
+def tool_name(prefix: str, name: str) -> str:
+    """The name of a tool for the model: in the characters and the length that vendors take, always the same."""
+    made = clean(f"{prefix}{name}") or "tool"
+    if len(made) <= _NAME:
+        return made
+    return f"{made[: _NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,0 +1,145 @@
+"""One tool of an MCP server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
+
+from rxloop.errors import ToolError
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
+from rxloop.tools._result import ToolResult
+from rxloop.tools.mcp._link import Call, Connect, Link
+from rxloop.tools.mcp._options import Taken
+from rxloop.tools.mcp._results import tool_result
+from rxloop.tools.mcp._rounds import Rounds
+
+_ROUNDS = 20
+"""How often a server may ask before it gives the result of a call."""
+_LONGEST = 1_000
+"""Characters of a progress message."""
+_PAUSES = 50
+"""How often a server may put off a call without a question."""
+
+
+class MCPTool:
+    """A tool of a server, as the model sees it."""
+
+    asks = False
+    """Nobody decides in each run whether it is offered: what the server lists is."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        taken: Taken,
+        name: str,
+        definition: ToolDefinition,
+        annotations: types.ToolAnnotations,
+    ) -> None:
+        self._connect = connect
+        self._name = name
+        self.definition = definition
+        self.timeout = taken.timeout
+        self.read_only = annotations.read_only_hint is True
+        self.idempotent = self.read_only or annotations.idempotent_hint is True
+        harmless = self.read_only or annotations.destructive_hint is False
+        self.approve = not harmless if taken.approve == "destructive" else taken.approve
+
+    def __repr__(self) -> str:
+        return f"<tool {self.definition.name}>"
+
+    def enabled(self, ctx: RunContext[Any]) -> bool:
+        """Whether it is offered in this run now."""
+        return True
+
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> ToolResult:
+        """Have the server carry out one call.
+
+        Raises:
+            ToolError: It failed, or the server is gone.
+        """
+        link = await self._connect(ctx)
+        try:
+            return await self._called(link, arguments, ctx)
+        except _Lost as lost:
+            if not (self.idempotent or lost.unheard):
+                raise ToolError(
+                    f"The connection to the MCP server {link.name} broke during the call: it is not known "
+                    "whether it took effect. The next call connects again."
+                ) from None
+        try:
+            return await self._called(await self._connect(ctx), arguments, ctx)
+        except _Lost:
+            raise ToolError(f"The connection to the MCP server {link.name} broke twice.") from None
+
+    async def _called(self, link: Link, arguments: dict[str, Any], ctx: RunContext[Any]) -> ToolResult:
+        call = Call(ctx)
+        link.calls.add(call)
+        try:
+            result = await self._asked(link, arguments, call)
+        except MCPError as error:
+            if error.code == types.CONNECTION_CLOSED and (link.closed or _local(error)):
+                raise _Lost(unheard=False) from None
+            if "Session terminated" in str(error):
+                # The server has forgotten the session, and has not looked at the call.
+                link.closed = True
+                raise _Lost(unheard=True) from None
+            raise ToolError(link.shown(f"The MCP server {link.name} refused: {error}")) from None
+        except RuntimeError as error:
+            # The SDK's word for a result that does not fit the schema that the server has given for it.
+            raise ToolError(link.shown(f"The MCP server {link.name} broke its word: {error}")) from None
+        finally:
+            link.calls.discard(call)
+            call.over()
+        return tool_result(result, link)
+
+    async def _asked(self, link: Link, arguments: dict[str, Any], call: Call) -> types.CallToolResult:
+        """Call the tool, and answer what the server asks on the way."""
+        rounds = Rounds(link, call)
+        responses, state = await rounds.earlier()
+        over = False
+
+        async def told(progress: float, total: float | None, message: str | None) -> None:
+            # It may come after the result, when nobody is told any more.
+            if not over:
+                text = message or (f"{progress:g}" if total is None else f"{progress:g} of {total:g}")
+                call.ctx.progress(link.shown(text, _LONGEST), progress / total if total else None)
+
+        try:
+            for turn in range(_ROUNDS + _PAUSES):
+                result = await link.client.session.call_tool(
+                    self._name,
+                    arguments,
+                    progress_callback=told,
+                    input_responses=responses,
+                    request_state=state,
+                    allow_input_required=True,
+                )
+                if not isinstance(result, types.InputRequiredResult):
+                    return result
+                state = result.request_state
+                if result.input_requests:
+                    responses = await rounds.answer(result)
+                else:
+                    responses = None
+                    await asyncio.sleep(min(0.05 * 2**turn, 1.0))
+        finally:
+            over = True
+        raise ToolError(f"The MCP server {link.name} asks again and again, and gives no result.")
+
+
+class _Lost(Exception):
+    """The connection broke during a call."""
+
+    def __init__(self, *, unheard: bool) -> None:
+        super().__init__()
+        self.unheard = unheard
+        """Whether the server is known not to have begun."""
+
+
+def _local(error: MCPError) -> bool:
+    """Whether the SDK says so itself, of a connection that has ended, and not the server of one answer."""
+    return str(error) == "Connection closed"

@@ -1,0 +1,55 @@
+"""Runs with the tools of MCP servers, for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rxloop import Agent, Limits
+from rxloop.protocol.events import Event, ToolCompleteEvent
+from rxloop.testing import ScriptedModel
+from rxloop.tools.mcp import MCPServer, mcp
+
+SHOP = str(Path(__file__).with_name("shop.py"))
+
+
+def shop(effects: Path | None = None, **options: Any) -> MCPServer:
+    """The shop, as a program."""
+    env = {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"SHOP_EFFECTS": str(effects)} if effects else {})
+    return mcp(sys.executable, SHOP, env={**env, **options.pop("env", {})}, **options)
+
+
+async def events_of(calls: Sequence[Any], *tools: Any, on_input: Any = None, **options: Any) -> Sequence[Event]:
+    """The events of a run in which the model makes calls, all at once, and then answers."""
+    async with Agent(ScriptedModel(list(calls), "done"), tools=tools, thoughts=False, **options) as agent:
+        run = agent.run("Go.", limits=Limits(tool_failures=None), on_input=on_input)
+        events = [event async for event in run.events]
+        await run
+    return events
+
+
+def results(events: Sequence[Event]) -> list[ToolCompleteEvent]:
+    """The results, in the order of their calls."""
+    found = [event for event in events if isinstance(event, ToolCompleteEvent)]
+    return sorted(found, key=lambda event: (event.step or "", event.index))
+
+
+async def until(there: Callable[[], bool]) -> None:
+    """Wait for what another process does, of which nobody tells."""
+    async with asyncio.timeout(20):
+        while not there():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def processes() -> set[int]:
+    """The children of this process."""
+    return set(map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()))
+
+
+def files() -> int:
+    """How many files and sockets this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,0 +1,45 @@
+"""The client that the conformance suite of MCP looks at: an agent with one server, the URL of which comes last.
+
+The agent's model is a script. It calls every tool that it was offered, or what the suite asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+from rxloop import Agent, Limits
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.testing import ScriptedModel, call
+from rxloop.tools.mcp import mcp
+
+SAMPLES: dict[str, Any] = {"integer": 5, "number": 3, "string": "x", "boolean": True, "array": [], "object": {}}
+
+
+def arguments(tool: ToolDefinition, offered: tuple[ToolDefinition, ...]) -> dict[str, Any]:
+    properties: dict[str, Any] = tool.parameters.get("properties", {})
+    given = {name: field.get("default", SAMPLES.get(field.get("type"), "x")) for name, field in properties.items()}
+    if tool.name == "json_schema_echo":
+        # The suite wants to see again the schema that it gave for the other tool.
+        given["schema"] = next(each.parameters for each in offered if each.name != tool.name)
+    return given
+
+
+async def main(url: str) -> None:
+    context: dict[str, Any] = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
+    probe = ScriptedModel("Listed.")
+    async with Agent(probe, tools=[mcp(url, prefix="")], thoughts=False) as agent:
+        await agent.run("What is there?")
+        offered = probe.requests[0].tools
+        calls = [call(each["name"], **each.get("arguments", {})) for each in context.get("toolCalls", ())]
+        calls = calls or [call(tool.name, **arguments(tool, offered)) for tool in offered]
+        model = ScriptedModel(*calls, "done")
+        await agent.run(
+            "Go.", model=model, on_input=lambda question: {}, limits=Limits(iterations=100, tool_failures=None)
+        )
+
+
+asyncio.run(main(sys.argv[-1]))

@@ -1,0 +1,99 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop.errors import ConfigurationError
+from rxloop.tools.mcp import mcp, mcp_config
+from rxloop.tools.mcp._options import Http, Stdio
+
+
+def written(tmp_path: Path, servers: Any, key: str = "mcpServers") -> Path:
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({key: servers}))
+    return path
+
+
+def test_the_file_of_others_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "planted-0451")
+    path = written(
+        tmp_path,
+        {
+            "github": {"command": "npx", "args": ["-y", "gh-${env:SHOP_TOKEN}"], "env": {"TOKEN": "${SHOP_TOKEN}"}},
+            "web": {"type": "http", "url": "https://x.example/mcp", "headers": {"X-Key": "Bearer ${SHOP_TOKEN}"}},
+            "old": {"command": "x", "disabled": True},
+            "local": {"command": "uvx", "cwd": "${NOWHERE:-/tmp}", "args": ["a", 8000]},
+        },
+    )
+    github, web, local = mcp_config(path, only=["a"])
+    assert [each.name for each in (github, web, local)] == ["github", "web", "local"]
+    assert github.place == Stdio("npx", ("-y", "gh-planted-0451"), {"TOKEN": "planted-0451"})
+    assert web.place == Http("https://x.example/mcp", {"X-Key": "Bearer planted-0451"})
+    assert local.place == Stdio("uvx", ("a", "8000"), {}, "/tmp")
+    assert github.taken.only == {"a"}
+    assert "planted-0451" not in repr([github, web, local])
+    assert len(mcp_config(written(tmp_path, {"a": {"url": "https://x.example"}}, "servers"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("servers", "told"),
+    [
+        (
+            {"a": {"command": "x", "env": {"K": "${UNSET_0451}"}}},
+            r"env, K names \$\{UNSET_0451\}, which is not set",
+        ),
+        ({"a": {"type": "sse", "url": "https://x.example"}}, "old SSE"),
+        ({"a": {"args": []}}, '"command" or "url"'),
+        ({"a": {"type": "http", "command": "x"}}, "that fits"),
+        ({"a": 1}, "is to be an object"),
+        ({"a": {"command": "x", "args": "y"}}, '"args" is to be a list'),
+        ({"a": {"command": ["x"]}}, "command is to be a text"),
+        ([], 'has no "mcpServers"'),
+    ],
+)
+def test_a_file_that_does_not_say_it_is_an_error(tmp_path: Path, servers: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        mcp_config(written(tmp_path, servers))
+
+
+def test_a_file_that_is_not_there_or_no_json_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+        mcp_config(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="is not JSON"):
+        mcp_config(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (("npx", "-y", "@modelcontextprotocol/server-everything@2026.8.31"), "everything"),
+        (("uvx", "mcp-server-git"), "git"),
+        (("python", "-m", "mcp_server_time"), "time"),
+        (("node", "/opt/my tools/weather.js"), "weather"),
+        (("/usr/bin/github-mcp-server", "stdio"), "github"),
+        (("https://mcp.linear.app/mcp",), "linear"),
+        (("https://api.githubcopilot.com/mcp/",), "githubcopilot"),
+        (("http://127.0.0.1:8000/mcp",), "server"),
+        (("http://localhost/mcp",), "localhost"),
+    ],
+)
+def test_a_server_has_a_name(place: tuple[str, ...], name: str) -> None:
+    assert mcp(*place).name == name
+
+
+def test_the_sdk_is_imported_when_a_server_is_wanted_and_no_sooner() -> None:
+    code = (
+        "import sys; from rxloop.tools.mcp import mcp; mcp('npx', 'x'); "
+        "assert not {'mcp', 'mcp_types', 'httpx2'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_its_absence_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rxloop.tools.mcp._extra.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"not installed: pip install 'rxloop\[mcp\]'"):
+        mcp("npx", "x")

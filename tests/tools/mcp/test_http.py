@@ -1,0 +1,225 @@
+"""Over streamable HTTP: one list for many, credentials of each run, and ends in every moment."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import anyio
+import mcp_types as types
+import pytest
+import uvicorn
+from mcp.server import Server, ServerRequestContext
+
+from rxloop import Agent, RunContext, SqliteEventLog
+from rxloop.errors import ConfigurationError
+from rxloop.protocol.events import ToolCompleteEvent, ToolsUnavailableEvent
+from rxloop.testing import ScriptedModel, call
+from rxloop.tools.mcp import mcp
+from tools.mcp.asking import files, results
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Many:
+    """A server with pages of tools, which counts what it is asked."""
+
+    def __init__(self, names: list[list[str]] | None = None) -> None:
+        self.pages = names or [["who", "a"], ["b"], ["c"]]
+        self.asked: Counter[str] = Counter()
+        self.tokens: list[str | None] = []
+        self.held = asyncio.Event()
+        self.held.set()
+        self.server: Server[Any] = Server("many", on_list_tools=self.list, on_call_tool=self.call)
+
+    async def list(
+        self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        page = int(params.cursor) if params is not None and params.cursor else 0
+        self.asked[f"list {page}"] += 1
+        await self.held.wait()
+        tools = [types.Tool(name=name, description="x" * 20_000, input_schema=SCHEMA) for name in self.pages[page]]
+        more = str(page + 1) if page + 1 < len(self.pages) else None
+        return types.ListToolsResult(tools=tools, next_cursor=more)
+
+    async def call(
+        self, ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        token = None if ctx.request is None else ctx.request.headers.get("authorization")
+        self.tokens.append(token)
+        said = f"{params.name} {token}"
+        return types.CallToolResult(content=[types.TextContent(type="text", text=said)])
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[str]:
+        config = uvicorn.Config(self.server.streamable_http_app(), port=0, log_config=None, timeout_graceful_shutdown=1)
+        runner = uvicorn.Server(config)
+        task = asyncio.create_task(runner.serve())
+        while not runner.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{runner.servers[0].sockets[0].getsockname()[1]}/mcp"
+        finally:
+            runner.should_exit = True
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@dataclass
+class Deps:
+    token: str
+
+
+async def test_fifty_runs_at_once_list_once_and_all_pages() -> None:  # L116
+    many = Many()
+    async with many.serving() as url:
+        model = ScriptedModel(*["Hi."] * 51)
+        async with Agent(model, tools=[mcp(url, name="many")], thoughts=False) as agent:
+            await asyncio.gather(*(agent.run("Hi") for _ in range(50)))
+            await agent.run("Hi")
+    assert many.asked == {"list 0": 1, "list 1": 1, "list 2": 1}
+    assert [tool.name for tool in model.requests[0].tools] == ["many__who", "many__a", "many__b", "many__c"]
+    assert len(model.requests[0].tools[0].description) == 10_000
+
+
+async def test_each_run_has_its_own_credential_and_never_that_of_another(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:  # L116
+    many = Many()
+    people = [f"secret-of-{name}" for name in ("ann", "bob", "eve")]
+    path = tmp_path / "runs.db"
+    log = SqliteEventLog(path)
+
+    async def token(ctx: RunContext[Deps]) -> str:
+        return ctx.deps.token
+
+    caplog.set_level(logging.DEBUG, "rxloop")
+    async with many.serving() as url:
+        server = mcp(url, name="many", auth=token)
+        async with Agent(ScriptedModel(), tools=[server], deps_type=Deps, log=log, thoughts=False) as agent:
+
+            async def one(person: str) -> list[Any]:
+                model = ScriptedModel(call("many__who"), "done")
+                run = agent.run("Who?", deps=Deps(person), model=model, metadata={"token": "of nobody"})
+                return [event async for event in run.events]
+
+            streams = await asyncio.gather(*(one(person) for person in people * 5))
+    await log.aclose()
+    assert Counter(many.tokens) == {f"Bearer {person}": 5 for person in people}
+    shown = b"".join(event.to_json() for stream in streams for event in stream)
+    assert [each.content for each in results(streams[0])] == ["who [redacted]"]
+    for person in people:
+        assert person.encode() not in shown
+        assert person.encode() not in path.read_bytes()
+        assert person not in caplog.text
+        assert person not in repr(server)
+
+
+@pytest.mark.parametrize(
+    ("auth", "sent"),
+    [("t0ken-t0ken", "Bearer t0ken-t0ken"), ({"Authorization": "Basic abcdefgh"}, "Basic abcdefgh"), (None, None)],
+)
+async def test_a_credential_may_be_a_token_or_headers(auth: Any, sent: str | None) -> None:
+    many = Many()
+    async with many.serving() as url:
+        async with Agent(ScriptedModel(call("m__who"), "x"), tools=[mcp(url, name="m", auth=auth)]) as agent:
+            await agent.run("Hi")
+    assert many.tokens == [sent]
+
+
+async def test_a_server_that_nobody_serves_is_missing_and_the_run_goes_on() -> None:
+    run = Agent(ScriptedModel("Hi."), tools=[mcp("http://127.0.0.1:9/mcp", name="gone")]).run("Hi")
+    [missing] = [event async for event in run.pipe() if isinstance(event, ToolsUnavailableEvent)]
+    assert "gone is not available" in missing.reason
+    assert (await run).output == "Hi."
+
+
+async def test_a_server_that_comes_back_is_connected_again() -> None:
+    many = Many()
+    async with Agent(ScriptedModel(), thoughts=False, tools=[]) as agent:
+        async with many.serving() as url:
+            server = mcp(url, name="m")
+            with agent.override(tools=[server]):
+                first = agent.run("Hi", model=ScriptedModel(call("m__a"), "x"))
+                assert results([event async for event in first.events])[0].success
+        with agent.override(tools=[server]):
+            gone = agent.run("Hi", model=ScriptedModel(call("m__a"), "x"))
+            failed = [event async for event in gone.events]
+        assert [event.success for event in failed if isinstance(event, ToolCompleteEvent)] == [False]
+
+
+async def test_names_that_vendors_refuse_are_made_valid() -> None:
+    long = "x" * 80
+    many = Many([["a.b/c", "a b/c", long, long + "y"]])
+    async with many.serving() as url:
+        model = ScriptedModel("Hi.")
+        async with Agent(model, tools=[mcp(url, name="m")], thoughts=False) as agent:
+            await agent.run("Hi")
+    names = [tool.name for tool in model.requests[0].tools]
+    assert names[0] == "m__a_b_c"
+    assert len(names) == len(set(names)) == 3
+    assert all(len(name) <= 64 for name in names)
+
+
+@pytest.mark.parametrize("when", ["connected", "connecting", "listing"])
+async def test_closing_in_a_cancelled_scope_leaves_nothing(when: str) -> None:
+    many = Many()
+    async with many.serving() as url:
+        server = mcp(url, name="m")
+        await _once(server, many, "connected")
+        await asyncio.sleep(0.2)
+        tasks, opened = len(asyncio.all_tasks()), files()
+        for _ in range(100):
+            await _once(server, many, when)
+        for _ in range(100):
+            if len(asyncio.all_tasks()) <= tasks and files() <= opened:
+                break
+            await asyncio.sleep(0.05)
+        assert len(asyncio.all_tasks()) <= tasks
+        assert files() <= opened
+
+
+async def _once(server: Any, many: Many, when: str) -> None:
+    agent = Agent(ScriptedModel("Hi."), tools=[server])
+    if when == "listing":
+        many.held.clear()
+    run = agent.run("Hi")
+    running = asyncio.ensure_future(_ended(run))
+    if when == "connected":
+        await asyncio.wait([running])
+    elif when == "connecting":
+        for _ in range(5):
+            await asyncio.sleep(0)
+    else:
+        before = many.asked["list 0"]
+        while many.asked["list 0"] == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await agent.aclose()
+    many.held.set()
+    await asyncio.wait([running])
+
+
+async def _ended(run: Any) -> None:
+    with suppress(Exception):
+        await run
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: mcp("npx", "x", auth="t"), "are for a URL"),
+        (lambda: mcp("https://x.example", "arg"), "are for a program"),
+        (lambda: mcp("npx", **cast("Any", {"nmae": "x"})), "no option 'nmae'"),
+        (lambda: mcp("npx", only="x"), "take lists"),
+        (lambda: mcp("npx", ttl=0), "ttl=0"),
+        (lambda: mcp("npx", approve=cast("Any", "never")), "'destructive'"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error(make: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        make()

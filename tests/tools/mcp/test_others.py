@@ -1,0 +1,149 @@
+"""Against servers that nobody here wrote."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import Agent
+from rxloop.protocol.events import InputRequiredEvent, ToolProgressEvent
+from rxloop.testing import ScriptedModel, call
+from rxloop.tools.mcp import MCPServer, mcp
+from services import mcp_program
+from tools.mcp.asking import events_of, processes, results
+
+pytestmark = pytest.mark.service("mcp-servers")
+
+
+def other(name: str, *args: str, **options: Any) -> MCPServer:
+    return mcp(str(mcp_program(name)), *args, **options)
+
+
+async def test_everything_that_a_result_may_hold() -> None:
+    calls = [
+        call("everything__echo", message="hi"),
+        call("everything__get-sum", a=2, b=3),
+        call("everything__get-tiny-image"),
+        call("everything__get-structured-content", location="New York"),
+        call("everything__get-resource-links", count=2),
+        call("everything__get-resource-reference", resourceType="Text", resourceId=1),
+        call("everything__get-sum", a="two"),
+        call("everything__get-env"),
+    ]
+    server = other("mcp-server-everything", env={"SHOP_TOKEN": "planted-0451"})
+    events = await events_of(calls, server)
+    echo, total, image, structured, links, resource, wrong, env = results(events)
+    assert echo.content == "Echo: hi" == echo.result
+    assert "5" in total.content
+    assert "[image/png, " in image.content
+    assert [each["type"] for each in image.result] == ["text", "image", "text"]
+    assert structured.result["conditions"] == "Cloudy"
+    assert "demo://resource/" in links.content
+    assert "[demo://resource/dynamic/text/1]\n" in resource.content
+    assert not wrong.success
+    assert "expected number" in wrong.content
+    assert '"SHOP_TOKEN": "[redacted]"' in env.content
+    assert all(b"planted-0451" not in event.to_json() for event in events)
+    assert "planted-0451" not in repr(server)
+
+
+async def test_progress_and_a_form_of_the_older_protocol() -> None:
+    calls = [call("everything__trigger-long-running-operation", duration=0.2, steps=4)]
+    server = other("mcp-server-everything")
+    events = await events_of(calls, server)
+    seen = [event.fraction or 0 for event in events if isinstance(event, ToolProgressEvent)]
+    assert seen == sorted(seen)
+    assert seen[0] == 0.25
+    asked = [call("everything__trigger-elicitation-request")]
+    events = await events_of(asked, server, on_input=lambda question: {"name": "Ann", "check": True})
+    assert "Ann" in results(events)[0].content
+    assert [event.input.call is not None for event in events if isinstance(event, InputRequiredEvent)] == [True]
+    declined = await events_of(asked, server)
+    assert '"action": "decline"' in results(declined)[0].content
+
+
+async def test_the_model_is_lent_over_the_older_protocol_too() -> None:
+    model = ScriptedModel(call("everything__trigger-sampling-request", prompt="Hi"), "Lent.", "done")
+    async with Agent(model, tools=[other("mcp-server-everything", sampling=True)], thoughts=False) as agent:
+        run = agent.run("Go.")
+        [lent] = results([event async for event in run.events])
+    assert "Lent." in lent.content
+
+
+async def test_five_changes_right_after_connecting_are_no_five_lists() -> None:
+    async with Agent(ScriptedModel(), tools=[other("mcp-server-everything")]) as agent:
+        for turns in range(3):
+            calls = [call("everything__echo", message=str(turns))]
+            run = agent.run("Go.", model=ScriptedModel(calls, "done"))
+            assert results([event async for event in run.events])[0].success
+
+
+async def test_files_memory_and_thoughts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Hello.")
+    servers = [
+        other("mcp-server-filesystem", str(tmp_path), hide=["move_file"], approve="destructive"),
+        other("mcp-server-memory", env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")}),
+        other("mcp-server-sequential-thinking", prefix="think_"),
+    ]
+    thought: dict[str, Any] = {"thought": "So.", "nextThoughtNeeded": False, "thoughtNumber": 1, "totalThoughts": 1}
+    calls = [
+        call("filesystem__read_text_file", path=str(tmp_path / "a.txt")),
+        call("filesystem__move_file", source="a", destination="b"),
+        call("filesystem__write_file", path=str(tmp_path / "b.txt"), content="x"),
+        call("memory__create_entities", entities=[{"name": "Ann", "entityType": "person", "observations": []}]),
+        call("memory__read_graph"),
+        call("think_sequentialthinking", **thought),
+    ]
+    model = ScriptedModel(calls, "done")
+    async with Agent(model, tools=servers, thoughts=False) as agent:
+        run = agent.run("Go.", on_input=lambda question: True)
+        events = [event async for event in run.events]
+    read, hidden, written, made, graph, thought_of = results(events)
+    assert read.content == "Hello."
+    assert "There is no tool 'filesystem__move_file'" in hidden.content
+    assert written.success
+    assert made.success
+    assert graph.success
+    assert thought_of.success
+    asked = [event.input.call for event in events if isinstance(event, InputRequiredEvent)]
+    assert [each and each.name for each in asked] == ["filesystem__write_file"], "reading needs no approval"
+
+
+async def test_the_ones_from_python(tmp_path: Path) -> None:
+    git = await asyncio.create_subprocess_exec("git", "init", "-q", str(tmp_path))
+    await git.wait()
+    calls = [
+        call("time__get_current_time", timezone="Europe/Oslo"),
+        call("git__git_status", repo_path=str(tmp_path)),
+        call("fetch__fetch", url="http://127.0.0.1:9/"),
+    ]
+    names = ["mcp-server-time", "mcp-server-git", "mcp-server-fetch"]
+    time, status, fetched = results(await events_of(calls, *map(other, names)))
+    assert "Europe/Oslo" in time.content
+    assert status.success
+    assert not fetched.success
+
+
+async def test_a_server_that_is_killed_in_the_middle_of_a_call() -> None:
+    before = processes()
+    model = ScriptedModel(
+        call("everything__trigger-long-running-operation", duration=60, steps=60),
+        call("everything__echo", message="again"),
+        "done",
+    )
+    async with Agent(model, tools=[other("mcp-server-everything")], thoughts=False) as agent:
+        run = agent.run("Go.")
+        events: list[Any] = []
+        async for event in run.events:
+            events.append(event)
+            if isinstance(event, ToolProgressEvent):
+                for server in processes() - before:
+                    os.kill(server, signal.SIGKILL)
+    killed, again = results(events)
+    assert not killed.success
+    assert "broke" in killed.content, "also when it was called again, since it only reads"
+    assert again.content == "Echo: again"
+    assert processes() == before

@@ -1,0 +1,187 @@
+"""Against a server of the newest protocol: questions, the model, roots, cancelling, changes, a process that dies."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, Limits, SqliteEventLog, ToolsUnavailableEvent
+from rxloop.errors import InvalidInput
+from rxloop.eventlog import MemoryEventLog
+from rxloop.protocol.events import InputRequiredEvent, ToolProgressEvent, ToolStartEvent, UsageEvent
+from rxloop.protocol.messages import Usage
+from rxloop.testing import ScriptedModel, call, turn
+from rxloop.tools.mcp import mcp
+from tools.mcp.asking import events_of, files, processes, results, shop, until
+
+
+def effects(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+async def test_a_form_is_a_question_that_another_process_can_answer(tmp_path: Path) -> None:
+    done, path = tmp_path / "effects", tmp_path / "runs.db"
+
+    async def attempt(*answers: Any, task: str | None = None) -> Any:
+        # Each has an agent, a log and a server process of its own, as after a restart.
+        async with contextlib.aclosing(SqliteEventLog(path)) as log:
+            model = ScriptedModel("Booked.") if task else ScriptedModel(call("shop__book", city="Oslo"), "Booked.")
+            async with Agent(model, tools=[shop(done)], log=log, thoughts=False) as agent:
+                if task is None:
+                    return await agent.run("Book it.")
+                return await agent.resume(task, inputs=answers[0])
+
+    first = await attempt()
+    assert first.state == "input-required"
+    assert [(each.prompt, each.input_kind) for each in first.pending] == [("shop asks: Which day for Oslo?", "data")]
+    assert first.pending[0].answer_schema["anyOf"][0]["required"] == ["day"]
+    second = await attempt({first.pending[0].input_id: {"day": 3}}, task=first.task_id)
+    assert [each.prompt for each in second.pending] == ["shop asks: Oslo on 3 May: sure?"]
+    assert effects(done) == []
+    third = await attempt({second.pending[0].input_id: {"sure": True}}, task=first.task_id)
+    assert third.messages[-2].text == "Oslo on 3 May: booked"
+    assert effects(done) == ["booked Oslo"]
+
+
+async def test_what_the_server_needs_to_go_on_is_not_for_clients(tmp_path: Path) -> None:
+    log = MemoryEventLog()
+    events = await events_of([call("shop__book", city="Oslo")], shop(), log=log)
+    [asked] = [event for event in events if isinstance(event, InputRequiredEvent)]
+    state = asked.metadata["mcp"]["state"]
+    assert state
+    assert state not in asked.to_json(public=True).decode()
+
+
+async def test_on_input_answers_at_once_and_null_declines() -> None:
+    answers = iter([{"day": 4, "month": "June"}, {"sure": False}])
+    events = await events_of([call("shop__book", city="Rome")], shop(), on_input=lambda asked: next(answers))
+    assert results(events)[0].content == "Rome on 4 June: not booked"
+    declined = results(await events_of([call("shop__book", city="Rome")], shop(), on_input=lambda asked: None))[0]
+    assert not declined.success
+
+
+async def test_an_answer_that_does_not_fit_the_form_is_refused() -> None:
+    log = MemoryEventLog()
+    async with Agent(ScriptedModel(call("shop__book", city="Oslo"), "x"), tools=[shop()], log=log) as agent:
+        first = await agent.run("Book it.")
+        with pytest.raises(InvalidInput, match="'soon'"):
+            await agent.resume(first.task_id, inputs={first.pending[0].input_id: {"day": "soon"}})
+
+
+async def test_the_model_is_lent_only_by_option_and_its_tokens_count() -> None:
+    refused = results(await events_of([call("shop__rhyme")], shop()))[0]
+    assert not refused.success
+    lent = turn("Roses are red.", usage=Usage(input_tokens=7, output_tokens=5))
+    model = ScriptedModel(call("shop__rhyme"), lent, "done")
+    async with Agent(model, tools=[shop(sampling=20)], thoughts=False) as agent:
+        run = agent.run("Go.")
+        events = [event async for event in run.events]
+    assert results(events)[0].content == "Roses are red."
+    assert (model.requests[1].settings.max_tokens, model.requests[1].system[0].text) == (20, "You rhyme.")
+    assert (await run).usage.total_tokens == 12
+    assert [event.input_tokens for event in events if isinstance(event, UsageEvent)] == [7]
+
+
+async def test_roots_are_told_where_they_are_given(tmp_path: Path) -> None:
+    [known] = results(await events_of([call("shop__folders")], shop(roots=[tmp_path])))
+    assert known.result == {"result": [tmp_path.as_uri()]}
+
+
+async def test_progress_is_seen_and_cancelling_reaches_the_server(tmp_path: Path) -> None:
+    done = tmp_path / "effects"
+    async with Agent(ScriptedModel(call("shop__wait")), tools=[shop(done)]) as agent:
+        run = agent.run("Go.")
+        async for event in run.events:
+            if isinstance(event, ToolProgressEvent):
+                assert (event.message, event.fraction) == ("begun", 0.25)
+                run.cancel()
+        await until(lambda: effects(done) == ["begun", "stopped"])
+    assert effects(done) == ["begun", "stopped"]
+
+
+async def test_a_call_that_takes_too_long_is_cut_off(tmp_path: Path) -> None:
+    [cut] = results(await events_of([call("shop__wait")], shop(tmp_path / "effects", timeout=0.5)))
+    assert "timed out after 0.5 s" in cut.content
+
+
+async def test_a_process_that_dies_costs_the_call_and_the_next_one_starts_it_again(tmp_path: Path) -> None:
+    done = tmp_path / "effects"
+    model = ScriptedModel(
+        call("shop__pay", once=str(tmp_path / "a")), call("shop__pay", once=str(tmp_path / "a")), "done"
+    )
+    async with Agent(model, tools=[shop(done)], thoughts=False) as agent:
+        run = agent.run("Go.")
+        first, second = results([event async for event in run.events])
+    assert not first.success
+    assert "it is not known whether it took effect" in first.content
+    assert second.content == "paid"
+    assert effects(done) == ["paid", "paid"], "it was not repeated"
+
+
+async def test_a_call_that_only_reads_is_made_again(tmp_path: Path) -> None:
+    [result] = results(await events_of([call("shop__die", once=str(tmp_path / "a"))], shop(tmp_path / "effects")))
+    assert (result.content, effects(tmp_path / "effects")) == ("alive", ["died", "died"])
+
+
+async def test_a_server_that_was_killed_while_nobody_called_is_not_noticed() -> None:
+    before = processes()
+    async with Agent(ScriptedModel(call("shop__echo", text="1"), "done"), tools=[shop()]) as agent:
+        await agent.run("Go.")
+        [server] = processes() - before
+        os.kill(server, signal.SIGKILL)
+        await until(lambda: server not in processes())
+        run = agent.run("Again.", model=ScriptedModel(call("shop__echo", text="2"), "done"))
+        events = [event async for event in run.events]
+    assert [event.content for event in results(events)] == ["2"]
+    assert not [event for event in events if isinstance(event, ToolsUnavailableEvent)]
+
+
+async def test_a_tool_that_comes_is_offered_in_the_next_request_however_often_it_is_told() -> None:
+    model = ScriptedModel(call("shop__grow", name="young"), call("shop__young"), "done")
+    async with Agent(model, tools=[shop()], thoughts=False) as agent:
+        run = agent.run("Go.")
+        found = results([event async for event in run.events])
+    assert found[1].content == "young has grown"
+
+
+async def test_a_server_that_cannot_be_started_is_named_with_what_it_said(caplog: pytest.LogCaptureFixture) -> None:
+    says = "import os, sys; sys.exit('no shop for ' + os.environ['SHOP_TOKEN'])"
+    broken = mcp(sys.executable, "-c", says, env={"SHOP_TOKEN": "planted-0451"}, name="broken")
+    with caplog.at_level(logging.DEBUG, "rxloop"):
+        events = await events_of([], broken)
+    [missing] = [event for event in events if isinstance(event, ToolsUnavailableEvent)]
+    assert missing.family == "broken"
+    assert "no shop for [redacted]" in missing.reason
+    assert "planted-0451" not in caplog.text
+
+
+async def test_a_thousand_calls_leave_nothing() -> None:
+    tasks, children = asyncio.all_tasks(), processes()
+    async with Agent(ScriptedModel(), tools=[shop()], thoughts=False) as agent:
+        opened = 0
+        for turns in range(20):
+            calls = [call("shop__echo", text=str(number)) for number in range(50)]
+            run = agent.run("Go.", model=ScriptedModel(calls, "done"), limits=Limits(tool_failures=None))
+            assert [event.content for event in results([event async for event in run.events])] == list(
+                map(str, range(50))
+            )
+            if not turns:
+                opened = files()
+        assert files() <= opened
+        await asyncio.sleep(0)
+        server = [task for task in asyncio.all_tasks() - tasks if task.get_name().startswith("rxloop-tool")]
+        assert server == []
+        assert len(processes() - children) == 1
+    assert asyncio.all_tasks() == tasks
+    assert processes() == children
+
+
+async def test_a_call_has_its_own_arguments_in_the_log(tmp_path: Path) -> None:
+    events = await events_of([call("shop__echo", text="a"), call("shop__echo", text="b")], shop())
+    assert [event.call.arguments["text"] for event in events if isinstance(event, ToolStartEvent)] == ["a", "b"]
