@@ -34,7 +34,7 @@ ACTIONS = 60
 PATIENCE = 60.0
 """Seconds within which every order is carried out by a process that nobody kills."""
 
-REFUSALS = {"ContextBusy", "InvalidInput", "UnknownRun", "RunExists", "ConflictError", "Fenced", "RunOver"}
+REFUSALS = {"ContextBusy", "InvalidInput", "NotAsked", "UnknownRun", "RunExists", "ConflictError", "Fenced", "RunOver"}
 """How an order may be refused: the run, or the conversation, is not as who gave it thought."""
 
 
