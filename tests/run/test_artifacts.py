@@ -361,7 +361,17 @@ def test_an_agent_takes_a_store_and_nothing_else() -> None:
         Agent(ScriptedModel("Hi."), artifacts=MemoryArtifacts)  # pyright: ignore[reportArgumentType]
 
 
-async def test_a_call_that_is_made_again_writes_and_tells_nothing_twice() -> None:
+async def test_an_agent_that_is_called_writes_to_the_files_of_its_caller() -> None:
+    writer = Agent(ScriptedModel(call("report", city="Oslo"), "Done."), name="writer", tools=[report])
+    model = ScriptedModel(call("writer", prompt="Write."), call("read_artifact", artifact_id="report.md"), "It rains.")
+    run = Agent(model, tools=[writer.as_tool(), *artifact_tools()]).run("Write.")
+    found = updates([event async for event in run])
+    assert (await run).messages[-2].text == "# Oslo\nIt rains.\n"
+    assert [(event.index, event.agent_path) for event in found] == [(0, ("writer",)), (1, ("writer",))]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_call_that_is_made_again_writes_and_tells_nothing_twice(nested: bool) -> None:
     log, tries = MemoryEventLog(), 0
 
     @tool(idempotent=True)
@@ -375,7 +385,9 @@ async def test_a_call_that_is_made_again_writes_and_tells_nothing_twice() -> Non
         await draft.append("two" if good else "no", last=True)
         return "written"
 
-    agent = Agent(ScriptedModel(call("write"), "Done."), tools=[write], log=log)
+    agent = Agent(ScriptedModel(call("write"), "Done."), name="writer", tools=[write], log=None if nested else log)
+    if nested:
+        agent = Agent(ScriptedModel(call("writer", prompt="Write."), "Done."), tools=[agent.as_tool()], log=log)
     first = await agent.run("Write.")
     run = agent.resume(first.task_id, inputs={first.pending[0].input_id: True})
     await run
