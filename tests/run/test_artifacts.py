@@ -428,3 +428,13 @@ async def test_tools_of_one_message_write_side_by_side() -> None:
     found = updates([event async for event in run])
     assert sorted((await run.artifacts.read("a.txt")).split()) == sorted(b"%d" % n for n in range(20))
     assert [event.index for event in found] == [*range(20)]
+
+
+async def test_writes_to_different_artifacts_may_come_in_another_order_when_they_are_made_again() -> None:
+    store = MemoryArtifacts()
+    for names in ("ab", "ba"):
+        artifacts, _ = writing(store)
+        for name in names:
+            draft = await artifacts.create(name)
+            await draft.append(name)
+    assert [await store.read("c", name) for name in "ab"] == [b"a", b"b"]

@@ -82,14 +82,14 @@ class Writes:
     def __init__(self, store: ArtifactStore, *, given: bool = False) -> None:
         self.store = store
         self.given = given
-        self._made: Counter[str] = Counter()
+        self._made: Counter[tuple[str, str]] = Counter()
         # Kept by those who hold it or wait for it.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def key(self, writer: str) -> str:
-        """Name the next write of somebody, the same in each attempt."""
-        self._made[writer] += 1
-        return f"{writer}/{self._made[writer]}"
+    def key(self, writer: str, artifact_id: str) -> str:
+        """Name the next write of somebody to an artifact, the same in each attempt."""
+        self._made[writer, artifact_id] += 1
+        return f"{writer}/{self._made[writer, artifact_id]}"
 
     def turn(self, artifact_id: str) -> asyncio.Lock:
         """The queue of those who write one artifact, in the order in which they came."""
@@ -115,7 +115,8 @@ class RunArtifacts(Artifacts):
     """The artifacts of the conversation of a run, to write and to read.
 
     Writes to one artifact are made in the order in which they are asked for, those to different ones side by side. A
-    call that is made again after a crash writes nothing twice: its n-th write is known by the call and by n.
+    call that is made again after a crash writes nothing twice: its n-th write to an artifact is known by the call
+    and by n.
 
     Args:
         writes: What all writes of the attempt share.
@@ -143,8 +144,8 @@ class RunArtifacts(Artifacts):
             ArtifactExists: There is one of that id, and no `override`.
             ArtifactError: The id is not a plain name, or the store failed.
         """
-        key = await self._key()
         artifact_id = safe_id(artifact_id)
+        key = await self._key(artifact_id)
         async with self._writes.turn(artifact_id):
             record = await self._store.create(
                 self._context_id,
@@ -180,8 +181,8 @@ class RunArtifacts(Artifacts):
             UnknownArtifact: There is none.
             ArtifactError: It is complete, or begun anew, or the store failed. The chunks before this one stand.
         """
-        key = await self._key()
         artifact_id = safe_id(artifact_id)
+        key = await self._key(artifact_id)
         if not isinstance(data, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArtifactError(f"an artifact takes a text or bytes, and not {type(data).__qualname__}")
         if isinstance(data, str):
@@ -205,8 +206,8 @@ class RunArtifacts(Artifacts):
                 # Some stores wait for nothing, and a large text would hold up all other runs.
                 await asyncio.sleep(0)
 
-    async def _key(self) -> str:
-        key = self._writes.key(self._writer.name)
+    async def _key(self, artifact_id: str) -> str:
+        key = self._writes.key(self._writer.name, artifact_id)
         if self._writer.ready is not None:
             await self._writer.ready()
         return key

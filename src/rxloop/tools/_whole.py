@@ -27,6 +27,8 @@ async def kept_whole(content: str, ctx: RunContext[Any]) -> str | None:
     # What a hidden call gives is not for clients, and artifacts of the conversation may be.
     if ctx.call is None or ctx.hidden or not (readable or ctx.host.writes.given):
         return None
+    if ctx.asked_for is not None:
+        await ctx.asked_for()
     place = re.sub(r"[^a-zA-Z0-9]", "-", f"{ctx.step}-{ctx.index}")[:32]
     artifact_id = f"{ctx.call.name}-{ctx.task_id[-12:]}-{place}.txt"
     try:
