@@ -1,0 +1,95 @@
+"""A marker in everything of a run that is not for clients, and no such marker in any byte of the HTTP API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from rxloop import Agent, MemoryEventLog, RunContext, ToolError, tool
+from rxloop.errors import ServerError
+from rxloop.testing import ScriptedModel, call
+from serving import Served, serving
+
+MARK = "PLANTED"
+
+
+@tool(name=f"peek_{MARK}", hidden=True)
+async def peek(ctx: RunContext[Any], at: str = "") -> str:
+    """Look where nobody sees it."""
+    ctx.progress(f"{MARK} half")
+    return f"{MARK} result"
+
+
+@tool(name=f"ask_{MARK}", hidden=True)
+async def ask(ctx: RunContext[Any]) -> str:
+    """Ask in secret."""
+    return await ctx.ask(f"{MARK}?", str, options=[MARK, "no"])
+
+
+@tool
+async def fail() -> str:
+    """Fail."""
+    raise ToolError("It is closed.")
+
+
+TOOLS = [peek, ask, fail]
+
+
+def agent(*turns: Any) -> Agent[Any, Any]:
+    return Agent(ScriptedModel(*turns), tools=TOOLS, instructions=f"{MARK}: be brief.", name="clerk")
+
+
+def client_of(served: Served) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=served.url, headers={"authorization": "Bearer ann-key"}, timeout=30)
+
+
+async def everything(client: httpx.AsyncClient, run: Any) -> str:
+    """Every byte that the API has to say of a run, to whoever owns it."""
+    path = f"/runs/{run['taskId']}"
+    last = run["cursor"]
+    asked = [
+        client.get(path),
+        client.get("/runs"),
+        client.get("/agents"),
+        client.get("/openapi.json"),
+        client.get(f"/contexts/{run['contextId']}/messages"),
+        *(client.get(f"{path}/graph?form={form}") for form in ("json", "mermaid", "html")),
+        *(client.get(f"{path}/events?until=attempt{more}") for more in ("", "&speed=1000", "&kinds=llm-failed,task")),
+        client.get(f"{path}/events?until=attempt", headers={"accept": "application/x-ndjson"}),
+        client.get(f"{path}/events?until=attempt&after=elsewhere/1.1.0"),
+        client.get(f"{path}/events?visibility=all"),
+        client.get(f"{path}/events?until=attempt", headers={"last-event-id": last}),
+        client.post(f"{path}/resume", json={"inputs": {"nobody": 1}}),
+        client.post(f"{path}/resume", json={"inputs": {each["inputId"]: "maybe" for each in run.get("pending", [])}}),
+        client.post(f"{path}/fork", json={"at": 4, "results": {"nobody": 1}}),
+        client.post(f"{path}/fork", json={"at": 9_999}),
+    ]
+    answers = [await each for each in asked]
+    assert all(each.status_code < 500 for each in answers)
+    assert any(each.status_code == 200 and "task" in each.text for each in answers)
+    return "".join(f"{each.headers!r}{each.text}" for each in answers)
+
+
+RUNS: dict[str, tuple[Any, ...]] = {
+    "a hidden call": ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("fail")], "Done."),
+    "a hidden question": (call(f"ask_{MARK}", _id=f"x-{MARK}"), "Done."),
+    "a vendor's words": (ServerError(f"{MARK}: http://10.0.0.1/key=sk-123"),),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_no_byte_of_the_api_has_what_is_not_for_clients(name: str) -> None:
+    log = MemoryEventLog()
+    async with serving(agent(*RUNS[name]), log=log) as served, client_of(served) as client:
+        started = await client.post("/runs?wait=10", json={"input": "Look"})
+        run = started.json()
+        assert MARK.encode() in b"".join(event.to_json() for event in await log.read(run["taskId"]))
+        said = started.text + await everything(client, run)
+        if run.get("pending"):
+            answer = {"inputs": {run["pending"][0]["inputId"]: "no"}}
+            resumed = await client.post(f"/runs/{run['taskId']}/resume?wait=10", json=answer)
+            assert resumed.json()["state"] == "completed"
+            said += resumed.text + await everything(client, resumed.json())
+    assert MARK not in said, said[max(said.index(MARK) - 400, 0) : said.index(MARK) + 40]

@@ -1,0 +1,137 @@
+"""Two servers on one log: what is started at one is followed, answered, steered and cancelled at the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import ApiError
+from rxloop.client import Client
+from serving import Raw
+
+REPLICA = Path(__file__).with_name("replica.py")
+
+
+class Replica:
+    def __init__(self, process: asyncio.subprocess.Process, client: Client, url: str) -> None:
+        self.process, self.client, self.url = process, client, url
+
+    async def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def replica(file: Path) -> AsyncGenerator[Replica]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(sys.executable, str(REPLICA), str(file), str(port))
+    url = f"http://127.0.0.1:{port}"
+    async with Client(url, token="ann-key") as client:
+        try:
+            async with asyncio.timeout(60):
+                while True:
+                    with contextlib.suppress(ApiError):
+                        await client.agents()
+                        break
+            yield Replica(process, client, url)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncGenerator[tuple[Replica, Replica]]:
+    file = tmp_path / "runs.db"
+    async with replica(file) as a, replica(file) as b:
+        yield a, b
+
+
+async def state(client: Client, task_id: str, wanted: str) -> Any:
+    async with asyncio.timeout(30):
+        while True:
+            run = await client.record(task_id, wait=5)
+            if run.state == wanted:
+                return run
+
+
+async def test_what_is_started_here_is_followed_and_answered_there(two: tuple[Replica, Replica]) -> None:
+    a, b = (each.client for each in two)
+    run = await a.start("clerk", "Pay 5")
+    kinds: list[str] = []
+    async for event in b.follow(run.task_id):
+        kinds.append(event.kind)
+        if event.kind == "status-update" and event.pending:
+            await b.answer(run.task_id, {event.pending[0].input_id: True})
+    assert (await a.record(run.task_id)).content == "It is paid 5."
+    assert kinds.count("tool-complete") == 1
+    here = [event.seq async for event in a.follow(run.task_id) if event.durable]
+    there = [event.seq async for event in b.follow(run.task_id) if event.durable]
+    assert here == there
+
+
+async def test_what_goes_on_here_is_cancelled_there(two: tuple[Replica, Replica]) -> None:
+    a, b = (each.client for each in two)
+    run = await a.start("clerk", "Talk for ever")
+    reading = asyncio.create_task(anext(aiter(a.follow(run.task_id, kinds=["content-delta"]))))
+    await reading
+    over = await b.cancel(run.task_id, "enough")
+    assert over.state == "canceled"
+    assert (await a.record(run.task_id)).state == "canceled"
+
+
+async def test_one_key_at_two_servers_is_one_run(two: tuple[Replica, Replica]) -> None:
+    a, b = (each.client for each in two)
+    runs = await asyncio.gather(*(each.start("clerk", "Pay 5", key="k") for each in (a, b, a, b)))
+    assert len({run.task_id for run in runs}) == 1
+    waiting = await state(a, runs[0].task_id, "input-required")
+    kinds = [event.kind async for event in b.follow(waiting.task_id, until="attempt")]
+    assert kinds.count("llm-call") == 1
+
+
+async def test_what_a_server_leaves_the_other_goes_on_with(two: tuple[Replica, Replica]) -> None:
+    a, b = two
+    run = await a.client.start("clerk", "Pay 5")
+    waiting = await state(b.client, run.task_id, "input-required")
+    events = aiter(b.client.follow(run.task_id, after=waiting.cursor))
+    await a.kill()
+    await b.client.answer(run.task_id, {waiting.pending[0].input_id: True})
+    kinds = [event.kind async for event in events]
+    assert kinds[-1] == "status-update"
+    assert (await b.client.record(run.task_id)).content == "It is paid 5."
+
+
+async def test_a_server_that_is_stopped_ends_its_streams_and_the_other_goes_on(
+    two: tuple[Replica, Replica],
+) -> None:
+    # L140
+    a, b = two
+    run = await a.client.start("clerk", "Talk for ever")
+    paused = await a.client.start("clerk", "Pay 5", wait=20)
+    raw = await Raw.connect(a.url)
+    await raw.get(run.events)
+    seen = await raw.reader.readuntil(b"content-delta")
+    a.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(20):
+        rest = await raw.reader.read(-1)
+        # uvicorn raises the signal once more when it is done.
+        assert await a.process.wait() in (0, -signal.SIGTERM)
+    await raw.hang_up()
+    assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
+    last = [line for line in (seen + rest).split(b"\n") if line.startswith(b"id: ")][-1].removeprefix(b"id: ").decode()
+    async for event in b.client.follow(run.task_id, after=last):
+        if event.kind == "content-delta" and event.attempt == 2:
+            break
+    assert (await b.client.cancel(run.task_id)).state == "canceled"
+    await b.client.answer(paused.task_id, {paused.pending[0].input_id: True})
+    assert (await state(b.client, paused.task_id, "completed")).content == "It is paid 5."
