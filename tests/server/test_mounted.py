@@ -27,7 +27,9 @@ async def test_under_a_prefix_of_a_fastapi_application_the_addresses_fit() -> No
         async with httpx.AsyncClient(base_url=url) as plain:
             assert run.events == f"/agents/runs/{run.task_id}/events"
             assert (await plain.get(run.events)).status_code == 200
+            document = (await plain.get("/agents/openapi.json")).json()
             missing = await plain.get("/agents/nothing")
+        assert document["servers"] == [{"url": "/agents"}]
         assert missing.json()["error"]["code"] == "not_found"
         assert [event.kind async for event in client.follow(run.task_id)][-1] == "status-update"
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import anyio
 from starlette.requests import HTTPConnection
@@ -59,7 +60,7 @@ class Host:
         self._last_words = False
         self._auth = auth
         self._streams: Counter[str] = Counter()
-        self._starting: Counter[str] = Counter()
+        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._open: set[anyio.CancelScope] = set()
         self._closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,7 +132,7 @@ class Host:
 
     @asynccontextmanager
     async def starting(self, principal: Principal) -> AsyncGenerator[None]:
-        """Let a principal start one more run.
+        """Let a principal start one more run; its starts come one after the other, so that all of them count.
 
         Raises:
             Refused: Too many of its runs go on.
@@ -141,16 +142,12 @@ class Host:
         if self._auth is None or most is None:
             yield
             return
-        self._starting[principal.id] += 1
-        try:
-            under_way = await read_log(
-                self.runtime.log.runs, owner=principal.id, states=("submitted", "working"), limit=most
-            )
-            if len(under_way) + self._starting[principal.id] > most:
+        log = self.runtime.log
+        async with self._starting.setdefault(principal.id, asyncio.Lock()):
+            found = await read_log(log.runs, owner=principal.id, states=("submitted", "working"), limit=most)
+            if len(found) >= most:
                 raise _too_many("runs", most)
             yield
-        finally:
-            _less(self._starting, principal.id)
 
     def take_stream(self, principal: Principal) -> None:
         """Take one more stream for a principal; it is given back by `streaming`.
@@ -167,13 +164,14 @@ class Host:
 
     @contextmanager
     def streaming(self, principal: Principal, scope: anyio.CancelScope) -> Generator[None]:
-        """Write a stream that was taken; `drain` cancels the scope."""
+        """Read a stream that was taken, and give it back; `drain` cancels the scope."""
         self._open.add(scope)
         self._closed.clear()
         try:
             yield
         finally:
-            _less(self._streams, principal.id)
+            self._streams[principal.id] -= 1
+            self._streams += Counter()  # without what is 0
             self._open.discard(scope)
             if not self._open:
                 self._closed.set()
@@ -200,12 +198,6 @@ class Host:
                     if self._open:
                         await self._closed.wait()
                     await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _less(counter: Counter[str], name: str) -> None:
-    counter[name] -= 1
-    if counter[name] <= 0:
-        del counter[name]
 
 
 def _draining() -> Refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -56,16 +57,14 @@ class Api:
         """
         await self._host.drain(seconds)
 
-    def openapi(self) -> bytes:
-        """The OpenAPI document, as JSON; it is served as `/openapi.json`."""
-        return self._openapi
-
     @cached_property
-    def _openapi(self) -> bytes:
-        return orjson.dumps(document(secured=self._host.secured))
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document; it is served as `/openapi.json`."""
+        return document(secured=self._host.secured)
 
     async def _document(self, request: Request) -> Response:
-        return Response(self._openapi, media_type="application/json")
+        servers = [{"url": request.scope.get("root_path") or "/"}]
+        return Response(orjson.dumps({**self.openapi, "servers": servers}), media_type="application/json")
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from typing import Any
+
+import anyio
 
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent, ends_attempt
@@ -18,15 +18,20 @@ AT_REST = ("completed", "failed", "canceled", "input-required", "auth-required")
 """The states in which nothing goes on."""
 
 
-async def at_rest(host: Host, record: RunRecord, seconds: float, after: str | None) -> RunRecord:
-    """Wait until a run has come to rest, for so long at most; what comes after `after` counts."""
+async def at_rest(call: Call[Any, Any], record: RunRecord, seconds: float, after: str | None) -> RunRecord:
+    """Wait until a run has come to rest, for so long at most; what comes after `after` counts.
+
+    Raises:
+        Refused: The principal waits for too many already.
+    """
+    host = call.host
     if seconds and (after is not None or record.state not in AT_REST):
-        stream = host.runtime.follow(record.task_id, after=after)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(seconds, host.limits.wait)):
-                async for event in stream:
-                    if ends_attempt(event):
-                        break
+        host.take_stream(call.principal)
+        scope = anyio.move_on_after(min(seconds, host.limits.wait))
+        with host.streaming(call.principal, scope), scope:
+            async for event in host.runtime.follow(record.task_id, after=after):
+                if ends_attempt(event):
+                    break
         return await host.runtime.record(record.task_id)
     return record if after is None else await host.runtime.record(record.task_id)
 

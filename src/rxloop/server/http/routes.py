@@ -111,7 +111,7 @@ async def _goes_on(call: Call[Any, StartQuery], record: RunRecord, after: str | 
         asked = {"after": after, "until": "attempt", "onDisconnect": call.query.on_disconnect}
         return streamed(call, record, EventsQuery.model_validate(asked), form)
     seq = record.seq
-    record = await at_rest(call.host, record, call.query.wait, after)
+    record = await at_rest(call, record, call.query.wait, after)
     info = await info_of(call, record)
     if info.pending and record.seq == seq and after is not None:
         # Its answers wait in its mail, and whoever drives it takes them.
@@ -156,10 +156,10 @@ async def fork(call: Call[ForkRun, Query]) -> Response:
 # -- reading
 
 
-async def info(call: Call[None, InfoQuery]) -> Response:
+async def record(call: Call[None, InfoQuery]) -> Response:
     """Tell where a run stands."""
-    record = await at_rest(call.host, await call.record(), call.query.wait, None)
-    return _json(await info_of(call, record))
+    found = await at_rest(call, await call.record(), call.query.wait, None)
+    return _json(await info_of(call, found))
 
 
 async def events(call: Call[None, EventsQuery]) -> Response:
@@ -225,12 +225,12 @@ async def agents(call: Call[None, Query]) -> Response:
     return _json(AgentList(agents=[_agent_info(name, each) for name, each in call.host.runtime.agents.items()]))
 
 
-async def alive(call: Call[None, Query]) -> Response:
+async def healthz(call: Call[None, Query]) -> Response:
     """Tell that the server is there."""
     return _json(Health())
 
 
-async def ready(call: Call[None, Query]) -> Response:
+async def readyz(call: Call[None, Query]) -> Response:
     """Tell whether the server takes runs: it does not drain, and its log answers."""
     call.host.check_open()
     try:

@@ -1,0 +1,45 @@
+"""Runs of every kind over the HTTP API: with tools of the client, and with nested runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rxloop import Agent, ToolCompleteEvent
+from rxloop.client import Client
+from rxloop.testing import ScriptedModel, call
+from serving import serving
+
+
+async def test_a_tool_that_the_client_carries_out_pauses_the_run() -> None:
+    shown = {"name": "show_map", "description": "Show a city.", "parameters": {"type": "object", "properties": {}}}
+    agent = Agent(ScriptedModel(call("show_map"), "There it is."), thoughts=False, name="clerk")
+    async with serving(agent) as served, Client(served.url, token="ann-key") as client:
+        run = await client.start("clerk", "Where is Oslo?", tools=[shown], wait=10)
+        [question] = run.pending
+        assert question.input_kind == "tool"
+        assert question.call is not None
+        assert question.call.name == "show_map"
+        over = await client.answer(run.task_id, {question.input_id: {"shown": True}}, wait=10)
+        results = [each async for each in client.follow(run.task_id) if isinstance(each, ToolCompleteEvent)]
+    assert over.content == "There it is."
+    assert [each.result for each in results] == [{"shown": True}]
+
+
+async def test_events_of_nested_runs_come_or_not() -> None:
+    below: Agent[Any, Any] = Agent(ScriptedModel("It is 7 C."), thoughts=False, name="weather")
+    tool = below.as_tool("ask_weather", "Knows the weather.")
+    above = Agent(
+        ScriptedModel(call("ask_weather", prompt="Oslo?"), "7 C."), tools=[tool], thoughts=False, name="clerk"
+    )
+    async with serving(above) as served, Client(served.url, token="ann-key") as client:
+        run = await client.start("clerk", "Weather?", wait=10)
+        whole = [each async for each in client.follow(run.task_id)]
+        alone = [each async for each in client.follow(run.task_id, nested=False)]
+        assert alone == [each for each in whole if each.parent_task_id is None]
+        nested = [each for each in whole if each.parent_task_id is not None]
+        assert {each.agent_path for each in nested} == {("weather",)}
+        # A reader that was cut off in the middle of the nested run goes on there.
+        for place, event in enumerate(whole[:-1], start=1):
+            rest = [each async for each in client.follow(run.task_id, after=event.cursor)]
+            assert [*whole[:place], *rest] == whole
+    assert run.content == "7 C."
