@@ -32,18 +32,27 @@ def transaction(connection: sqlite3.Connection, *, wait: float | None = None) ->
         raise
 
 
-Fence = Callable[[sqlite3.Connection, str, str], ConflictError | None]
-"""Says why nothing may be appended to a run, by its conversation and its id."""
+Fence = Callable[[str, str, str | None, str | None], ConflictError | None]
+"""Says why nothing may be appended to a run, by its conversation and its id, and by the run that has the turn of the
+conversation, with its holder."""
+_FOUND = """
+    SELECT number, seq, state, at_rest, writer, runs.context_id, turns.task_id, holder FROM runs
+    LEFT JOIN turns USING (context_id) WHERE runs.task_id = ?
+"""
+_TURN = "SELECT task_id, holder FROM turns WHERE context_id = ?"
 
 
 def append(
     connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, writer: str, fence: Fence
 ) -> ConflictError | None:
     """Append a batch; a conflict is given back, so that the other batches of the transaction stand."""
-    query = "SELECT number, seq, state, writer, context_id FROM runs WHERE task_id = ?"
-    found = connection.execute(query, (task_id,)).fetchone()
-    number, held, state, last_writer, context_id = found or (None, 0, "submitted", "", events[0].context_id)
-    if fenced := fence(connection, context_id, task_id):
+    found = connection.execute(_FOUND, (task_id,)).fetchone()
+    if found is None:
+        context_id = events[0].context_id
+        turn = connection.execute(_TURN, (context_id,)).fetchone() or (None, None)
+        found = (None, 0, "submitted", 0, "", context_id, *turn)
+    number, held, state, at_rest, last_writer, context_id, run, holder = found
+    if fenced := fence(context_id, task_id, run, holder):
         return fenced
     if held != expected_seq:
         new = repeated(events, held) if writer and writer == last_writer else None
@@ -61,9 +70,13 @@ def append(
     if durable:
         last = durable[-1]
         connection.execute(
-            "UPDATE runs SET state = ?, at_rest = ?, attempt = ?, seq = ?, updated = ?, writer = ? WHERE number = ?",
-            (state_after(state, durable), ends_attempt(last), last.attempt, last.seq, last.timestamp, writer, number),
+            "UPDATE runs SET attempt = ?, seq = ?, updated = ?, writer = ? WHERE number = ?",
+            (last.attempt, last.seq, last.timestamp, writer, number),
         )
+        now = state_after(state, durable), ends_attempt(last)
+        if now != (state, at_rest):
+            # By themselves, since they are seldom others and there are indexes of them, which are pages to be written.
+            connection.execute("UPDATE runs SET state = ?, at_rest = ? WHERE number = ?", (*now, number))
     if final := last_end(durable):
         usage, error = (None if part is None else part.model_dump_json() for part in (final.usage, final.error))
         connection.execute("UPDATE runs SET usage = ?, error = ? WHERE number = ?", (usage, error, number))

@@ -138,10 +138,15 @@ class Turns:
                 with suppress(RuntimeError):
                     turn.loop.call_soon_threadsafe(turn.lost)
 
-    def fenced(self, connection: sqlite3.Connection, context_id: str, task_id: str) -> Fenced | None:
-        """Why this log object may not append to a run: its turn is somebody else's. Inside the transaction."""
-        query = "SELECT task_id, holder FROM turns WHERE context_id = ?"
-        run, holder = connection.execute(query, (context_id,)).fetchone() or (None, None)
+    def fenced(self, context_id: str, task_id: str, run: str | None, holder: str | None) -> Fenced | None:
+        """Why this log object may not append to a run: its turn is somebody else's.
+
+        Args:
+            context_id: The conversation.
+            task_id: The run.
+            run: The one that has the turn, as it is read in the transaction that appends.
+            holder: Who has it.
+        """
         mine = self.held.get(context_id)
         if holder == self.holder or (run != task_id and (mine is None or mine.task_id != task_id)):
             return None
