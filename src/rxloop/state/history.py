@@ -143,8 +143,11 @@ class History(Sequence[Message]):
         return self._item(index if index >= 0 else self._length + index)
 
     def __iter__(self) -> Iterator[Message]:
+        items = self._items
         for index in range(self._length):
-            yield self._item(index)
+            item = items[index]
+            # Not by a call for each: a compressor counts all messages before each request.
+            yield self._item(index) if isinstance(item, Stored) else item
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]

@@ -13,7 +13,7 @@ from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LL
 from rxloop.protocol.frozen import FrozenList
 from rxloop.protocol.messages import ErrorInfo, Message
 from rxloop.protocol.settle import settle
-from rxloop.protocol.storable import readable, settled_model
+from rxloop.protocol.storable import LARGEST, readable, settled_model
 from rxloop.protocol.unchecked import stamp, unchecked
 from rxloop.state.history import History
 from rxloop.stream.bridges import emit
@@ -236,9 +236,10 @@ def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
     layers = (*request.system, *request.tail)
     repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
     name, iteration = request.ctx.model.name, request.iteration
+    estimate = _estimate(request, layers) if request.estimate is None else request.estimate
     # A provider, a strategy or a counter of the user's own may give something else than it should.
-    sound = request.estimate is None and iteration.__class__ is int and name.__class__ is str and name.isascii()
-    make = _llm_call if sound and not problems else LLMCallEvent
+    numbers = iteration.__class__ is int and estimate.__class__ is int and 0 <= estimate <= LARGEST
+    make = _llm_call if numbers and name.__class__ is str and name.isascii() and not problems else LLMCallEvent
     return make(
         step=request.step,
         branch=request.branch,
@@ -246,7 +247,7 @@ def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
         model=name,
         message_count=len(layers) + len(request.messages),
         tool_count=len(request.tools),
-        estimated_input_tokens=_estimate(request, layers) if request.estimate is None else request.estimate,
+        estimated_input_tokens=estimate,
         **repairs,
     )
 
