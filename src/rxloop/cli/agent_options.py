@@ -29,12 +29,14 @@ class AgentOptions:
     model: str | None = None
     base_url: str | None = None
     strategy: str | None = None
+    mcp: Sequence[str] = ()
 
     def flags(self) -> str:
         """Write the options as they are typed again: what the log does not know of a run."""
         given = [
             ("--agent", self.agent),
             *(("--tools", reference) for reference in self.tools),
+            *(("--mcp", server) for server in self.mcp),
             ("--base-url", self.base_url),
             ("--strategy", self.strategy),
         ]
@@ -62,19 +64,20 @@ class AgentOptions:
                 )
             by_name(self.strategy)
         if self.agent is not None:
-            if self.tools:
-                raise ConfigurationError("--tools does not go with --agent: that agent has tools of its own")
+            if self.tools or self.mcp:
+                option = "--tools" if self.tools else "--mcp"
+                raise ConfigurationError(f"{option} does not go with --agent: that agent has tools of its own")
             named = self.model is not None or self.base_url is not None
             model = self._provider(None) if named else None
             return Ready(_load_agent(self.agent), model, model)
         model = self._provider(recorded)
         # Everybody sees the thoughts, and nobody the calls that make them.
         thoughts = Thoughts(hidden=True)
-        if not self.tools:
+        if not self.tools and not self.mcp:
             return Ready(Agent(model, thoughts=thoughts), None, model)
-        tools = self.load_tools()
+        tools, servers = self.load_tools(), self._servers()
         try:
-            return Ready(Agent(model, tools=tools, thoughts=thoughts), None, model)
+            return Ready(Agent(model, tools=[*tools, *servers], thoughts=thoughts), None, model)
         except ConfigurationError as error:
             raise ConfigurationError(f"--tools {' '.join(self.tools)}: {error}") from error
 
@@ -85,6 +88,25 @@ class AgentOptions:
             found = load(reference, "--tools")
             tools += cast("Sequence[AnyTool]", found) if isinstance(found, list | tuple) else [found]
         return tools
+
+    def _servers(self) -> list[AnyTool]:
+        """Make the servers that `--mcp` names."""
+        if not self.mcp:
+            return []
+        # Imported here: most agents have none.
+        from rxloop.tools.mcp import mcp, mcp_config
+
+        servers: list[AnyTool] = []
+        for given in self.mcp:
+            try:
+                words = shlex.split(given)
+            except ValueError as error:
+                raise ConfigurationError(f"--mcp {given!r} is not a command: {error}") from error
+            if given.endswith(".json") and Path(given).is_file():
+                servers += mcp_config(given)
+            elif words:
+                servers.append(mcp(*words))
+        return servers
 
     def _provider(self, recorded: str | None) -> Provider:
         model = self.model or recorded

@@ -24,6 +24,7 @@ def chat(
     model: options.Model = None,
     base_url: options.BaseUrl = None,
     tools: options.Tools = None,
+    mcp: options.MCP = None,
     agent: options.AgentName = None,
     strategy: options.Strategy = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
@@ -36,7 +37,7 @@ def chat(
 
     Ctrl-D or /quit ends the conversation, Ctrl-C cancels an answer; --context takes an old conversation up again.
     """
-    given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy)
+    given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy, mcp=tuple(mcp or ()))
     begun = conversing(given, thoughts, json, context, db, no_log, chatting=True)
     with reporting(), logged(), asyncio.Runner() as runner:
         # The questions are read outside of the event loop: nothing goes on while a person thinks.

@@ -31,6 +31,7 @@ def fork(
     model: options.OtherModel = None,
     base_url: options.BaseUrl = None,
     tools: options.Tools = None,
+    mcp: options.MCP = None,
     agent: options.AgentName = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
     json: options.Json = False,
@@ -40,7 +41,7 @@ def fork(
 
     It goes on in a way of its own; the other one stays as it is.
     """
-    given = AgentOptions(agent, tuple(tools or ()), model, base_url)
+    given = AgentOptions(agent, tuple(tools or ()), model, base_url, mcp=tuple(mcp or ()))
 
     async def main() -> int:
         changed = pairs(results, "--result")

@@ -39,6 +39,7 @@ def map_(
     model: options.Model = None,
     base_url: options.BaseUrl = None,
     tools: options.Tools = None,
+    mcp: options.MCP = None,
     agent: options.AgentName = None,
     strategy: options.Strategy = None,
     db: options.Database = None,
@@ -50,7 +51,7 @@ def map_(
 
     Exit codes: 0 all lines are answered, 1 some failed, 2 wrong usage, 130 interrupted.
     """
-    given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy)
+    given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy, mcp=tuple(mcp or ()))
     lines = Lines(file, prompt, key)
 
     async def main() -> int:

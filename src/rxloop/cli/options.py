@@ -55,6 +55,10 @@ Tools = Annotated[
     list[str] | None,
     typer.Option("--tools", metavar="MODULE:OBJECT", help="A function, a tool, or a list of them; may be repeated."),
 ]
+MCP = Annotated[
+    list[str] | None,
+    typer.Option("--mcp", metavar="SERVER", help="An MCP server: a command, a URL or an mcp.json; may be repeated."),
+]
 AgentName = Annotated[
     str | None,
     typer.Option(

@@ -32,6 +32,7 @@ def resume(
     model: options.OtherModel = None,
     base_url: options.BaseUrl = None,
     tools: options.Tools = None,
+    mcp: options.MCP = None,
     agent: options.AgentName = None,
     strategy: options.Strategy = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
@@ -44,7 +45,7 @@ def resume(
     What is done stays done. The model and the strategy are those that the run had, unless others are named; tools must
     be named again. A person at the terminal is asked what the run waits for.
     """
-    given = AgentOptions(agent, tuple(tools or ()), model, base_url)
+    given = AgentOptions(agent, tuple(tools or ()), model, base_url, mcp=tuple(mcp or ()))
 
     async def main() -> int:
         answers = pairs(inputs, "--input")

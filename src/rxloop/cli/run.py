@@ -23,6 +23,7 @@ def run(
     model: options.Model = None,
     base_url: options.BaseUrl = None,
     tools: options.Tools = None,
+    mcp: options.MCP = None,
     agent: options.AgentName = None,
     strategy: options.Strategy = None,
     thoughts: options.Thoughts = ThoughtLevel.brief,
@@ -37,7 +38,7 @@ def run(
 
     Exit codes: 0 an answer, 1 the run failed, 2 wrong usage, 3 it waits for input, 130 cancelled.
     """
-    given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy)
+    given = AgentOptions(agent, tuple(tools or ()), model, base_url, strategy, mcp=tuple(mcp or ()))
 
     async def main() -> int:
         question = _question(words or [])

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from rxloop.errors import Paused, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event, InputRequiredEvent
+from rxloop.protocol.frozen import thawed
 from rxloop.tools.mcp._asking import roots_of, sampled
 from rxloop.tools.mcp._forms import DECLINED, ask_form
 from rxloop.tools.mcp._link import Call, Link
@@ -39,7 +40,7 @@ class Rounds:
     async def earlier(self) -> tuple[Responses | None, str | None]:
         """What to begin with: the answers to the questions at which an earlier attempt of the run left the call."""
         ctx = self._call.ctx
-        note = ctx.host.noted((ctx.step or "", ctx.index)).get(_KEY)
+        note = thawed(ctx.host.noted((ctx.step or "", ctx.index)).get(_KEY))
         if note is None:
             return None, None
         return await self._answers(_requests.validate_python(note["requests"]), note), note["state"]

@@ -100,8 +100,9 @@ class MCPServer:
         from rxloop.stream.owned import Owned
         from rxloop.stream.threads import in_thread
 
-        # In a thread, since importing the SDK takes its time, and only once somebody wants it.
-        await in_thread(lambda: import_module("rxloop.tools.mcp._connection"))
+        if self._connections is None:
+            # In a thread, since importing the SDK takes its time, and only once somebody wants it.
+            await in_thread(lambda: import_module("rxloop.tools.mcp._connection"))
         from rxloop.tools.mcp._credentials import fixed_credential
 
         self._fixed = fixed_credential(self.place)

@@ -1,0 +1,48 @@
+"""`--mcp`: the tools of MCP servers on the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from commands import Place
+from rxloop.cli.agent_options import AgentOptions
+from rxloop.errors import ConfigurationError
+from rxloop.tools.mcp._options import Http, Stdio
+
+SHOP = Path(__file__).parents[1] / "tools/mcp/shop.py"
+
+
+def test_a_server_is_a_command_a_url_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text('{"mcpServers": {"a": {"command": "x"}, "b": {"url": "https://b.example/mcp"}}}')
+    given = AgentOptions(mcp=("npx -y 'some server'", "https://c.example/mcp", str(file)))
+    servers = given._servers()
+    places = [getattr(server, "place", None) for server in servers]
+    assert places == [
+        Stdio("npx", ("-y", "some server")),
+        Http("https://c.example/mcp"),
+        Stdio("x"),
+        Http("https://b.example/mcp"),
+    ]
+    assert "--mcp https://c.example/mcp" in given.flags()
+    with pytest.raises(ConfigurationError, match="is not a command"):
+        AgentOptions(mcp=("npx 'x",))._servers()
+    with pytest.raises(ConfigurationError, match="--mcp does not go with --agent"):
+        AgentOptions(agent="a:b", mcp=("x",)).make()
+
+
+def test_its_tools_are_offered(place: Place) -> None:
+    done = place.run("run", "Why?", "--mcp", f"{sys.executable} {SHOP}", "--json")
+    events = [orjson.loads(line) for line in done.stdout.splitlines()]
+    counts = [event["toolCount"] for event in events if event["kind"] == "llm-call"]
+    assert counts[0] > 8
+
+
+def test_one_that_is_not_there_is_named_and_the_answer_comes(place: Place) -> None:
+    done = place.run("run", "Why?", "--mcp", "no-such-program-0451")
+    assert "! no tools of no-such-program-0451: mcp no-such-program-0451 is not available: " in done.stderr
+    assert "completed" in done.stderr
