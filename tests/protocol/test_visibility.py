@@ -73,6 +73,7 @@ PRIVATE = {
     "context-compressed": {"summary", "problems", "view"},
     "tools-unavailable": {"reason"},
     "input-received": {"value"},
+    "auth-required": {"call", "index"},
     "llm-failed": {"error", "retryable", "retry_in", "status", "tries"},
     "subtask": {"hidden_calls"},
     "tool-voided": {"call", "index"},
@@ -87,7 +88,8 @@ NESTED = {
     "FilePart": "type url data media_type filename",
     "ToolCall": "id name arguments raw error hidden",
     "Usage": "input_tokens output_tokens cached_tokens reasoning_tokens",
-    "PendingInput": "input_id prompt input_kind options answer_schema call index step task_id agent_path hidden",
+    "PendingInput": "input_id prompt input_kind options answer_schema call index step task_id agent_path hidden "
+    "provider url public_key",
     "ErrorInfo": "code message retryable",
     "SessionLink": "session_id number total next_thought_needed revises revises_id branch_id branch_from merges "
     "merges_id stage",

@@ -105,6 +105,12 @@ def anything(ctx: RunContext[Any]) -> str:
 
 
 @tool
+async def signs_in(ctx: RunContext[Deps]) -> str:
+    token: str = await ctx.require_auth("github", url="https://github.com/login/device", public_key=None)
+    return token
+
+
+@tool
 def nothing(ctx: RunContext[None]) -> None:
     assert_type(ctx.deps, None)
 

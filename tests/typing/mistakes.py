@@ -352,6 +352,8 @@ def seams(agent: Agent[None, str]) -> None:
     client_tool("show_map", [City])  # wrong
     client_tool("show_map", str)  # wrong
     client_tool("show_map", hidden=True)  # wrong
+    RunContext().require_auth()  # wrong
+    RunContext().require_auth("github", "https://github.com")  # wrong
     op.answering(ToolRequest, lambda request: request)  # wrong
     op.answering(ModelRequest, lambda request: emit("text"))  # wrong
 

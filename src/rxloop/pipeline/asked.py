@@ -10,8 +10,8 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
-from rxloop.errors import RxloopError
-from rxloop.protocol.questions import PendingInput
+from rxloop.errors import ConfigurationError, RxloopError, ToolError
+from rxloop.protocol.events import AuthRequiredEvent, PendingInput
 
 T = TypeVar("T")
 log = logging.getLogger("rxloop")
@@ -23,12 +23,14 @@ class Asked(Coroutine[Any, Any, T]):
     Args:
         prompt: The question.
         put: Puts it, and waits for the answer.
+        method: What was called to make it.
     """
 
-    __slots__ = ("_coroutine", "_put", "prompt", "reported")
+    __slots__ = ("_coroutine", "_put", "method", "prompt", "reported")
 
-    def __init__(self, prompt: str, put: Callable[[], Coroutine[Any, Any, T]]) -> None:
+    def __init__(self, prompt: str, put: Callable[[], Coroutine[Any, Any, T]], method: str = "ctx.ask") -> None:
         self.prompt = prompt
+        self.method = method
         self.reported = False
         """Whether somebody has said that nobody awaited it."""
         self._put = put
@@ -65,15 +67,20 @@ class Asked(Coroutine[Any, Any, T]):
 
     def __bool__(self) -> NoReturn:
         self.reported = True
-        raise RxloopError(f"ctx.ask({self.prompt!r}) was not awaited: write `await ctx.ask(...)`, in an async function")
+        method = self.method
+        raise RxloopError(
+            f"{method}({self.prompt!r}) was not awaited: write `await {method}(...)`, in an async function"
+        )
 
     def __del__(self) -> None:
         if self._coroutine is None and not self.reported:
-            log.error("nobody awaited ctx.ask(%r), so that it was never put: write `await ctx.ask(...)`", self.prompt)
+            words = "nobody awaited %s(%r), so that it was never put: write `await %s(...)`"
+            log.error(words, self.method, self.prompt, self.method)
 
 
 Read = Callable[[Any], Any]
 """Makes of an answer what whoever asks is to get; raises ValueError if it does not fit."""
+_LONGEST = 8_000
 _KINDS: dict[Any, Any] = {bool: "confirmation", str: "text"}
 
 
@@ -101,3 +108,31 @@ def question_of(prompt: str, answer: Any, options: Sequence[Any] | None) -> tupl
         answer_schema=adapter.json_schema(),
     )
     return question, read
+
+
+def sign_in(provider: str, url: str | None, public_key: str | None) -> PendingInput:
+    """Make the question for a credential.
+
+    Raises:
+        ConfigurationError: It cannot be put so to a person.
+    """
+    for name, value in (("provider", provider), ("url", url), ("public_key", public_key)):
+        given: Any = value
+        if (given is not None or name == "provider") and not (isinstance(given, str) and 0 < len(given) <= _LONGEST):
+            raise ConfigurationError(f"require_auth({name}={given!r}): give a text of {_LONGEST:,} characters at most")
+    if url is not None and not url.startswith(("https://", "http://")):
+        # A person is going to click on it.
+        raise ConfigurationError(f"require_auth(url={url!r}): give one that begins with https://")
+    asked = AuthRequiredEvent(input_id="", provider=provider, url=url, public_key=public_key)
+    return asked.input
+
+
+def given_credential(provider: str, credential: Any) -> Any:
+    """Give the credential, unless there is none.
+
+    Raises:
+        ToolError: The person has declined.
+    """
+    if credential is None:
+        raise ToolError(f"The user declined to sign in to {provider}.")
+    return credential

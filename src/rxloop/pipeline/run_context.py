@@ -373,6 +373,35 @@ class RunContext(Generic[D_co]):
             self.questions.append(asked)
         return asked
 
+    def require_auth(self, provider: str, *, url: str | None = None, public_key: str | None = None) -> Asked[Any]:
+        """Ask the person behind the run for a credential, and wait: `token = await ctx.require_auth("github")`.
+
+        The attempt ends as `auth-required`, and `agent.resume(task_id, inputs={input_id: credential})` runs the tool
+        again, in which this call gives the credential; with `agent.run(on_input=...)` it comes at once. A credential is
+        on no stream, in no log and in no error: after a crash it is asked for again.
+
+        Args:
+            provider: Where the person signs in, such as `github`; a credential is for what was asked in this name.
+            url: The page for that.
+            public_key: What the client is to encrypt the credential with. This call then gives the ciphertext, which
+                may also come by `agent.answer`, and so stand in a log: the tool has the private key.
+
+        Raises:
+            ToolError: The person has declined, by the answer None.
+        """
+        # Not before it is needed: importing rxloop is quicker without.
+        from rxloop.pipeline.asked import Asked, given_credential, sign_in
+
+        question = sign_in(provider, url, public_key)
+
+        async def put() -> Any:
+            return given_credential(provider, await self.host.ask(self, question, lambda credential: credential))
+
+        asked: Asked[Any] = Asked(provider, put, "ctx.require_auth")
+        if self.questions is not None:
+            self.questions.append(asked)
+        return asked
+
     def bind(self, **changes: Unpack[ContextChanges]) -> RunContext[D_co]:
         """The same context for another call, step or branch."""
         # A fifth of what `replace` costs, which several times in each iteration is worth it.

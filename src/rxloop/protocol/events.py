@@ -24,6 +24,7 @@ from rxloop.protocol.run_events import (
     ThinkingFailedEvent,
     ToolsUnavailableEvent,
 )
+from rxloop.protocol.run_events import AskingEvent as AskingEvent
 from rxloop.protocol.run_events import State as State
 from rxloop.protocol.step_events import THOUGHT_TYPES as THOUGHT_TYPES
 from rxloop.protocol.step_events import (

@@ -34,6 +34,17 @@ class PendingInput(Wire):
     """The names of the nested agents down to the one that asks."""
     hidden: bool = Field(default=False, exclude_if=not_)
     """The run that asks is nested in a call that is not for clients."""
+    provider: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of a credential: where the person signs in."""
+    url: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of a credential: the page for that."""
+    public_key: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of a credential: the key that it is to be encrypted with; then the answer is the ciphertext."""
+
+    @property
+    def secret(self) -> bool:
+        """Whether the answer is a credential, which is on no stream and in no log."""
+        return self.input_kind == "credential"
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         shown = public_question(self)
@@ -49,10 +60,14 @@ def failure_of(answer: Any) -> str | None:
 
 
 def public_question(question: PendingInput) -> PendingInput:
-    """Show a question as clients may see it: of a hidden tool's only what it takes to answer it."""
-    if not question.hidden and (question.call is None or not question.call.hidden):
-        return question
-    changes: dict[str, Any] = {"prompt": HIDDEN_QUESTION, "options": None, "answer_schema": EMPTY_DICT, "call": None}
+    """Show a question as clients may see it: of a hidden tool's, or for a credential, what it takes to answer it."""
+    changes: dict[str, Any] = {}
+    if question.secret:
+        changes = {"call": None}
+    elif question.hidden or (question.call is not None and question.call.hidden):
+        changes = {"prompt": HIDDEN_QUESTION, "options": None, "answer_schema": EMPTY_DICT, "call": None}
     if question.hidden:
         changes |= {"task_id": None, "agent_path": (), "index": 0, "step": None, "hidden": False}
+    if changes == {"call": question.call} or not changes:
+        return question
     return question.model_copy(update=changes)

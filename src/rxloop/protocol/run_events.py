@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from rxloop.protocol.envelope import Event, absent
-from rxloop.protocol.messages import Content, ErrorInfo, Message, Usage
+from rxloop.protocol.messages import Content, ErrorInfo, Message, ToolCall, Usage
 from rxloop.protocol.questions import PendingInput, public_question
 from rxloop.protocol.visibility import id_unless_hidden, public_error_of, public_messages, public_questions
 
@@ -229,7 +229,7 @@ class InputReceivedEvent(Event):
     incidental_fields = ("step",)
     input_id: str
     value: Any = None
-    """The answer."""
+    """The answer; None for a credential, which nobody but the tool gets."""
 
     @override
     def describe(self) -> str:
@@ -266,8 +266,38 @@ class AuthRequiredEvent(Event):
     public_fields = ("input_id", "provider", "url", "public_key")
     input_id: str
     provider: str
+    """Where the person signs in."""
     url: str | None = None
+    """The page for that."""
     public_key: str | None = None
+    """What the credential is to be encrypted with; then the answer is the ciphertext."""
+    call: ToolCall | None = Field(default=None, exclude_if=absent)
+    """The tool call that needs it."""
+    index: int = Field(default=0, exclude_if=absent)
+    """The place of the call in its message."""
+
+    @property
+    def input(self) -> PendingInput:
+        """The question as it waits for its answer."""
+        return PendingInput(
+            input_id=self.input_id,
+            prompt=f"Sign in to {self.provider}.",
+            input_kind="credential",
+            call=self.call,
+            index=self.index,
+            step=self.step,
+            provider=self.provider,
+            url=self.url,
+            public_key=self.public_key,
+        )
+
+    @override
+    def describe(self) -> str:
+        return self.provider
+
+
+AskingEvent = InputRequiredEvent | AuthRequiredEvent
+"""What puts a question, and makes the run wait."""
 
 
 class ArtifactUpdateEvent(Event):

@@ -10,7 +10,13 @@ from typing import Any
 
 from rxloop.errors import InvalidInput, Paused
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.events import InputReceivedEvent, InputRequiredEvent, PendingInput
+from rxloop.protocol.events import (
+    AskingEvent,
+    AuthRequiredEvent,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    PendingInput,
+)
 from rxloop.protocol.storable import readable
 
 OnInput = Callable[[PendingInput], Any]
@@ -22,6 +28,7 @@ class Questions:
 
     Args:
         on_input: Answers at once; without it the run pauses.
+        credentials: The answers that nobody may keep, by the id of the question; each is taken out once.
         above: Those of the run that this one is nested in.
         within: What the ids of a nested run begin with, so that no two runs have the same.
         agent_path: The names of the nested agents down to this one.
@@ -30,11 +37,13 @@ class Questions:
     def __init__(
         self,
         on_input: OnInput | None,
+        credentials: dict[str, Any],
         above: Questions | None = None,
         within: str = "",
         agent_path: tuple[str, ...] = (),
     ) -> None:
         self._on_input = on_input
+        self._credentials = credentials
         self._above = above
         self._within = within
         self._agent_path = agent_path
@@ -44,10 +53,16 @@ class Questions:
 
     def below(self, call: RunContext[Any], agent_path: tuple[str, ...]) -> Questions:
         """Make those of a run that is nested in a call."""
-        return Questions(self._on_input, self, f"{self._within}{call.step}.{call.index}:", agent_path)
+        return Questions(
+            self._on_input, self._credentials, self, f"{self._within}{call.step}.{call.index}:", agent_path
+        )
 
     async def ask(
-        self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any], earlier: Mapping[str, str]
+        self,
+        ctx: RunContext[Any],
+        question: PendingInput,
+        read: Callable[[Any], Any],
+        earlier: Mapping[str, str | None],
     ) -> Any:
         """Put a question, and give the answer.
 
@@ -69,16 +84,20 @@ class Questions:
         if input_id in state.answers:
             return _read(question, state.answers[input_id], read)
         if input_id not in state.pending:
-            ctx.emit(InputRequiredEvent(input=question, step=ctx.step, branch=ctx.branch))
-        if self._on_input is None:
+            ctx.emit(_event_of(question).model_copy(update={"step": ctx.step, "branch": ctx.branch}))
+        if input_id in self._credentials:
+            value = self._credentials.pop(input_id)
+        elif self._on_input is None:
             raise Paused
-        value = _read(question, await self._answer(self._on_input, question), read)
-        ctx.emit(InputReceivedEvent(input_id=input_id, value=value, step=ctx.step, branch=ctx.branch))
+        else:
+            value = _read(question, await self._answer(self._on_input, question), read)
+        kept = None if question.secret else value
+        ctx.emit(InputReceivedEvent(input_id=input_id, value=kept, step=ctx.step, branch=ctx.branch))
         # Before anything is done with it: otherwise it would be asked for, and done, once more after a crash.
         await ctx.host.durable()
         return value
 
-    def _id(self, asker: str, prompt: str, earlier: Mapping[str, str]) -> str:
+    def _id(self, asker: str, prompt: str, earlier: Mapping[str, str | None]) -> str:
         """The id of a question: that which it had in an earlier attempt, or else a new one.
 
         An answer is one to the words that were asked. A question that is put in other words, or that takes the place
@@ -107,6 +126,13 @@ class Questions:
         if self._one_by_one is None:
             self._one_by_one = asyncio.Lock()
         return self._one_by_one
+
+
+def _event_of(question: PendingInput) -> AskingEvent:
+    if not question.secret:
+        return InputRequiredEvent(input=question)
+    names = ("input_id", "provider", "url", "public_key", "call", "index")
+    return AuthRequiredEvent(**{name: getattr(question, name) for name in names})
 
 
 def _read(question: PendingInput, value: Any, read: Callable[[Any], Any]) -> Any:

@@ -100,7 +100,9 @@ class Attempt:
         """Whether a run of this id, which is to be a new one, goes on in this process."""
         self.made_at: tuple[str, int] | None = None
         """The file and line in which the run was made."""
-        self.questions = Questions(spec.on_input)
+        self.credentials: dict[str, Any] = {}
+        """Those that the attempt was begun with, by the id of the question: here alone, and until they are used."""
+        self.questions = Questions(spec.on_input, self.credentials)
         self._taken: set[Slot] = set()
         self._tools: dict[str, Tool] = {}
         self._missing: Sequence[Missing] = ()

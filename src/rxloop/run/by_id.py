@@ -180,7 +180,8 @@ class RunsById(Generic[D, O]):
     async def answer(self, task_id: str, inputs: Mapping[str, Any]) -> None:
         """Answer questions of a run that this process does not hold; durable when it returns.
 
-        Whoever settles or resumes the run next takes the answers. One that is there already, and is equal, is fine.
+        Whoever settles or resumes the run next takes the answers. One that is there already, and is equal, is fine. A
+        credential has to be encrypted, since a log keeps it: otherwise resume the run with it.
 
         Args:
             task_id: The run.
@@ -195,10 +196,6 @@ class RunsById(Generic[D, O]):
         # Imported here: importing rxloop is quicker without.
         from rxloop.run.sending import answer
 
-        hold = alive(task_id)
-        if hold is not None:
-            # Who reads the run here knows a question before the log does.
-            await hold.durable()
         await answer(event_log, task_id, inputs)
 
     async def say(self, task_id: str, message: Prompt, *, interrupt: bool = False) -> None:

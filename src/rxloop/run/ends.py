@@ -103,7 +103,9 @@ def _outcome(state: RunState, end: Exception | Canceled | None) -> tuple[State, 
             message = f"{message} (raised by {raiser(end)})"
         return "failed", "error", ErrorInfo(code=error_code(end), message=message, retryable=retryable)
     if state.pending:
-        return "input-required", "input", None
+        # What else it waits for may be answered by anybody who can answer questions.
+        only_credentials = all(question.secret for question in state.pending.values())
+        return ("auth-required", "auth", None) if only_credentials else ("input-required", "input", None)
     if not state.done:
         return "failed", "error", ErrorInfo(code="pipeline", message="the loop ended without an answer")
     return "completed", None, None

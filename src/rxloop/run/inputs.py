@@ -21,6 +21,8 @@ WAITING = ("input-required", "auth-required")
 def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The answers that the run does not have yet; one that it has, and is equal, is passed over.
 
+    Credentials are checked, and not among them: see `credentials`.
+
     Raises:
         NotAsked: The run does not wait for an answer, or has another one.
         InvalidInput: The answer does not fit the question.
@@ -35,6 +37,8 @@ def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dic
                 )
             continue
         _check(task_id, state, input_id, value)
+        if state.pending[input_id].secret:
+            continue
         try:
             new[input_id] = storable(value, f"the answer to {input_id!r}")
         except InvalidEvent as error:
@@ -42,11 +46,33 @@ def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dic
     return new
 
 
+def credentials(state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the answers that are credentials, by the id of the question."""
+    found: dict[str, Any] = {}
+    for input_id, value in inputs.items():
+        question = state.pending.get(input_id)
+        if question is not None and question.secret and not state.finished:
+            # Ciphertext is the same whether it has stood in a log or not.
+            found[input_id] = value if question.public_key is None else storable(value, "the credential")
+    return found
+
+
+def plain_credentials(state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that no log may have, since nobody has encrypted them; a person who declines gives none."""
+    given = credentials(state, inputs)
+    return {key: given[key] for key in given if given[key] is not None and state.pending[key].public_key is None}
+
+
 def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
     question = state.pending.get(input_id)
     if question is None or state.finished:
         waiting = (", ".join(state.pending) if not state.finished else "") or "nothing"
         raise NotAsked(f"the run {task_id} is {state.state} and does not wait for {input_id!r}; it waits for {waiting}")
+    if question.secret:
+        # With no word of the value itself.
+        if question.public_key is not None and not isinstance(value, str | bytes | None):
+            raise InvalidInput(f"the credential for {input_id!r} is to be ciphertext: a text, or bytes")
+        return
     if question.options is not None and value not in question.options:
         raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
     if question.input_kind == "tool":

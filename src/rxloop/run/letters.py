@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rxloop.errors import InvalidInput
 from rxloop.protocol.events import Event, InputReceivedEvent, MessageAddedEvent
 from rxloop.protocol.mail import AnswerMail, CancelMail, Mail, SayMail
 from rxloop.protocol.messages import Message
-from rxloop.run.inputs import new_answers
+from rxloop.run.inputs import credentials, new_answers
 from rxloop.run.life import Canceled
 from rxloop.state.run_state import MAIL_ID, RunState
 
@@ -27,13 +28,15 @@ class Taken(NamedTuple):
     """Its end, before anything else of the mail could count."""
     news: tuple[Event, ...] = ()
     """The answers and messages, in order."""
+    credentials: Mapping[str, Any] = MappingProxyType({})
+    """Those that a client has encrypted, by the id of the question."""
     passed: int = 0
-    """The highest number of those that come to nothing; 0 if there are none."""
+    """The highest number of those that come to no event; 0 if there are none."""
 
     @property
     def answers(self) -> bool:
         """Whether a question is answered."""
-        return any(isinstance(event, InputReceivedEvent) for event in self.news)
+        return bool(self.credentials) or any(isinstance(event, InputReceivedEvent) for event in self.news)
 
 
 def take(task_id: str, state: RunState, letters: Letters, *, warn: bool = True) -> Taken:
@@ -55,10 +58,12 @@ def take(task_id: str, state: RunState, letters: Letters, *, warn: bool = True) 
     if cancels and state.state != "canceled":
         return Taken(Canceled(cancels[0].reason or "cancelled", newest))
     news: list[Event] = []
+    encrypted: dict[str, Any] = {}
     passed = 0
     for number, letter in letters:
         before = len(news)
         if isinstance(letter, AnswerMail):
+            encrypted |= credentials(state, letter.inputs)
             for event in answers_in(task_id, state, number, letter, warn=warn):
                 news.append(event)
                 state = state.changed(answers={**state.answers, event.input_id: event.value})
@@ -68,7 +73,7 @@ def take(task_id: str, state: RunState, letters: Letters, *, warn: bool = True) 
                 state = state.changed(held=(*state.held, Message(role=event.role, message_id=event.message_id)))
         if len(news) == before:
             passed = number
-    return Taken(None, tuple(news), passed)
+    return Taken(None, tuple(news), encrypted, passed)
 
 
 def answers_in(

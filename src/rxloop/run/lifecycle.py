@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from rxloop.errors import EventLogError, InvalidOutput
-from rxloop.protocol.events import Event, InputRequiredEvent, ToolCompleteEvent
+from rxloop.protocol.events import AskingEvent, Event, ToolCompleteEvent
 from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import announce, begin, first_events
@@ -60,6 +60,7 @@ async def carry_out(attempt: Attempt) -> None:
         raise
     finally:
         life.limit(None)
+        attempt.credentials.clear()
         if attempt.said:
             log.warning("the run %s was over before it heard what had been said to it", attempt.task_id)
         if attempt.post is not None:
@@ -113,7 +114,7 @@ async def _see_off(attempt: Attempt, grace: float) -> None:
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def look(event: Event) -> None:
-        if isinstance(event, ToolCompleteEvent | InputRequiredEvent) and not over.done() and not attempt.at_work:
+        if isinstance(event, ToolCompleteEvent | AskingEvent) and not over.done() and not attempt.at_work:
             over.set_result(None)
 
     with attempt.recorder.hub.events.subscribe(look):

@@ -20,7 +20,7 @@ from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
 from rxloop.run.earlier import answered_run, over_or_later
 from rxloop.run.ends import is_over, run_exists
-from rxloop.run.inputs import new_answers
+from rxloop.run.inputs import credentials, new_answers
 from rxloop.run.letters import Letters, Taken, take, unheard
 from rxloop.run.post import Post
 from rxloop.run.rest import check_goes_on
@@ -182,6 +182,9 @@ async def _take_up(
         _go_on(attempt, earlier, events[0], state.attempt + 1)
     inputs = spec.inputs or {}
     answers = new_answers(attempt.task_id, state, inputs)
+    attempt.credentials.update(credentials(state, inputs))
+    # Nobody needs them there any more, and a credential is to be in as few places as possible.
+    attempt.spec = spec._replace(inputs=None, as_begun=None)
     attempt.news = [
         earlier.addressed(InputReceivedEvent(input_id=input_id, value=value)) for input_id, value in answers.items()
     ]
@@ -216,6 +219,7 @@ def _take_mail(attempt: Attempt, state: RunState, letters: Letters) -> Taken:
         addressed = attempt.recorder.earlier.addressed
         news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in taken.news]
         attempt.news = (*attempt.news, *news)
+        attempt.credentials.update(taken.credentials)
         attempt.passed = taken.passed
     return taken
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.pipeline.logs import Mailbox
 from rxloop.protocol.mail import AnswerMail, CancelMail, Mail, SayMail
+from rxloop.run.inputs import credentials
 from rxloop.run.letters import Letters, answers_in
 from rxloop.run.life import Canceled, Life, Phase
 from rxloop.run.recorder import Recorder
@@ -82,7 +83,8 @@ class Post:
         if isinstance(letter, CancelMail):
             self._life.finish(Canceled(letter.reason or "cancelled", number))
         elif isinstance(letter, AnswerMail):
-            fits = any(answers_in(self._task_id, self._recorder.state(), number, letter))
+            state = self._recorder.state()
+            fits = any(answers_in(self._task_id, state, number, letter)) or bool(credentials(state, letter.inputs))
             self._answered = self._answered or fits
         elif not self._answered:
             self._say(number, letter)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from rxloop.errors import AttemptError, ConfigurationError, ConflictError, RunOver
+from rxloop.errors import AttemptError, ConfigurationError, ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.protocol.events import InputReceivedEvent
@@ -17,8 +17,9 @@ from rxloop.protocol.messages import Message
 from rxloop.run.earlier import over_or_later
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
-from rxloop.run.inputs import check_not_let_go, later_run, new_answers
+from rxloop.run.inputs import check_not_let_go, credentials, later_run, new_answers, plain_credentials
 from rxloop.run.letters import take, unheard
+from rxloop.run.ownership import alive
 from rxloop.state.conversation import read_log
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
@@ -90,18 +91,42 @@ async def _goes_on(event_log: EventLog, task_id: str, state: RunState) -> bool:
     return all(record.task_id != task_id for record in await read_log(event_log.orphans))
 
 
-async def answer(event_log: EventLog, task_id: str, inputs: Mapping[str, Any]) -> None:
+async def answer(
+    event_log: EventLog, task_id: str, inputs: Mapping[str, Any], *, goes_on_here: bool = False
+) -> dict[str, Any]:
     """Answer questions of a run; see `Agent.answer`.
+
+    Args:
+        event_log: Holds it.
+        task_id: The run.
+        inputs: The answers.
+        goes_on_here: Whether the caller goes on with the run itself, so that he may have credentials.
+
+    Returns:
+        The credentials that no mail may have, since they are not encrypted.
 
     Raises:
         InvalidInput: The run does not wait for an answer, has another one, or the answer does not fit the question.
     """
     mailbox = _mailbox(event_log, "agent.resume(task_id, inputs=...) answers")
+    hold = alive(task_id)
+    if hold is not None:
+        # Who reads the run here knows a question before the log does.
+        await hold.durable()
     new = await _to_answer(event_log, mailbox, task_id, inputs)
-    if new:
-        number = await read_log(mailbox.send, task_id, AnswerMail(inputs=new))
+    state = await _state(event_log, task_id)
+    plain = plain_credentials(state, inputs)
+    if plain and not goes_on_here:
+        raise InvalidInput(
+            f"the answer to {', '.join(plain)} is a credential, which no log is to keep: resume the run with it, by "
+            f"agent.resume({task_id!r}, inputs=...), or have the tool ask with public_key=, for ciphertext"
+        )
+    encrypted = {key: value for key, value in credentials(state, inputs).items() if key not in plain}
+    if new or encrypted:
+        number = await read_log(mailbox.send, task_id, AnswerMail(inputs=new | encrypted))
         # Of several that found the question open at the same moment, the first one counts.
         await _to_answer(event_log, mailbox, task_id, new, before=number)
+    return plain
 
 
 async def _to_answer(

@@ -73,3 +73,7 @@ class RunSpec(NamedTuple):
     """Messages that steer the run."""
     chosen_id: bool = False
     """Whether the id was given, so that there may be a run of that id already."""
+
+    def __repr__(self) -> str:
+        # Without its deps and inputs, which are nobody's business.
+        return f"<RunSpec {self.task_id}>"

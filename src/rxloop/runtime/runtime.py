@@ -13,15 +13,16 @@ from typing import Any, Self, TypedDict, cast
 from typing_extensions import Unpack
 
 from rxloop.agent import Agent
-from rxloop.errors import ConfigurationError, ContextBusy, RunExists, RxloopError
+from rxloop.errors import ConfigurationError, ContextBusy, Paused, RunExists, RxloopError
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.pipeline.values import RunRecord
-from rxloop.protocol.events import AnyEvent
+from rxloop.protocol.events import AnyEvent, PendingInput
 from rxloop.protocol.messages import Message, Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.stream import RecordedStream
 from rxloop.run.handle import Run
 from rxloop.run.ids import id_of_key
+from rxloop.run.sending import answer
 from rxloop.run.settling import carry_out, until_due
 from rxloop.runtime._driven import Driven
 from rxloop.runtime._following import followed
@@ -113,6 +114,8 @@ class Runtime:
         self._grace = grace
         self._driven = Driven()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._credentials: dict[str, dict[str, Any]] = {}
+        """Those that a run is to go on with here, by its id and that of the question."""
         self._once_more: set[str] = set()
         """The runs that somebody has asked to drive while they were driven."""
         self._strangers: set[str] = set()
@@ -235,12 +238,17 @@ class Runtime:
     async def answer(self, task_id: str, inputs: Mapping[str, Any]) -> None:
         """Answer questions of a run, by their `input_id`; it goes on, here if nobody else drives it.
 
+        A credential that is not encrypted stays in this process, which goes on with the run as soon as that waits. If
+        it dies before, the run still waits.
+
         Raises:
             InvalidInput: The run does not wait for that, or the answer does not fit.
         """
         self._check_open()
         agent = await self._agent_of(task_id)
-        await agent.answer(task_id, inputs)
+        secret = await answer(self.log, task_id, inputs, goes_on_here=True)
+        if secret:
+            self._credentials.setdefault(task_id, {}).update(secret)
         self._drive(task_id, agent.name)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> None:
@@ -311,20 +319,32 @@ class Runtime:
         task.add_done_callback(lambda done: self._tasks.pop(task_id) if self._tasks.get(task_id) is done else None)
 
     async def _settle(self, task_id: str, agent: str, begun: Run[Any] | None) -> None:
-        pause = 1.0
+        pause, secret = 1.0, dict[str, Any]()
+
+        async def give(question: PendingInput) -> Any:
+            if question.input_id not in secret:
+                raise Paused
+            return secret.pop(question.input_id)
+
         while True:
             self._once_more.discard(task_id)
+            secret.update(self._credentials.pop(task_id, {}))
             try:
                 if begun is not None:
                     attempt, begun = begun, None
                     await carry_out(task_id, attempt)
                 # Before it takes room, which the run that it waits for may need.
-                if await until_due(self.log, task_id) is not None:
+                if await until_due(self.log, task_id, asks=bool(secret)) is not None:
                     async with self._room:
                         deps = await self._deps_of(task_id)
                         await self._agents[agent].settle(
-                            task_id, deps=deps, on_run=self._driven.begun, when_busy="refuse"
+                            task_id,
+                            deps=deps,
+                            on_input=give if secret else None,
+                            on_run=self._driven.begun,
+                            when_busy="refuse",
                         )
+                        secret.clear()
                 if task_id not in self._once_more:
                     return
                 continue

@@ -9,10 +9,10 @@ from typing import Any
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.events import (
     ArtifactUpdateEvent,
+    AskingEvent,
     CheckpointEvent,
     ContentCompleteEvent,
     InputReceivedEvent,
-    InputRequiredEvent,
     MessageAddedEvent,
     StageEvent,
     StatusUpdateEvent,
@@ -50,8 +50,8 @@ class EarlierAttempts:
         """The complete messages, by step."""
         self.results: dict[Slot, ToolCompleteEvent] = {}
         """The answers to calls."""
-        self.questions: dict[str, str] = {}
-        """What was asked, by the id of the question."""
+        self.questions: dict[str, str | None] = {}
+        """What was asked, by the id of the question; None where the answer was a credential, and is gone."""
         self.notes: dict[Slot, dict[str, Any]] = {}
         """The metadata of the last question of each call."""
         self.interrupted: set[Slot] = set()
@@ -60,6 +60,7 @@ class EarlierAttempts:
         """What nested runs have said."""
         self._taken_up: set[str] = set()
         """The nested runs that go on in this attempt."""
+        self._secret: set[str] = set()
         self._remade: Counter[tuple[str | None, ...]] = Counter()
         """How many of what a strategy makes once more are still to come."""
         self._taken_over = taken_over
@@ -107,7 +108,7 @@ class EarlierAttempts:
     def addressed(self, answer: InputReceivedEvent) -> InputReceivedEvent:
         """Give an answer the ids of the nested run that has asked for it, if it was one."""
         for asked in reversed(self.below):
-            if isinstance(asked, InputRequiredEvent) and asked.input_id == answer.input_id:
+            if isinstance(asked, AskingEvent) and asked.input_id == answer.input_id:
                 ids = {name: getattr(asked, name) for name in _ADDRESS}
                 answer = answer.model_copy(update={**ids, "metadata": {**asked.metadata, **answer.metadata}})
                 self.below.append(answer)
@@ -127,13 +128,17 @@ class EarlierAttempts:
                 self.interrupted.add((event.step or "", event.index))
         elif isinstance(event, ToolCompleteEvent):
             self.results[event.step or "", event.index] = event
-        elif isinstance(event, InputRequiredEvent):
+        elif isinstance(event, AskingEvent):
             self.questions[event.input_id] = event.input.prompt
+            if event.input.secret:
+                self._secret.add(event.input_id)
             if event.input.call is not None:
                 asking[event.input_id] = slot = (event.input.step or "", event.input.index)
                 self.notes[slot] = event.metadata
         elif isinstance(event, InputReceivedEvent):
             asking.pop(event.input_id, None)
+            if event.input_id in self._secret:
+                self.questions[event.input_id] = None
         elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):
             # A call that waited for an answer was left at its question, to be made again with the answer.
             self.interrupted.difference_update(asking.values())
@@ -185,4 +190,4 @@ def _remade_by(event: Event) -> tuple[str | None, ...] | None:
         return None
     if isinstance(event, MessageAddedEvent):
         return event.kind, event.branch, event.role, event.cause, str(event.content)
-    return (event.kind, event.branch, event.input_id) if isinstance(event, InputRequiredEvent) else None
+    return (event.kind, event.branch, event.input_id) if isinstance(event, AskingEvent) else None

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rxloop.protocol.events import (
+    AskingEvent,
+    AuthRequiredEvent,
     ContentCompleteEvent,
     ContextCompressedEvent,
     Event,
@@ -36,7 +38,10 @@ from rxloop.state.run_state import MAIL_ID, NO_RUN, Measured, RunState, earlier_
 _message = unchecked(Message)
 
 PAUSED = ("input-required", "auth-required")
-_ALSO_OF_THE_RUN = (ThoughtStreamEvent, InputRequiredEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent)
+_ALSO_OF_THE_RUN = (
+    *(ThoughtStreamEvent, InputRequiredEvent, AuthRequiredEvent, InputReceivedEvent, SubtaskEvent),
+    ThinkingFailedEvent,
+)
 _RESTS = (*PAUSED, "canceled")
 
 
@@ -290,12 +295,15 @@ def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
     }
 
 
-def _input_required(state: RunState, event: InputRequiredEvent) -> dict[str, Any]:
+def _asked(state: RunState, event: AskingEvent) -> dict[str, Any]:
     return {"pending": {**state.pending, event.input_id: event.input}}
 
 
 def _input_received(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
     pending = {key: value for key, value in state.pending.items() if key != event.input_id}
+    question = state.pending.get(event.input_id)
+    if question is not None and question.secret:
+        return {"pending": pending}
     return {"pending": pending, "answers": {**state.answers, event.input_id: event.value}}
 
 
@@ -312,7 +320,7 @@ def _usage_below(state: RunState, event: UsageEvent) -> dict[str, Any]:
     return {"usage": state.usage + event.usage}
 
 
-def _asked_below(state: RunState, event: InputRequiredEvent) -> dict[str, Any]:
+def _asked_below(state: RunState, event: AskingEvent) -> dict[str, Any]:
     changes = {"task_id": event.task_id, "agent_path": event.agent_path, "hidden": HIDDEN in event.metadata}
     return {"pending": {**state.pending, event.input_id: event.input.model_copy(update=changes)}}
 
@@ -339,7 +347,8 @@ _HANDLERS = ByClass[Callable[[RunState, Any], dict[str, Any]]](
         MessageAddedEvent: _message_added,
         UsageEvent: _usage,
         ThoughtStreamEvent: _thought,
-        InputRequiredEvent: _input_required,
+        InputRequiredEvent: _asked,
+        AuthRequiredEvent: _asked,
         InputReceivedEvent: _input_received,
         SubtaskEvent: _subtask,
         ContextCompressedEvent: _compressed,
@@ -350,6 +359,7 @@ _NESTED = ByClass[Callable[[RunState, Any], dict[str, Any]]](
     {
         UsageEvent: _usage_below,
         InputRequiredEvent: _asked_below,
+        AuthRequiredEvent: _asked_below,
         InputReceivedEvent: _input_received,
         SubtaskEvent: _subtask,
         ToolCompleteEvent: _answered_below,

@@ -169,11 +169,12 @@ def _not_awaited(ctx: RunContext[Any], name: str, forgotten: list[Asked[Any]]) -
     """Make the failure of a tool that went on without the answers to its questions."""
     for asked in forgotten:
         asked.reported = True
+    method = forgotten[0].method
     text = (
-        f"{name} asked {forgotten[0].prompt!r} and did not wait for the answer (`ctx.ask` without `await`), so that "
+        f"{name} asked {forgotten[0].prompt!r} and did not wait for the answer (`{method}` without `await`), so that "
         "nobody was asked. What it did, it did without an answer."
     )
-    log.error("the tool %s did not wait for the answer to its question: write `await ctx.ask(...)`", _public_name(ctx))
+    log.error("the tool %s did not wait for an answer: write `await %s(...)`", _public_name(ctx), method)
     return _failure(text)
 
 

@@ -8,6 +8,8 @@ from typing import NoReturn
 from rxloop.errors import GrammarError
 from rxloop.protocol.envelope import UnknownEvent
 from rxloop.protocol.events import (
+    AskingEvent,
+    AuthRequiredEvent,
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
@@ -223,7 +225,7 @@ class _Run:
     calls: dict[Slot, _Call] = field(default_factory=dict[Slot, _Call])
     open: dict[Slot, _Call] = field(default_factory=dict[Slot, _Call])
     """The calls that have no answer."""
-    questions: dict[str, InputRequiredEvent] = field(default_factory=dict[str, InputRequiredEvent])
+    questions: dict[str, AskingEvent] = field(default_factory=dict[str, AskingEvent])
     answers: dict[str, InputReceivedEvent] = field(default_factory=dict[str, InputReceivedEvent])
     final: StatusUpdateEvent | None = None
     last: Event | None = None
@@ -262,7 +264,7 @@ class _Run:
                     broken("progress-late", "a tool says something when its call has ended", event, call.ended)
             case ToolCompleteEvent():
                 self._tool_complete(event)
-            case InputRequiredEvent() | InputReceivedEvent():
+            case InputRequiredEvent() | AuthRequiredEvent() | InputReceivedEvent():
                 self._question(event)
             case _:
                 pass
@@ -367,9 +369,9 @@ class _Run:
         call.ended = event
         del self.open[event.branch, event.step, event.index]
 
-    def _question(self, event: InputRequiredEvent | InputReceivedEvent) -> None:
+    def _question(self, event: AskingEvent | InputReceivedEvent) -> None:
         asked = self.questions.get(event.input_id)
-        if isinstance(event, InputRequiredEvent):
+        if isinstance(event, AskingEvent):
             if asked is not None and asked.attempt == event.attempt:
                 broken("question-twice", "a question is asked once in an attempt", event, asked)
             self.questions[event.input_id] = event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rxloop.protocol.events import (
+    AuthRequiredEvent,
     ContentCompleteEvent,
     Event,
     InputReceivedEvent,
@@ -85,7 +86,7 @@ class OpenWork:
                 self.calls[step_of(event), event.index] = event.call
             case ToolCompleteEvent():
                 self._answered((step_of(event), event.index))
-            case InputRequiredEvent():
+            case InputRequiredEvent() | AuthRequiredEvent():
                 asked = event.input
                 # A question that no call asks ends with none.
                 slot = (event.task_id, event.branch, asked.step), asked.index if asked.call is not None else -1
@@ -94,7 +95,7 @@ class OpenWork:
                 self._questions.pop((event.task_id, event.input_id), None)
             case StatusUpdateEvent() if event.final or begins_attempt(event):
                 # The next attempt begins anew what this one had open. A question still waits.
-                self._forget(event.task_id, questions=event.state not in ("input-required", "working"))
+                self._forget(event.task_id, questions=event.state not in ("input-required", "auth-required", "working"))
             case _:
                 pass
 
