@@ -132,7 +132,8 @@ def _describe_progress(event: Event) -> Text | None:
                 ("! ", "yellow"), f"no tools of {one_line(event.family)}: {one_line(event.reason, WIDTH)}"
             )
         case SubtaskEvent():
-            return Text(f"~ {one_line(event.agent_name)} begins", "blue")
+            how = "begins" if event.state == "working" else event.state
+            return Text(f"~ {one_line(event.agent_name)} {how}", "blue")
         case CustomEvent():
             return Text(f"~ {one_line(event.name)} {one_line(_json(event.data), WIDTH)}", "blue")
         case ArtifactUpdateEvent():

@@ -56,7 +56,7 @@ class _Facts:
                 # The provider's own word in the place of the count.
                 self._streamed.pop(step, None)
                 self._tokens += event.output_tokens
-            case ToolStartEvent() if event.public and event.name != THINK_ALOUD:
+            case ToolStartEvent() if event.for_clients() is not None and event.name != THINK_ALOUD:
                 self._tools[*step, event.index] = one_line(event.name, 30)
             case ToolCompleteEvent():
                 self._tools.pop((*step, event.index), None)

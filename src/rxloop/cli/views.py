@@ -77,7 +77,7 @@ class _Live:
                 # A call that is sent again begins its text again.
                 self._open = False
                 self._line(Text("! the model is asked again", "yellow"))
-        elif isinstance(event, ToolStartEvent) and event.public and event.name != THINK_ALOUD:
+        elif isinstance(event, ToolStartEvent) and event.for_clients() is not None and event.name != THINK_ALOUD:
             self._called += 1
         elif isinstance(event, ThoughtStreamEvent) and event.source == "reasoning" and self._reasoned:
             self._reasoned = False

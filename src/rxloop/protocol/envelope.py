@@ -155,7 +155,7 @@ class Event(Wire):
 
     @property
     def public(self) -> bool:
-        """Whether clients get this event, in the form that `for_clients` gives."""
+        """Whether this event is for clients, unless its whole run is hidden; `for_clients` gives what they get."""
         return self.visibility == "public"
 
     def for_clients(self) -> "Event | None":

@@ -134,10 +134,11 @@ class ThoughtGraph:
     def __getitem__(self, key: str | int | slice) -> ThoughtStreamEvent | tuple[ThoughtStreamEvent, ...]:
         if not isinstance(key, str):
             return self.thoughts[key]
-        for thought in reversed(self.thoughts):
-            if thought.thought_id == key:
-                return thought
-        raise KeyError(key)
+        found = [thought for thought in reversed(self.thoughts) if thought.thought_id == key]
+        if not found:
+            raise KeyError(key)
+        # Nested runs count their thoughts anew.
+        return next((thought for thought in found if thought.parent_task_id is None), found[0])
 
     def __repr__(self) -> str:
         return f"<ThoughtGraph of {len(self)} thoughts and {len(self.calls)} calls>"

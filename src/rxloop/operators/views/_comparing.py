@@ -13,6 +13,7 @@ from rxloop.protocol.events import (
     LLMCallEvent,
     LLMFailedEvent,
     StatusUpdateEvent,
+    SubtaskEvent,
     TaskEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
@@ -23,8 +24,9 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Message
 
-_Line = tuple[int, str | None]
-"""A run, by its place among those in a stream, and a branch of it."""
+_Line = tuple[Any, str | None]
+"""A run, by the call that it is nested in or else by its place among those in a stream, and a branch of it."""
+_PAUSED = ("input-required", "auth-required")
 
 
 def comparable(events: Sequence[Event]) -> list[Event]:
@@ -106,23 +108,38 @@ def parted(
     return [*rest], left if first is None else [first, *left]
 
 
-def _by_line(events: Iterable[Event]) -> Iterable[tuple[_Line, Event]]:
-    runs: dict[str, int] = {}
+def _by_line(events: Sequence[Event]) -> Iterable[tuple[_Line, Event]]:
+    # By the calls that they are nested in, and not by their order, which is chance as well.
+    nested = {each.subtask_id: each for each in events if isinstance(each, SubtaskEvent)}
+    runs: dict[str, Any] = {}
+
+    def place_of(run: str) -> Any:
+        if run not in runs:
+            runs[run] = len(runs)
+            if (call := nested.get(run)) is not None:
+                runs[run] = (place_of(call.task_id), call.branch, call.step, call.index)
+        return runs[run]
+
     for event in events:
-        yield (runs.setdefault(event.task_id, len(runs)), event.branch), event
+        yield (place_of(event.task_id), event.branch), event
 
 
 def counts(event: Event) -> bool:
     """Tell whether an event says what happened, and is not bookkeeping."""
     if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent | ToolVoidedEvent):
         return False
-    return not isinstance(event, StatusUpdateEvent) or not (event.state == "working" or ends_attempt(event))
+    if isinstance(event, SubtaskEvent):
+        return event.state not in _PAUSED
+    # A nested run that waits ends no more than the one around it.
+    rests = isinstance(event, StatusUpdateEvent) and (event.state in ("working", *_PAUSED) or ends_attempt(event))
+    return not rests
 
 
 def _void(events: Iterable[Event]) -> set[int]:
     """The beginnings that do not count, where one attempt began something and a later one began it again."""
     calls: dict[tuple[str, str | None], int] = {}
     starts: set[tuple[str, str | None, int]] = set()
+    nested: set[tuple[str, str]] = set()
     void: set[int] = set()
     for event in events:
         if isinstance(event, LLMCallEvent):
@@ -131,6 +148,11 @@ def _void(events: Iterable[Event]) -> set[int]:
             if earlier is not None:
                 void.add(earlier)
             calls[event.task_id, event.step] = event.seq
+        elif isinstance(event, SubtaskEvent):
+            said = (event.subtask_id, event.state)
+            if said in nested:
+                void.add(event.seq)
+            nested.add(said)
         elif isinstance(event, ToolStartEvent):
             # The first one: questions of the tool, and their answers, come after it.
             slot = (event.task_id, event.step, event.index)
@@ -142,7 +164,7 @@ def _void(events: Iterable[Event]) -> set[int]:
 
 def _place(event: Event, message: ContentCompleteEvent) -> int | None:
     """The place of the call that an event belongs to; None for what belongs to no call of the message."""
-    if isinstance(event, ToolStartEvent | ToolCompleteEvent):
+    if isinstance(event, ToolStartEvent | ToolCompleteEvent | SubtaskEvent):
         return event.index if event.step == message.step else None
     call_id = event.tool_call_id if isinstance(event, ThoughtStreamEvent) else None
     return next((place for place, call in enumerate(message.tool_calls) if call.id == call_id), None)

@@ -1,0 +1,94 @@
+"""Recorded runs with nested agents: compared, replayed, read from their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+from families import check_attempts, editor, of, researcher, tokens
+from runs import collect, shape
+from rxloop import Agent, MemoryEventLog, RunContext, SqliteEventLog, diff, follow, history, replay, tool
+from rxloop.providers.scripted import ScriptedModel
+from rxloop.testing import call
+
+
+@tool
+async def pay(ctx: RunContext[Any]) -> str:
+    """Pays."""
+    await asyncio.sleep(random.random() * 0.01)
+    return f"{await ctx.ask('Pay?')}"
+
+
+def family(log: Any) -> Agent:
+    """An agent that calls three others side by side."""
+    agents = [researcher(call("pay"), tokens(f"{n}."), name=f"r{n}", tools=[pay]).as_tool() for n in range(3)]
+    return editor(*agents, turns=[[call(f"r{n}", prompt="x") for n in range(3)], tokens("Done.")], log=log)
+
+
+async def test_runs_differ_neither_by_how_nested_ones_mix_nor_by_their_pauses() -> None:
+    log = MemoryEventLog()
+    whole = family(log).run("q", on_input=lambda _: True)
+    await whole
+    agent = family(log)
+    paused = agent.run("q")
+    while (result := await paused).pending:
+        paused = agent.resume(paused.task_id, inputs={result.pending[-1].input_id: True})
+    found = await diff(log, whole.task_id, paused.task_id)
+    assert found.first is None, str(found)
+
+
+async def test_a_difference_in_a_nested_run_is_found() -> None:
+    log = MemoryEventLog()
+    runs = [editor(researcher(tokens(text)).as_tool("research"), log=log).run("q") for text in ("A.", "B.")]
+    for run in runs:
+        await run
+    found = await diff(log, runs[0].task_id, runs[1].task_id)
+    assert found.first is not None
+    assert "B." in str(found)
+
+
+async def test_a_replay_comes_to_the_same_result() -> None:
+    log = MemoryEventLog()
+    run = editor(researcher().as_tool("research"), log=log).run("q")
+    result = await run
+    again = await replay(log, run.task_id).result()
+    assert (again.messages, again.usage, again.output) == (result.messages, result.usage, "A page.")
+    events = await collect(replay(log, run.task_id))
+    check_attempts(events)
+    model = ScriptedModel.from_events(events)
+    child = ScriptedModel.from_events(events, task_id=of(events, "researcher")[0].task_id)
+    assert (model.name, child.name) == ("scripted", "scripted")
+
+
+async def test_followers_get_the_events_of_nested_runs_and_the_history_does_not(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    run = editor(researcher().as_tool("research"), log=log).run("q", context_id="c")
+    await run.begin()
+    followed = await collect(follow(log, run.task_id))
+    assert of(followed, "researcher")[-1].kind == "status-update"
+    check_attempts(followed)
+    assert shape(await history(log, "c")) == [
+        "user: q",
+        "assistant: research",
+        "tool: A capital.",
+        "assistant: A page.",
+    ]
+    (record,) = await log.runs()
+    assert (record.state, record.usage) == ("completed", (await run).usage)
+    await log.aclose()
+
+
+async def test_the_thoughts_of_nested_runs_are_beside_those_of_the_run_around_them() -> None:
+    def thinks(text: str) -> Any:
+        return call("think_aloud", thought=text, thought_type="planning")
+
+    child = researcher([thinks("below")], tokens("A."), thoughts=True)
+    run = editor(
+        child.as_tool("research"), turns=[thinks("above"), call("research", prompt="x"), "B."], thoughts=True
+    ).run("q")
+    graph = (await run).thoughts
+    assert [thought.content for thought in graph] == ["above", "below"]
+    assert [(thought.thought_id, thought.index) for thought in graph] == [("t1", 0), ("t1", 0)]
+    assert graph["t1"].content == "above"
