@@ -70,6 +70,7 @@ PRIVATE = {
     "llm-call": {"problems"},
     "content-complete": {"provider_state"},
     "thought-stream": {"hidden_calls"},
+    "tool-complete": {"messages"},
     "context-compressed": {"summary", "problems", "view"},
     "tools-unavailable": {"reason"},
     "input-received": {"value"},

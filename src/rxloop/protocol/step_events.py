@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from rxloop.protocol.envelope import Event, absent
-from rxloop.protocol.messages import ErrorInfo, ToolCall, Usage, Wire
+from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Usage, Wire
 from rxloop.protocol.unchecked import unchecked
 from rxloop.protocol.visibility import hidden_places, id_unless_hidden, shown_calls
 
@@ -284,6 +284,8 @@ class ToolCompleteEvent(_ToolEvent):
     """Seconds from the start of the call."""
     answer: bool = Field(default=False, exclude_if=absent)
     """The call gave the answer of the run, as `content`; or was to give it, and failed."""
+    messages: list[Message] = Field(default_factory=list[Message], exclude_if=absent)
+    """System messages of the tool, which enter the history after the results of the whole batch."""
 
     @override
     def describe(self) -> str:

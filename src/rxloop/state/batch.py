@@ -51,7 +51,7 @@ class Batch:
         return all(call.name == THINK_ALOUD for call in self.calls)
 
     def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
-        """Return the assistant message and one result for each call, in call order."""
+        """Return the assistant message, one result for each call, in call order, and what the tools say beside that."""
         asking = self.asking(pending)
         results = [
             _message(
@@ -62,7 +62,14 @@ class Batch:
             )
             for index, call in enumerate(self.calls)
         ]
-        return [self.message, *results]
+        return [self.message, *results, *self._beside()]
+
+    def _beside(self) -> Iterable[Message]:
+        for index in range(len(self.calls)):
+            said = self.answers[index].messages if index in self.answers else ()
+            for number, message in enumerate(said):
+                name = message.message_id or f"{self.message.message_id}:{index}:{number}"
+                yield message.model_copy(update={"message_id": name})
 
     def _answer(self, index: int, asking: int) -> str:
         return self.answers[index].content if index in self.answers else self.unanswered(index, asking)

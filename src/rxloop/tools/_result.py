@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
@@ -10,7 +10,9 @@ from typing import Any, cast
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from rxloop.errors import ToolError
-from rxloop.protocol.storable import readable
+from rxloop.protocol.frozen import FrozenList
+from rxloop.protocol.messages import Message
+from rxloop.protocol.storable import readable, settled_model
 from rxloop.tools._size import BYTES, VALUES, check_size, too_long
 
 MAX_RESULT = 100_000
@@ -27,6 +29,8 @@ class ToolResult:
     """What subscribers and the log get, as JSON."""
     content: str
     """What the model reads."""
+    messages: Sequence[str | Message] = ()
+    """System messages for the model alone, which follow the results of all calls of the message."""
 
 
 def encode_result(value: Any) -> tuple[Any, str]:
@@ -63,6 +67,26 @@ def encode_result(value: Any) -> tuple[Any, str]:
             f"The tool ran, but what it returned (of type {type(value).__qualname__}) cannot be written as JSON: "
             f"{error}"
         ) from error
+
+
+def messages_with(value: Any) -> dict[str, Any]:
+    """Give the system messages of a `ToolResult` as a field of its event; nothing if there are none.
+
+    Raises:
+        ToolError: One of them is not a system message, or they are too long.
+    """
+    if not isinstance(value, ToolResult) or not value.messages:
+        return {}
+    given: Any = value.messages
+    made: list[Message] = []
+    for each in [given] if isinstance(given, str) else given:
+        message = Message.system(each) if isinstance(each, str) else each
+        if not isinstance(message, Message) or message.role != "system":
+            raise ToolError(f"The tool ran, but {each!r} among the messages of its ToolResult is not a system message.")
+        made.append(settled_model(message, "the messages of the ToolResult"))
+    if sum(len(message.text) for message in made) > MAX_RESULT:
+        raise ToolError(f"The tool ran, but the messages of its ToolResult are longer than {MAX_RESULT:,} characters.")
+    return {"messages": FrozenList(made)}
 
 
 def _encode(value: Any) -> bytes:

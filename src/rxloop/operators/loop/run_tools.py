@@ -22,7 +22,7 @@ from rxloop.state.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
 from rxloop.tools._blocking import watched
-from rxloop.tools._result import MAX_RESULT, shortened
+from rxloop.tools._result import MAX_RESULT, messages_with, shortened
 
 if TYPE_CHECKING:
     from rxloop.pipeline.asked import Asked
@@ -129,6 +129,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
                 value = await watched(tool.call(thawed(call.arguments), ctx), call.name)
         result, content = encode_result(value)
         result = storable(result, "the result")
+        beside = messages_with(value)
         forgotten = [asked for asked in ctx.questions or () if asked.forgotten]
         if forgotten:
             return _not_awaited(ctx, call.name, forgotten)
@@ -157,7 +158,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         from rxloop.tools._whole import kept_whole
 
         content = shortened(content, limit, await kept_whole(content, ctx))
-    return {"success": True, "result": result, "content": content}
+    return {"success": True, "result": result, "content": content, **beside}
 
 
 def _public_name(ctx: RunContext[Any]) -> str:

@@ -1,0 +1,55 @@
+"""System messages that tools give with their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bank import crashed
+from runs import collect, shape, well_formed
+from rxloop import Agent, MemoryEventLog, Message, ToolCompleteEvent, ToolResult, op, tool
+from rxloop.testing import ScriptedModel, call
+
+
+@tool
+async def learn(what: str) -> ToolResult:
+    """Learns."""
+    return ToolResult({"learnt": what}, "learnt", messages=[f"SECRET {what}", Message.system("Be brief.")])
+
+
+async def test_they_follow_the_results_of_the_batch_and_are_not_for_clients() -> None:  # L118
+    log = MemoryEventLog()
+    model = ScriptedModel([call("learn", what="a"), call("learn", what="b")], "Done.")
+    run = Agent(model, tools=[learn], log=log).run("Go", context_id="c")
+    events = await collect(run.pipe(op.grammar()))
+    result = await run
+
+    assert shape(result.messages)[2:-1] == [
+        *["tool: learnt"] * 2,
+        *["system: SECRET a", "system: Be brief.", "system: SECRET b", "system: Be brief."],
+    ]
+    assert well_formed(result.messages)
+    assert shape(model.requests[1].messages) == shape(result.messages)[:-1]
+    assert len({message.message_id for message in result.messages}) == len(result.messages)
+    assert all(b"SECRET" not in event.to_json(public=True) for event in events if event.public)
+
+
+async def test_they_are_there_once_after_a_crash() -> None:  # L118
+    log = MemoryEventLog()
+    first = await Agent(ScriptedModel(call("learn", what="a"), "Done."), tools=[learn], log=log).run("Go")
+    log = await crashed(log, first.task_id, ToolCompleteEvent)
+    result = await Agent(ScriptedModel("Done."), tools=[learn], log=log).resume(first.task_id)
+    assert shape(result.messages) == shape(first.messages)
+    assert [message.message_id for message in result.messages] == [message.message_id for message in first.messages]
+
+
+@pytest.mark.parametrize("wrong", [[Message.user("Hi")], [5], ["x" * 100_001]])
+async def test_what_is_none_is_a_failure_of_the_tool(wrong: Any) -> None:  # L118
+    @tool
+    async def odd() -> ToolResult:
+        """Odd."""
+        return ToolResult(1, "one", messages=wrong)
+
+    result = await Agent(ScriptedModel(call("odd"), "Sorry."), tools=[odd]).run("Go")
+    assert result.messages[2].text.startswith("The tool ran, but ")
