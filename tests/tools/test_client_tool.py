@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pydantic import BaseModel, Field
@@ -47,7 +48,8 @@ async def look() -> str:
         ({"name": "a", "parameters": {"$ref": "https://h/x.json"}}, "there is nothing at 'https://h/x.json'"),
         ({"name": "a", "parameters": {"anyOf": {}}}, "anyOf is to be a list of schemas"),
         ({"name": "a", "parameters": {"x-mark": object()}}, "which JSON has nothing for"),
-        ({"name": "a", "result": 5}, "result=5 is neither a JSON Schema nor a type"),
+        ({"name": "a", "result": 5}, r"\[1\]: its result is to be a JSON Schema, not 5"),
+        ({"name": "a", "result": "int"}, r"\[1\]: its result is to be a JSON Schema, not 'int'"),
         ({"name": "first"}, r"\[1\]: another one before it is called 'first'"),
         ({"name": "look"}, "the agent has a tool called 'look'"),
         ({"name": "think_aloud"}, "the agent has a tool called 'think_aloud'"),
@@ -134,6 +136,24 @@ async def test_a_model_describes_the_arguments_and_reads_them() -> None:  # L106
     assert asked[0].answer_schema == {"type": "boolean"}
     first = next(message for message in result.messages if message.role == "tool")
     assert "day: Input should be a valid date" in first.text
+
+
+# L105
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_no_code_of_a_definition_is_run(tmp_path: Path, wrapped: bool) -> None:
+    definition = {"name": "a", "result": f"open({str(tmp_path / 'made')!r}, 'w')"}
+    with pytest.raises(ConfigurationError, match="its result is to be a JSON Schema"):
+        client_tools([{"type": "function", "function": definition} if wrapped else definition])
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_type_of_the_result_is_not_a_text(tmp_path: Path) -> None:
+    text: Any = f"open({str(tmp_path / 'made')!r}, 'w')"
+    with pytest.raises(ConfigurationError, match="is a text: give the type itself"):
+        client_tool("a", result=text)
+    with pytest.raises(ConfigurationError, match="result=5 is neither a JSON Schema nor a type"):
+        client_tool("a", result=cast("Any", 5))
+    assert not any(tmp_path.iterdir())
 
 
 async def test_a_tool_of_a_family_goes_before_one_of_the_client(caplog: pytest.LogCaptureFixture) -> None:

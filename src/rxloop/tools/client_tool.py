@@ -192,6 +192,9 @@ def _of(definition: Any) -> ClientTool:
         raise ConfigurationError("it has no name")
     # Vendors write what is not there as null.
     given = {name: value for name, value in fields.items() if value is not None}
+    # A type is for those who write the program: pydantic evaluates a text as the name of one.
+    if not isinstance(given.get("result", {}), Mapping):
+        raise ConfigurationError(f"its result is to be a JSON Schema, not {shown(given['result'])}")
     return ClientTool(given.pop("name", ""), given.pop("parameters", None), **given)
 
 
@@ -216,6 +219,8 @@ def _result_of(name: str, given: Any) -> tuple[dict[str, Any], Callable[[Any], A
     adapter: TypeAdapter[Any] | None = None
     if given is None or isinstance(given, Mapping):
         schema = {} if given is None else _schema(name, "result", given, None)
+    elif isinstance(given, str):
+        raise ConfigurationError(f"tool {name!r}: result={given!r} is a text: give the type itself, or a JSON Schema")
     else:
         try:
             adapter = TypeAdapter(given)
