@@ -74,6 +74,17 @@ def folders(known: Annotated[types.ListRootsResult, Resolve(roots)]) -> list[str
 
 
 @shop.tool()
+async def sign_in(ctx: Context[Any, Any]) -> types.InputRequiredResult | str:
+    """Wants the person at a page."""
+    answers = ctx.input_responses or {}
+    answer = answers.get("page")
+    if answer is None:
+        page = types.ElicitRequestURLParams(message="Sign in.", url="https://shop.example/in", elicitation_id="1")
+        return types.InputRequiredResult(input_requests={"page": types.ElicitRequest(params=page)}, request_state="s")
+    return f"page: {getattr(answer, 'action', '?')}"
+
+
+@shop.tool()
 async def wait(ctx: Context[Any, Any]) -> None:
     """Works until it is stopped."""
     effect("begun")

@@ -151,6 +151,19 @@ async def test_a_server_that_comes_back_is_connected_again() -> None:
         assert [event.success for event in failed if isinstance(event, ToolCompleteEvent)] == [False]
 
 
+async def test_a_server_that_does_not_answer_is_not_waited_for_in_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rxloop.tools.mcp._listing._PATIENCE", 0.3)
+    many = Many()
+    many.held.clear()
+    async with many.serving() as url:
+        async with Agent(ScriptedModel(*[call("m__a")] * 3, "done"), tools=[mcp(url, name="m")]) as agent:
+            run = agent.run("Hi")
+            [missing] = [event async for event in run.pipe() if isinstance(event, ToolsUnavailableEvent)]
+        many.held.set()
+    assert "does not list its tools" in missing.reason
+    assert many.asked == {"list 0": 1}
+
+
 async def test_names_that_vendors_refuse_are_made_valid() -> None:
     long = "x" * 80
     many = Many([["a.b/c", "a b/c", long, long + "y"]])

@@ -66,6 +66,16 @@ async def test_on_input_answers_at_once_and_null_declines() -> None:
     assert not declined.success
 
 
+async def test_a_page_to_open_is_a_matter_of_credentials() -> None:
+    agent = Agent(ScriptedModel(call("shop__sign_in"), "done"), tools=[shop()], log=MemoryEventLog(), thoughts=False)
+    async with agent:
+        first = await agent.run("Go.")
+        assert first.state == "auth-required"
+        assert [(each.provider, each.url) for each in first.pending] == [("shop", "https://shop.example/in")]
+        result = await agent.resume(first.task_id, inputs={first.pending[0].input_id: "I was there."})
+    assert result.messages[-2].text == "page: accept"
+
+
 async def test_an_answer_that_does_not_fit_the_form_is_refused() -> None:
     log = MemoryEventLog()
     async with Agent(ScriptedModel(call("shop__book", city="Oslo"), "x"), tools=[shop()], log=log) as agent:
@@ -180,6 +190,19 @@ async def test_a_thousand_calls_leave_nothing() -> None:
         assert len(processes() - children) == 1
     assert asyncio.all_tasks() == tasks
     assert processes() == children
+
+
+async def test_two_agents_have_one_process_and_the_last_one_ends_it() -> None:
+    before, server = processes(), shop()
+    first = Agent(ScriptedModel("a"), tools=[server])
+    second = Agent(ScriptedModel("a", call("shop__echo", text="still there"), "b"), tools=[server])
+    await asyncio.gather(first.run("Hi"), second.run("Hi"))
+    assert len(processes() - before) == 1
+    await first.aclose()
+    run = second.run("Hi")
+    assert [event.content for event in results([event async for event in run.events])] == ["still there"]
+    await second.aclose()
+    assert processes() == before
 
 
 async def test_a_call_has_its_own_arguments_in_the_log(tmp_path: Path) -> None:

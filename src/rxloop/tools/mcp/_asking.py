@@ -11,7 +11,7 @@ from mcp.client.context import ClientRequestContext
 from pydantic import FileUrl
 
 from rxloop.errors import InvalidInput, Paused, RxloopError
-from rxloop.tools.mcp._forms import DECLINED, ask_form
+from rxloop.tools.mcp._forms import DECLINED, elicited
 from rxloop.tools.mcp._link import Call, Link
 from rxloop.tools.mcp._options import Taken
 from rxloop.tools.mcp._sampling import refused, sample
@@ -71,10 +71,9 @@ class Answers:
 
     async def _elicit(self, context: ClientRequestContext, asked: types.ElicitRequestParams) -> types.ElicitResult:
         call, link = self._call(), self._link()
-        form = isinstance(asked, types.ElicitRequestFormParams)
-        if call is None or link is None or not form or not call.ctx.host.answers_now:
+        if call is None or link is None or not call.ctx.host.answers_now:
             return DECLINED
-        answer: Any = await self._during(call, ask_form(call.ctx, link.name, asked))
+        answer: Any = await self._during(call, elicited(call.ctx, link.name, asked))
         return answer if answer is not None else DECLINED
 
     def _call(self) -> Call | None:

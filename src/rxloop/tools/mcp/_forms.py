@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from pydantic import AfterValidator, WithJsonSchema
 from referencing import Registry
 
-from rxloop.errors import ToolError
+from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
 
 _SCHEMA = 50_000
@@ -21,14 +21,26 @@ _PROMPT = 4_000
 DECLINED = types.ElicitResult(action="decline")
 
 
-async def ask_form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormParams) -> types.ElicitResult:
-    """Ask the person or client behind a run to fill in a form; an answer of null declines it.
+async def elicited(ctx: RunContext[Any], who: str, asked: types.ElicitRequestParams) -> types.ElicitResult:
+    """Ask the person or client behind a run what a server wants to know; what cannot be asked is declined.
 
     Raises:
         InvalidInput: The answer does not fit.
         Paused: There is no answer yet.
-        ToolError: The form cannot be shown.
+        ToolError: It cannot be shown.
     """
+    if isinstance(asked, types.ElicitRequestFormParams):
+        return await _form(ctx, who, asked)
+    try:
+        # Whatever is answered says that the person was there: the server hears of the rest at its page.
+        await ctx.require_auth(who, url=asked.url)
+    except (ToolError, ConfigurationError):
+        return DECLINED
+    return types.ElicitResult(action="accept")
+
+
+async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormParams) -> types.ElicitResult:
+    """Ask to have a form filled in; an answer of null declines it."""
     schema: dict[str, Any] = dict(form.requested_schema)
     if len(orjson.dumps(schema)) > _SCHEMA:
         raise ToolError(f"The MCP server {who} asks with a form that is longer than {_SCHEMA} bytes.")

@@ -28,8 +28,11 @@ _DESCRIPTION = 10_000
 """Characters of the description of one tool."""
 _NAME = 64
 """Characters of a name that vendors take."""
+_PATIENCE = 30.0
+"""Seconds that a listing may take; one that takes longer is not tried again for as long."""
 _GAP = 0.1
 """Seconds between two listings, however often the server says that something has changed."""
+_SILENT = f"the server does not list its tools within {_PATIENCE:g} s"
 
 
 class Listing:
@@ -42,6 +45,8 @@ class Listing:
         self._until = 0.0
         """Until when they are good."""
         self._listed = -_GAP
+        self._again = 0.0
+        """When a server that did not answer may be asked again."""
         self._flight: asyncio.Task[tuple[MCPTool, ...]] | None = None
         self._warned: set[str] = set()
 
@@ -59,6 +64,8 @@ class Listing:
         known = self.now()
         if known is not None:
             return known
+        if self._again > asyncio.get_running_loop().time():
+            raise RxloopError(_SILENT)
         if self._flight is None:
             # Nothing of the run that asks first: the others are not that run.
             self._flight = asyncio.get_running_loop().create_task(self._list(), context=Context())
@@ -85,7 +92,11 @@ class Listing:
         # Before it asks: what changes while it does is another reason to ask.
         self._until = loop.time() + self._link.taken.ttl
         try:
-            listed = await self._all()
+            async with asyncio.timeout(_PATIENCE):
+                listed = await self._all()
+        except TimeoutError:
+            self._until, self._again = 0.0, loop.time() + _PATIENCE
+            raise RxloopError(_SILENT) from None
         except MCPError as error:
             self._until = 0.0
             if self._link.closed or error.code == types.CONNECTION_CLOSED:

@@ -13,10 +13,11 @@ from pydantic import TypeAdapter
 
 from rxloop.errors import Paused, ToolError
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.events import Event, InputRequiredEvent
+from rxloop.protocol.events import Event
 from rxloop.protocol.frozen import thawed
+from rxloop.protocol.run_events import AskingEvent
 from rxloop.tools.mcp._asking import roots_of, sampled
-from rxloop.tools.mcp._forms import DECLINED, ask_form
+from rxloop.tools.mcp._forms import elicited
 from rxloop.tools.mcp._link import Call, Link
 
 _KEY = "mcp"
@@ -66,7 +67,7 @@ class Rounds:
         for key, request in requests.items():
             if isinstance(request, types.ElicitRequest):
                 try:
-                    given[key] = await self._elicited(ctx, request.params)
+                    given[key] = await elicited(ctx, self._link.name, request.params)
                 except Paused as error:
                     paused = error
         if paused is not None:
@@ -81,17 +82,12 @@ class Rounds:
                 given[key] = answer
         return given
 
-    async def _elicited(self, ctx: RunContext[Any], asked: types.ElicitRequestParams) -> types.ElicitResult:
-        if isinstance(asked, types.ElicitRequestFormParams):
-            return await ask_form(ctx, self._link.name, asked)
-        return DECLINED
-
     def _noting(self, ctx: RunContext[Any], note: dict[str, Any]) -> RunContext[Any]:
         """The context of the call, whose questions carry what the next attempt needs."""
         out = ctx.out
 
         def noted(event: Event) -> None:
-            if isinstance(event, InputRequiredEvent):
+            if isinstance(event, AskingEvent):
                 event = event.model_copy(update={"metadata": {**event.metadata, _KEY: note}})
             (out or ctx.host.publish)(event)
 
