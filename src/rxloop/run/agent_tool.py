@@ -109,6 +109,9 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         if not state.finished:
             await _carry_out(child, ctx)
             state = child.state()
+        if state.state in _PAUSED:
+            above.recorder.waits_below(ctx.branch, state.pending)
+            raise Paused
         return _answer(child, self.definition.name)
 
     @override
@@ -204,13 +207,10 @@ def _answer(child: NestedAttempt, name: str) -> Any:
 
     Raises:
         ToolError: The run came to no answer.
-        Paused: It waits for an answer itself.
     """
     state = child.state()
     if state.state == "completed":
         return child.parsed(state.content)[0]
-    if state.state in _PAUSED:
-        raise Paused
     error = state.error
     why = public_error(error, state.reason).message if error is not None else state.state
     written = f" It had written: {state.content}" if state.content else ""

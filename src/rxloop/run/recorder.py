@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -236,6 +236,14 @@ class Recorder:
         self.states[None] = fold(self.states[None], event)
         if TRAITS[type(event)].drawn:
             self.graph = self.graph.add(event)
+
+    def waits_below(self, branch: str | None, questions: Iterable[str]) -> None:
+        """Let the line that has made a call know of the questions of the run that is nested in it."""
+        if branch is not None:
+            asked = self.states[None].pending
+            state = self.state(branch)
+            known = {key: asked[key] for key in questions if key in asked}
+            self.states[branch] = state.changed(pending={**state.pending, **known})
 
     def deliver(self, event: Event) -> None:
         """Deliver an event that is recorded."""

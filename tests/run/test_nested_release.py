@@ -1,0 +1,94 @@
+"""Runs with nested ones that are given up, and strategies whose lines call agents."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from families import check_attempts, checked, editor, in_virtual_time, of, researcher, tokens, used
+from runs import collect
+from rxloop import Agent, MemoryEventLog, RunContext, StatusUpdateEvent, ToolCompleteEvent, tool
+from rxloop.strategies import StrategyRun, strategy
+from rxloop.testing import ScriptedModel, call
+
+DONE: list[str] = []
+
+
+@tool
+async def slow() -> str:
+    """Takes its time, and must not be cut off."""
+    DONE.append("begun")
+    await asyncio.sleep(2)
+    DONE.append("over")
+    return "ok"
+
+
+@in_virtual_time
+async def test_a_run_that_is_released_leaves_its_nested_runs_as_they_are() -> None:
+    DONE.clear()
+    log = MemoryEventLog()
+    child = researcher(call("slow"), call("search", question="x"), tokens("A."), tools=[slow])
+    run = editor(child.as_tool("research"), log=log).run("q").start()
+    await asyncio.sleep(1)
+    await run.release(grace=10)
+    assert DONE == ["begun", "over"], "the call of the nested run is waited for"
+    events = await log.read(run.task_id)
+    assert not [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
+    assert of(events, "researcher")[-1].kind == "tool-complete"
+
+    rest = researcher(tokens("A."), tools=[slow])
+    again = editor(rest.as_tool("research"), turns=[tokens("A page.")], log=log).resume(run.task_id)
+    await collect(again)
+    assert (await again).output == "A page."
+    assert DONE == ["begun", "over"]
+    check_attempts(await log.read(run.task_id))
+
+
+@in_virtual_time
+async def test_a_run_that_is_released_at_once_cuts_its_nested_runs_off() -> None:
+    log = MemoryEventLog()
+    child = researcher(call("slow"), tools=[slow])
+    run = editor(child.as_tool("research"), log=log).run("q").start()
+    await asyncio.sleep(1)
+    await run.release()
+    events = await log.read(run.task_id)
+    assert events[-1].kind == "tool-start"
+    rest = researcher(tokens("A."), tools=[slow])
+    again = editor(rest.as_tool("research"), turns=[tokens("A page.")], log=log).resume(run.task_id)
+    await collect(again)
+    assert (await again).output == "A page."
+    (answer,) = [e for e in of(await log.read(run.task_id), "researcher") if isinstance(e, ToolCompleteEvent)]
+    assert "interrupted" in answer.content
+
+
+@tool
+async def ask(ctx: RunContext[Any]) -> str:
+    """Asks."""
+    return f"{await ctx.ask('May I?')}"
+
+
+@strategy
+async def delegates(run: StrategyRun) -> str:
+    """Has an agent answer, beside the main line."""
+    answer = await run.call("research", {"prompt": "x"}, branch="delegates/1")
+    return answer.content
+
+
+async def test_an_agent_that_is_called_on_a_line_of_a_strategy_may_ask() -> None:
+    def agent(log: MemoryEventLog, *turns: Any) -> Agent:
+        child = researcher(*turns, tools=[ask])
+        return Agent(ScriptedModel(), tools=[child.as_tool("research")], log=log, strategy=delegates, name="head")
+
+    log = MemoryEventLog()
+    run = agent(log, call("ask")).run("q")
+    events = await checked(run)
+    result = await run
+    assert result.state == "input-required"
+    again = agent(log, tokens("A.")).resume(run.task_id, inputs={result.pending[0].input_id: True})
+    await collect(again)
+    result = await again
+    assert (result.output, result.pending) == ("A.", [])
+    whole = await log.read(run.task_id)
+    check_attempts(whole)
+    assert result.usage == used(whole)
+    assert len({event.task_id for event in [*events, *whole]}) == 2
