@@ -8,49 +8,50 @@ from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.pipeline.logs import EventLog
 from rxloop.testing.event_log_contract._tools import (
     Check,
-    MakeLog,
     begun,
+    check,
     end,
     equal,
     ids,
-    new_log,
     note,
     raises,
     task,
 )
 
+CHECKS: list[Check] = []
 
-async def a_record_is_found_by_the_id_of_its_run(make_log: MakeLog) -> None:
+
+@check(CHECKS)
+async def a_record_is_found_by_the_id_of_its_run(log: EventLog) -> None:
     """It is the one that `runs` lists."""
-    async with new_log(make_log) as log:
-        with raises(UnknownRun, "run"):
-            await log.record("run")
-        await log.append("other", begun("other"), expected_seq=0)
-        await log.append("run", begun(metadata={"a": 1}), expected_seq=0)
-        for seq in (3, 4):
-            await log.append("run", [note(seq)], expected_seq=seq - 1)
-            equal(await log.record("run"), (await log.runs())[-1])
-        equal((await log.record("run")).seq, 4)
+    with raises(UnknownRun, "run"):
+        await log.record("run")
+    await log.append("other", begun("other"), expected_seq=0)
+    await log.append("run", begun(metadata={"a": 1}), expected_seq=0)
+    for seq in (3, 4):
+        await log.append("run", [note(seq)], expected_seq=seq - 1)
+        equal(await log.record("run"), (await log.runs())[-1])
+    equal((await log.record("run")).seq, 4)
 
 
-async def runs_are_listed_page_by_page(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def runs_are_listed_page_by_page(log: EventLog) -> None:
     """The last one of a page is where the next one begins, whatever came or ended meanwhile."""
-    async with new_log(make_log) as log:
-        for name in "abcde":
-            await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
+    for name in "abcde":
+        await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
 
-        equal(ids(await log.runs(limit=2)), ["a", "b"])
-        await log.append("b", [end(3)], expected_seq=2)
-        equal(ids(await log.runs(after="b", limit=2)), ["c", "d"])
-        equal(ids(await log.runs(after="d", limit=2)), ["e"])
-        equal(ids(await log.runs(after="e", limit=2)), [])
-        equal(ids(await log.runs(after="b")), ["c", "d", "e"])
-        equal(ids(await log.runs(context_id="c", after="b", limit=1)), ["c"])
-        equal(ids(await log.runs(unfinished=True, after="a", limit=2)), ["c", "d"])
-        with raises(UnknownRun, "nowhere"):
-            await log.runs(after="nowhere")
-        with raises(ConfigurationError, "limit=0"):
-            await log.runs(limit=0)
+    equal(ids(await log.runs(limit=2)), ["a", "b"])
+    await log.append("b", [end(3)], expected_seq=2)
+    equal(ids(await log.runs(after="b", limit=2)), ["c", "d"])
+    equal(ids(await log.runs(after="d", limit=2)), ["e"])
+    equal(ids(await log.runs(after="e", limit=2)), [])
+    equal(ids(await log.runs(after="b")), ["c", "d", "e"])
+    equal(ids(await log.runs(context_id="c", after="b", limit=1)), ["c"])
+    equal(ids(await log.runs(unfinished=True, after="a", limit=2)), ["c", "d"])
+    with raises(UnknownRun, "nowhere"):
+        await log.runs(after="nowhere")
+    with raises(ConfigurationError, "limit=0"):
+        await log.runs(limit=0)
 
 
 async def _three(log: EventLog) -> None:
@@ -66,7 +67,8 @@ async def _three(log: EventLog) -> None:
     await log.append("4", [other], expected_seq=0)
 
 
-async def runs_are_chosen_by_what_their_records_say(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def runs_are_chosen_by_what_their_records_say(log: EventLog) -> None:
     """By each part of it, and by several parts at once."""
     chosen: list[tuple[dict[str, Any], list[str]]] = [
         ({"owner": "ann"}, ["1"]),
@@ -83,13 +85,13 @@ async def runs_are_chosen_by_what_their_records_say(make_log: MakeLog) -> None:
         ({"owner": "bob", "agent_name": "helper", "context_id": "c", "states": ["canceled"], "since": 200}, ["2"]),
         ({"owner": "bob", "agent_name": "other"}, []),
     ]
-    async with new_log(make_log) as log:
-        await _three(log)
-        for options, expected in chosen:
-            equal((options, ids(await log.runs(**options))), (options, expected))
+    await _three(log)
+    for options, expected in chosen:
+        equal((options, ids(await log.runs(**options))), (options, expected))
 
 
-async def runs_are_chosen_by_values_of_their_metadata(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def runs_are_chosen_by_values_of_their_metadata(log: EventLog) -> None:
     """All of them have to be there, with the type that they have in JSON."""
     chosen: list[tuple[dict[str, Any], list[str]]] = [
         ({}, ["1", "2", "3", "4"]),
@@ -104,15 +106,6 @@ async def runs_are_chosen_by_values_of_their_metadata(make_log: MakeLog) -> None
         ({"deep": {"a": "é"}}, []),
         ({"odd key.'": True}, ["1"]),
     ]
-    async with new_log(make_log) as log:
-        await _three(log)
-        for metadata, expected in chosen:
-            equal((metadata, ids(await log.runs(metadata=metadata))), (metadata, expected))
-
-
-CHECKS: tuple[Check, ...] = (
-    a_record_is_found_by_the_id_of_its_run,
-    runs_are_listed_page_by_page,
-    runs_are_chosen_by_what_their_records_say,
-    runs_are_chosen_by_values_of_their_metadata,
-)
+    await _three(log)
+    for metadata, expected in chosen:
+        equal((metadata, ids(await log.runs(metadata=metadata))), (metadata, expected))

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
 from typing import Any, Protocol
 
 from rxloop.pipeline.logs import EventLog
@@ -118,15 +119,46 @@ async def new_log(make_log: MakeLog, *, keep_deltas: bool = False) -> AsyncGener
         await log.aclose()
 
 
-@asynccontextmanager
-async def two_logs(make_two: MakeTwo) -> AsyncGenerator[tuple[EventLog, EventLog]]:
-    """Two log objects over one store, both closed at the end of the block."""
-    one, two = make_two()
-    try:
-        yield one, two
-    finally:
-        await one.aclose()
-        await two.aclose()
+def check(
+    checks: list[Check], *needs: type, keep_deltas: bool = False
+) -> Callable[[Callable[[Any], Awaitable[None]]], None]:
+    """Make a check of what one new log must do, and close the log after it.
+
+    Args:
+        checks: The list that it is added to.
+        needs: What the log has to be; one that is not is not checked.
+        keep_deltas: Whether it has to keep transient events.
+    """
+
+    def add(function: Callable[[Any], Awaitable[None]]) -> None:
+        @wraps(function)
+        async def run(make_log: MakeLog) -> None:
+            async with new_log(make_log, keep_deltas=keep_deltas) as log:
+                if all(isinstance(log, need) for need in needs) and (log.keeps_deltas or not keep_deltas):
+                    await function(log)
+
+        checks.append(run)
+
+    return add
+
+
+def shared(checks: list[SharedCheck], *needs: type) -> Callable[[Callable[[Any, Any], Awaitable[None]]], None]:
+    """Make a check of what two log objects over one store must do, like `check`."""
+
+    def add(function: Callable[[Any, Any], Awaitable[None]]) -> None:
+        @wraps(function)
+        async def run(make_two: MakeTwo) -> None:
+            logs = make_two()
+            try:
+                if all(isinstance(log, need) for need in needs for log in logs):
+                    await function(*logs)
+            finally:
+                for log in logs:
+                    await log.aclose()
+
+        checks.append(run)
+
+    return add
 
 
 async def wait_for(*followers: Follower) -> None:

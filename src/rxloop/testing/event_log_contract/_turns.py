@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.protocol.mail import AnswerMail, SayMail
@@ -10,162 +11,141 @@ from rxloop.protocol.messages import Message
 from rxloop.testing.event_log_contract._tools import (
     ENDS,
     Check,
-    MakeLog,
-    MakeTwo,
     SharedCheck,
     begun,
+    check,
     end,
     equal,
     ids,
-    new_log,
     note,
+    shared,
     task,
-    two_logs,
 )
 
+CHECKS: list[Check] = []
+SHARED: list[SharedCheck] = []
 
-async def a_conversation_has_one_turn(make_log: MakeLog) -> None:
+
+class _Log(EventLog, TakesTurns, Mailbox, Protocol):
+    """A log with all of it; a check needs no more than it says."""
+
+
+@check(CHECKS, TakesTurns)
+async def a_conversation_has_one_turn(log: _Log) -> None:
     """Whichever run asks, and the one that has it too."""
-    async with new_log(make_log) as log:
-        if not isinstance(log, TakesTurns):
-            return
-        equal(await log.take_turn("c", "first", _never), True)
-        equal([await log.take_turn("c", run, _never) for run in ("first", "second")], [False, False])
-        equal(await log.take_turn("other", "second", _never), True)
-        equal([await log.has_turn("c", run) for run in ("first", "second")], [True, False])
+    equal(await log.take_turn("c", "first", _never), True)
+    equal([await log.take_turn("c", run, _never) for run in ("first", "second")], [False, False])
+    equal(await log.take_turn("other", "second", _never), True)
+    equal([await log.has_turn("c", run) for run in ("first", "second")], [True, False])
 
-        await log.give_turn_back("c", "first")
-        equal(await log.has_turn("c", "first"), False)
-        equal(await log.take_turn("c", "second", _never), True)
-        await _give_all_back(log, c="second", other="second")
+    await log.give_turn_back("c", "first")
+    equal(await log.has_turn("c", "first"), False)
+    equal(await log.take_turn("c", "second", _never), True)
+    await _give_all_back(log, c="second", other="second")
 
 
-async def a_turn_is_given_back_by_the_run_that_has_it(make_log: MakeLog) -> None:
+@check(CHECKS, TakesTurns)
+async def a_turn_is_given_back_by_the_run_that_has_it(log: _Log) -> None:
     """By nobody else, and as often as one likes."""
-    async with new_log(make_log) as log:
-        if not isinstance(log, TakesTurns):
-            return
+    await log.give_turn_back("c", "first")
+    equal(await log.take_turn("c", "first", _never), True)
+
+    await log.give_turn_back("c", "second")
+    equal(await log.take_turn("c", "second", _never), False)
+
+    for _ in range(2):
         await log.give_turn_back("c", "first")
-        equal(await log.take_turn("c", "first", _never), True)
-
-        await log.give_turn_back("c", "second")
-        equal(await log.take_turn("c", "second", _never), False)
-
-        for _ in range(2):
-            await log.give_turn_back("c", "first")
-        equal(await log.take_turn("c", "second", _never), True)
-        await _give_all_back(log, c="second")
+    equal(await log.take_turn("c", "second", _never), True)
+    await _give_all_back(log, c="second")
 
 
-async def the_run_that_has_the_turn_is_written_and_so_is_one_for_which_nobody_has_it(make_log: MakeLog) -> None:
+@check(CHECKS, TakesTurns)
+async def the_run_that_has_the_turn_is_written_and_so_is_one_for_which_nobody_has_it(log: _Log) -> None:
     """A turn keeps nobody out but those who go on with its run elsewhere."""
-    async with new_log(make_log) as log:
-        if not isinstance(log, TakesTurns):
-            return
-        equal(await log.take_turn("c", "run", _never), True)
-        await log.append("run", begun("run", context_id="c"), expected_seq=0, writer="mine")
-        await log.append("other", begun("other", context_id="c"), expected_seq=0)
-        await log.append("run", [note(3)], expected_seq=2, writer="mine")
-        equal([record.seq for record in await log.runs()], [3, 2])
-        await _give_all_back(log, c="run")
+    equal(await log.take_turn("c", "run", _never), True)
+    await log.append("run", begun("run", context_id="c"), expected_seq=0, writer="mine")
+    await log.append("other", begun("other", context_id="c"), expected_seq=0)
+    await log.append("run", [note(3)], expected_seq=2, writer="mine")
+    equal([record.seq for record in await log.runs()], [3, 2])
+    await _give_all_back(log, c="run")
 
 
-async def an_orphan_is_under_way_and_has_no_turn(make_log: MakeLog) -> None:
+@check(CHECKS, TakesTurns)
+async def an_orphan_is_under_way_and_has_no_turn(log: _Log) -> None:
     """The turn of another run of its conversation does not count; and what is at rest waits for nobody."""
-    async with new_log(make_log) as log:
-        if not isinstance(log, TakesTurns):
-            return
-        for name in ("a", "b", "c"):
-            await log.append(name, begun(name, context_id=name), expected_seq=0)
-        for state in ENDS:
-            await log.append(state, [*begun(state), end(3, state)], expected_seq=0)
-        equal(ids(await log.orphans()), ["a", "b", "c"])
+    for name in ("a", "b", "c"):
+        await log.append(name, begun(name, context_id=name), expected_seq=0)
+    for state in ENDS:
+        await log.append(state, [*begun(state), end(3, state)], expected_seq=0)
+    equal(ids(await log.orphans()), ["a", "b", "c"])
 
-        equal([await log.take_turn("a", "a", _never), await log.take_turn("c", "later", _never)], [True, True])
-        equal(ids(await log.orphans()), ["b", "c"])
+    equal([await log.take_turn("a", "a", _never), await log.take_turn("c", "later", _never)], [True, True])
+    equal(ids(await log.orphans()), ["b", "c"])
 
-        await log.give_turn_back("a", "a")
-        equal(ids(await log.orphans()), ["a", "b", "c"])
-        await _give_all_back(log, c="later")
+    await log.give_turn_back("a", "a")
+    equal(ids(await log.orphans()), ["a", "b", "c"])
+    await _give_all_back(log, c="later")
 
 
-async def a_run_that_waits_is_an_orphan_once_it_has_an_answer(make_log: MakeLog) -> None:
+@check(CHECKS, TakesTurns, Mailbox)
+async def a_run_that_waits_is_an_orphan_once_it_has_an_answer(log: _Log) -> None:
     """Until it has taken it; what is said to it waits for the answer, too."""
-    async with new_log(make_log) as log:
-        if not (isinstance(log, TakesTurns) and isinstance(log, Mailbox)):
-            return
-        await log.append("run", [*begun("run"), end(3, "input-required")], expected_seq=0)
-        await log.append("over", [*begun("over"), end(3, "completed")], expected_seq=0)
-        await log.send("run", SayMail(messages=[Message(role="user", content="Hello?")]))
-        equal(ids(await log.orphans()), [])
+    await log.append("run", [*begun("run"), end(3, "input-required")], expected_seq=0)
+    await log.append("over", [*begun("over"), end(3, "completed")], expected_seq=0)
+    await log.send("run", SayMail(messages=[Message(role="user", content="Hello?")]))
+    equal(ids(await log.orphans()), [])
 
-        number = await log.send("run", AnswerMail(inputs={"1": True}))
-        await log.send("over", AnswerMail(inputs={"1": True}))
-        equal(ids(await log.orphans()), ["run"])
+    number = await log.send("run", AnswerMail(inputs={"1": True}))
+    await log.send("over", AnswerMail(inputs={"1": True}))
+    equal(ids(await log.orphans()), ["run"])
 
-        inside = {"parent_task_id": "run", "task_id": "child", "metadata": {"mail_id": number}}
-        await log.append("run", [note(4).model_copy(update=inside), end(5, "input-required")], expected_seq=3)
-        equal(ids(await log.orphans()), ["run"])
+    inside = {"parent_task_id": "run", "task_id": "child", "metadata": {"mail_id": number}}
+    await log.append("run", [note(4).model_copy(update=inside), end(5, "input-required")], expected_seq=3)
+    equal(ids(await log.orphans()), ["run"])
 
-        taken = note(6).model_copy(update={"metadata": {"mail_id": number}})
-        await log.append("run", [taken, end(7, "input-required")], expected_seq=5)
-        equal(ids(await log.orphans()), [])
+    taken = note(6).model_copy(update={"metadata": {"mail_id": number}})
+    await log.append("run", [taken, end(7, "input-required")], expected_seq=5)
+    equal(ids(await log.orphans()), [])
 
 
-async def a_submitted_run_is_an_orphan_after_a_while(make_log: MakeLog) -> None:
+@check(CHECKS, TakesTurns)
+async def a_submitted_run_is_an_orphan_after_a_while(log: _Log) -> None:
     """Until then it is left to those who were told of it."""
-    async with new_log(make_log) as log:
-        if not isinstance(log, TakesTurns):
-            return
-        now = round(time.time() * 1000)
-        await log.append("old", [task(timestamp=now - 31_000, context_id="old")], expected_seq=0)
-        await log.append("new", [task(timestamp=now - 5_000, context_id="new")], expected_seq=0)
-        await log.append("begins", [task(timestamp=now - 31_000, context_id="c")], expected_seq=0)
-        equal(await log.take_turn("c", "begins", _never), True)
+    now = round(time.time() * 1000)
+    await log.append("old", [task(timestamp=now - 31_000, context_id="old")], expected_seq=0)
+    await log.append("new", [task(timestamp=now - 5_000, context_id="new")], expected_seq=0)
+    await log.append("begins", [task(timestamp=now - 31_000, context_id="c")], expected_seq=0)
+    equal(await log.take_turn("c", "begins", _never), True)
 
-        equal(ids(await log.orphans()), ["old"])
-        equal(ids(await log.orphans(submitted_before=1)), ["old", "new"])
-        equal(ids(await log.orphans(submitted_before=60)), [])
-        await _give_all_back(log, c="begins")
+    equal(ids(await log.orphans()), ["old"])
+    equal(ids(await log.orphans(submitted_before=1)), ["old", "new"])
+    equal(ids(await log.orphans(submitted_before=60)), [])
+    await _give_all_back(log, c="begins")
 
 
-async def a_turn_is_seen_from_elsewhere(make_two: MakeTwo) -> None:
+@shared(SHARED, TakesTurns)
+async def a_turn_is_seen_from_elsewhere(one: _Log, two: _Log) -> None:
     """While it lasts, nobody gets it there, and its run is no orphan."""
-    async with two_logs(make_two) as (one, two):
-        if not (isinstance(one, TakesTurns) and isinstance(two, TakesTurns)):
-            return
-        equal(await one.take_turn("c", "run", _never), True)
-        await one.append("run", begun("run", context_id="c"), expected_seq=0)
-        equal([await two.take_turn("c", name, _never) for name in ("run", "later")], [False, False])
-        equal(ids(await two.orphans()), [])
-        equal([await one.has_turn("c", "run"), await two.has_turn("c", "run")], [True, False])
+    equal(await one.take_turn("c", "run", _never), True)
+    await one.append("run", begun("run", context_id="c"), expected_seq=0)
+    equal([await two.take_turn("c", name, _never) for name in ("run", "later")], [False, False])
+    equal(ids(await two.orphans()), [])
+    equal([await one.has_turn("c", "run"), await two.has_turn("c", "run")], [True, False])
 
-        await two.give_turn_back("c", "run")
-        equal(await two.take_turn("c", "later", _never), False)
+    await two.give_turn_back("c", "run")
+    equal(await two.take_turn("c", "later", _never), False)
 
-        await one.give_turn_back("c", "run")
-        equal(ids(await two.orphans()), ["run"])
-        equal(await two.take_turn("c", "run", _never), True)
-        equal(await one.take_turn("c", "run", _never), False)
-        await _give_all_back(two, c="run")
+    await one.give_turn_back("c", "run")
+    equal(ids(await two.orphans()), ["run"])
+    equal(await two.take_turn("c", "run", _never), True)
+    equal(await one.take_turn("c", "run", _never), False)
+    await _give_all_back(two, c="run")
 
 
-async def _give_all_back(log: EventLog, **turns: str) -> None:
-    if isinstance(log, TakesTurns):
-        for context_id, task_id in turns.items():
-            await log.give_turn_back(context_id, task_id)
+async def _give_all_back(log: TakesTurns, **turns: str) -> None:
+    for context_id, task_id in turns.items():
+        await log.give_turn_back(context_id, task_id)
 
 
 def _never() -> None:
     raise AssertionError("a turn was lost that nobody could take")
-
-
-CHECKS: tuple[Check, ...] = (
-    a_conversation_has_one_turn,
-    a_turn_is_given_back_by_the_run_that_has_it,
-    the_run_that_has_the_turn_is_written_and_so_is_one_for_which_nobody_has_it,
-    an_orphan_is_under_way_and_has_no_turn,
-    a_run_that_waits_is_an_orphan_once_it_has_an_answer,
-    a_submitted_run_is_an_orphan_after_a_while,
-)
-SHARED: tuple[SharedCheck, ...] = (a_turn_is_seen_from_elsewhere,)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from rxloop.errors import ConflictError, EventLogError, UnknownRun
+from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, ToolCompleteEvent
 from rxloop.protocol.messages import ErrorInfo, ToolCall, Usage
@@ -15,6 +16,7 @@ from rxloop.testing.event_log_contract._tools import (
     MakeLog,
     begun,
     begun_at,
+    check,
     end,
     equal,
     ids,
@@ -25,8 +27,11 @@ from rxloop.testing.event_log_contract._tools import (
     task,
 )
 
+CHECKS: list[Check] = []
 
-async def appended_events_are_read_back_in_order(make_log: MakeLog) -> None:
+
+@check(CHECKS)
+async def appended_events_are_read_back_in_order(log: EventLog) -> None:
     """Events come back equal and in order, and `after_seq` leaves out the earlier ones."""
     call = ToolCall(id="1", name="weather", arguments={"city": "Ålesund"})
     first: list[Event] = [
@@ -37,24 +42,24 @@ async def appended_events_are_read_back_in_order(make_log: MakeLog) -> None:
         ContentCompleteEvent(seq=3, step="1", tool_calls=[call], provider_state={"signed": "x"}),
         ToolCompleteEvent(seq=4, call=call, success=True, result={"c": 20.5}, content="20.5", hidden=True),
     ]
-    async with new_log(make_log) as log:
-        await log.append("run", first, expected_seq=0)
-        await log.append("run", second, expected_seq=2)
+    await log.append("run", first, expected_seq=0)
+    await log.append("run", second, expected_seq=2)
 
-        equal(list(await log.read("run")), first + second)
-        equal([event.seq for event in await log.read("run", after_seq=2)], [3, 4])
-        equal(list(await log.read("run", after_seq=4)), [])
+    equal(list(await log.read("run")), first + second)
+    equal([event.seq for event in await log.read("run", after_seq=2)], [3, 4])
+    equal(list(await log.read("run", after_seq=4)), [])
 
 
-async def an_unknown_run_is_an_error_that_names_it(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def an_unknown_run_is_an_error_that_names_it(log: EventLog) -> None:
     """`read` and `follow` raise `UnknownRun`."""
-    async with new_log(make_log) as log:
-        with raises(UnknownRun, "nowhere"):
-            await log.read("nowhere")
-        with raises(UnknownRun, "nowhere"):
-            await anext(aiter(log.follow("nowhere")))
+    with raises(UnknownRun, "nowhere"):
+        await log.read("nowhere")
+    with raises(UnknownRun, "nowhere"):
+        await anext(aiter(log.follow("nowhere")))
 
 
+@CHECKS.append
 async def a_writer_that_expects_another_last_event_is_refused(make_log: MakeLog) -> None:
     """The error names the run, and both numbers."""
     for expected_seq in (0, 1, 3):
@@ -67,6 +72,7 @@ async def a_writer_that_expects_another_last_event_is_refused(make_log: MakeLog)
             equal(len(await log.read("run-7")), 2)
 
 
+@CHECKS.append
 async def of_two_writers_at_once_one_wins(make_log: MakeLog) -> None:
     """The other one is refused, also if its bytes are the same."""
     for mine, theirs in (
@@ -87,28 +93,29 @@ async def of_two_writers_at_once_one_wins(make_log: MakeLog) -> None:
                 equal(len(await log.read("run")), 3)
 
 
-async def of_two_writers_that_begin_a_run_with_the_same_bytes_one_is_refused(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def of_two_writers_that_begin_a_run_with_the_same_bytes_one_is_refused(log: EventLog) -> None:
     """A new run belongs to the writer that began it."""
-    async with new_log(make_log) as log:
-        await log.append("run", begun_at(1), expected_seq=0, writer="mine")
+    await log.append("run", begun_at(1), expected_seq=0, writer="mine")
 
-        with raises(ConflictError):
-            await log.append("run", begun_at(1), expected_seq=0, writer="theirs")
+    with raises(ConflictError):
+        await log.append("run", begun_at(1), expected_seq=0, writer="theirs")
 
 
-async def a_batch_that_its_writer_appends_again_is_there_once(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def a_batch_that_its_writer_appends_again_is_there_once(log: EventLog) -> None:
     """A writer that did not hear whether a batch was written appends it again, with more after it."""
-    async with new_log(make_log) as log:
-        await log.append("run", begun_at(1), expected_seq=0, writer="mine")
-        batch = [note(3, timestamp=1), note(4, timestamp=1)]
-        await log.append("run", batch, expected_seq=2, writer="mine")
+    await log.append("run", begun_at(1), expected_seq=0, writer="mine")
+    batch = [note(3, timestamp=1), note(4, timestamp=1)]
+    await log.append("run", batch, expected_seq=2, writer="mine")
 
-        await log.append("run", batch, expected_seq=2, writer="mine")
-        await log.append("run", [*batch, note(5)], expected_seq=2, writer="mine")
+    await log.append("run", batch, expected_seq=2, writer="mine")
+    await log.append("run", [*batch, note(5)], expected_seq=2, writer="mine")
 
-        equal([event.seq for event in await log.read("run")], [1, 2, 3, 4, 5])
+    equal([event.seq for event in await log.read("run")], [1, 2, 3, 4, 5])
 
 
+@CHECKS.append
 async def other_words_under_the_same_numbers_are_a_conflict_for_their_writer_too(make_log: MakeLog) -> None:
     """Only the same bytes count as the same batch."""
     for batch in ([note(3, timestamp=2)], [note(3, timestamp=1), note(4)], []):
@@ -125,6 +132,7 @@ async def other_words_under_the_same_numbers_are_a_conflict_for_their_writer_too
             equal([event.timestamp for event in await log.read("run", after_seq=2)], [1, 1])
 
 
+@CHECKS.append
 async def the_same_bytes_are_a_conflict_for_everybody_but_their_writer(make_log: MakeLog) -> None:
     """A writer without a name never repeats a batch."""
     for writer, other in (("", ""), ("mine", "theirs")):
@@ -136,19 +144,20 @@ async def the_same_bytes_are_a_conflict_for_everybody_but_their_writer(make_log:
                 await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer=other)
 
 
-async def the_writer_of_a_run_is_that_of_its_last_batch(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def the_writer_of_a_run_is_that_of_its_last_batch(log: EventLog) -> None:
     """An earlier writer cannot repeat its batch any more."""
-    async with new_log(make_log) as log:
+    await log.append("run", begun_at(1), expected_seq=0, writer="first")
+    await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer="second")
+
+    with raises(ConflictError):
         await log.append("run", begun_at(1), expected_seq=0, writer="first")
-        await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer="second")
+    await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer="second")
 
-        with raises(ConflictError):
-            await log.append("run", begun_at(1), expected_seq=0, writer="first")
-        await log.append("run", [note(3, timestamp=1)], expected_seq=2, writer="second")
-
-        equal(len(await log.read("run")), 3)
+    equal(len(await log.read("run")), 3)
 
 
+@CHECKS.append
 async def a_batch_with_a_bad_event_is_refused_as_a_whole(make_log: MakeLog) -> None:
     """The error names the event; nothing of the batch is in the log."""
     delta = ContentDeltaEvent(seq=4, delta="a")
@@ -168,131 +177,126 @@ async def a_batch_with_a_bad_event_is_refused_as_a_whole(make_log: MakeLog) -> N
             await log.append("run", [note(3)], expected_seq=2)
 
 
-async def a_refused_first_batch_leaves_no_run(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def a_refused_first_batch_leaves_no_run(log: EventLog) -> None:
     """A run is there once its first batch is."""
-    async with new_log(make_log) as log:
-        with raises(EventLogError):
-            await log.append("run", [task(), note(3)], expected_seq=0)
+    with raises(EventLogError):
+        await log.append("run", [task(), note(3)], expected_seq=0)
 
-        equal(list(await log.runs()), [])
+    equal(list(await log.runs()), [])
 
 
-async def an_empty_batch_changes_nothing(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def an_empty_batch_changes_nothing(log: EventLog) -> None:
     """It does not begin a run either."""
-    async with new_log(make_log) as log:
-        await log.append("run", [], expected_seq=0)
-        equal(list(await log.runs()), [])
+    await log.append("run", [], expected_seq=0)
+    equal(list(await log.runs()), [])
 
-        await log.append("run", begun(), expected_seq=0)
-        await log.append("run", [], expected_seq=2)
-        equal(len(await log.read("run")), 2)
+    await log.append("run", begun(), expected_seq=0)
+    await log.append("run", [], expected_seq=2)
+    equal(len(await log.read("run")), 2)
 
 
-async def a_batch_that_its_caller_changes_later_stays_as_it_was(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def a_batch_that_its_caller_changes_later_stays_as_it_was(log: EventLog) -> None:
     """The log keeps events, not the list that they came in."""
-    async with new_log(make_log) as log:
-        batch = begun()
-        await log.append("run", batch, expected_seq=0)
+    batch = begun()
+    await log.append("run", batch, expected_seq=0)
 
-        batch.clear()
+    batch.clear()
 
-        equal(len(await log.read("run")), 2)
+    equal(len(await log.read("run")), 2)
 
 
-async def transient_events_are_given_on_demand(make_log: MakeLog) -> None:
+@check(CHECKS, keep_deltas=True)
+async def transient_events_are_given_on_demand(log: EventLog) -> None:
     """They come in their order, and only to readers that ask for them."""
-    async with new_log(make_log, keep_deltas=True) as log:
-        if not log.keeps_deltas:
-            return
-        delta = [ContentDeltaEvent(seq=2, sub=at, delta="a", step="1", timestamp=1_000 + at) for at in (1, 2)]
-        await log.append("run", [*begun(), *delta], expected_seq=0)
-        await log.append("run", [ContentDeltaEvent(seq=2, sub=3, delta="b")], expected_seq=2)
-        await log.append("run", [note(3)], expected_seq=2)
+    delta = [ContentDeltaEvent(seq=2, sub=at, delta="a", step="1", timestamp=1_000 + at) for at in (1, 2)]
+    await log.append("run", [*begun(), *delta], expected_seq=0)
+    await log.append("run", [ContentDeltaEvent(seq=2, sub=3, delta="b")], expected_seq=2)
+    await log.append("run", [note(3)], expected_seq=2)
 
-        whole = await log.read("run", deltas=True)
-        equal([(event.seq, event.sub) for event in whole], [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (3, 0)])
-        equal(list(whole[2:4]), delta)
-        equal([event.seq for event in await log.read("run")], [1, 2, 3])
-        equal([event.seq for event in await log.read("run", after_seq=2, deltas=True)], [3])
+    whole = await log.read("run", deltas=True)
+    equal([(event.seq, event.sub) for event in whole], [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (3, 0)])
+    equal(list(whole[2:4]), delta)
+    equal([event.seq for event in await log.read("run")], [1, 2, 3])
+    equal([event.seq for event in await log.read("run", after_seq=2, deltas=True)], [3])
 
 
-async def transient_events_that_are_appended_again_are_there_once(make_log: MakeLog) -> None:
+@check(CHECKS, keep_deltas=True)
+async def transient_events_that_are_appended_again_are_there_once(log: EventLog) -> None:
     """A repeated batch replaces them, or leaves them out."""
-    async with new_log(make_log, keep_deltas=True) as log:
-        if not log.keeps_deltas:
-            return
-        batch = [*begun_at(1), ContentDeltaEvent(seq=2, sub=1, delta="a", timestamp=1)]
-        await log.append("run", batch, expected_seq=0, writer="mine")
+    batch = [*begun_at(1), ContentDeltaEvent(seq=2, sub=1, delta="a", timestamp=1)]
+    await log.append("run", batch, expected_seq=0, writer="mine")
 
-        await log.append("run", batch, expected_seq=0, writer="mine")
-        await log.append("run", [*batch, note(3)], expected_seq=0, writer="mine")
+    await log.append("run", batch, expected_seq=0, writer="mine")
+    await log.append("run", [*batch, note(3)], expected_seq=0, writer="mine")
 
-        found = [(event.seq, event.sub) for event in await log.read("run", deltas=True)]
-        equal(found, [(1, 0), (2, 0), (2, 1), (3, 0)])
+    found = [(event.seq, event.sub) for event in await log.read("run", deltas=True)]
+    equal(found, [(1, 0), (2, 0), (2, 1), (3, 0)])
 
 
-async def transient_events_have_to_be_in_order_too(make_log: MakeLog) -> None:
+@check(CHECKS, keep_deltas=True)
+async def transient_events_have_to_be_in_order_too(log: EventLog) -> None:
     """A transient event has the `seq` of the last durable one, and a `sub` that grows."""
-    async with new_log(make_log, keep_deltas=True) as log:
-        if not log.keeps_deltas:
-            return
-        await log.append("run", begun(), expected_seq=0)
-        for bad in (ContentDeltaEvent(seq=1, sub=1, delta="a"), ContentDeltaEvent(seq=2, sub=0, delta="a")):
-            with raises(EventLogError, "content-delta has the number"):
-                await log.append("run", [bad], expected_seq=2)
+    await log.append("run", begun(), expected_seq=0)
+    for bad in (ContentDeltaEvent(seq=1, sub=1, delta="a"), ContentDeltaEvent(seq=2, sub=0, delta="a")):
+        with raises(EventLogError, "content-delta has the number"):
+            await log.append("run", [bad], expected_seq=2)
 
 
-async def a_record_has_what_the_events_of_its_run_say(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def a_record_has_what_the_events_of_its_run_say(log: EventLog) -> None:
     """The state is that of the last status, numbers are those of the last event, usage and error of the last end."""
-    async with new_log(make_log) as log:
-        first = task(context_id="c", timestamp=1_000, owner="ann", metadata={"tenant": "t", "public": {"n": [1, None]}})
-        await log.append("run", [first], expected_seq=0)
-        await log.append("run", [status(2, "working", attempt=1, timestamp=1_010)], expected_seq=1)
-        begun_record = RunRecord(
-            *("run", "c", "helper", "working", 1, 2, 1_000, 1_010), model="m", owner="ann", metadata=first.metadata
-        )
-        equal(list(await log.runs()), [begun_record])
+    first = task(context_id="c", timestamp=1_000, owner="ann", metadata={"tenant": "t", "public": {"n": [1, None]}})
+    await log.append("run", [first], expected_seq=0)
+    await log.append("run", [status(2, "working", attempt=1, timestamp=1_010)], expected_seq=1)
+    begun_record = RunRecord(
+        *("run", "c", "helper", "working", 1, 2, 1_000, 1_010), model="m", owner="ann", metadata=first.metadata
+    )
+    equal(list(await log.runs()), [begun_record])
 
-        usage, error = Usage(input_tokens=7, cached_tokens=3), ErrorInfo(code="server", message="503", retryable=True)
-        failed = end(3, "failed", attempt=1, timestamp=1_020, usage=usage, error=error)
-        nested = end(4, attempt=2, timestamp=2_005, parent_task_id="run", usage=Usage(input_tokens=99))
-        await log.append("run", [failed], expected_seq=2)
-        await log.append("run", [nested], expected_seq=3)
-        await log.append("run", [status(5, "working", attempt=2, resumed=True, timestamp=2_010)], expected_seq=4)
-        again = replace(begun_record, attempt=2, seq=5, updated=2_010, usage=usage, error=error)
-        equal(list(await log.runs()), [again])
+    usage, error = Usage(input_tokens=7, cached_tokens=3), ErrorInfo(code="server", message="503", retryable=True)
+    failed = end(3, "failed", attempt=1, timestamp=1_020, usage=usage, error=error)
+    nested = end(4, attempt=2, timestamp=2_005, parent_task_id="run", usage=Usage(input_tokens=99))
+    await log.append("run", [failed], expected_seq=2)
+    await log.append("run", [nested], expected_seq=3)
+    await log.append("run", [status(5, "working", attempt=2, resumed=True, timestamp=2_010)], expected_seq=4)
+    again = replace(begun_record, attempt=2, seq=5, updated=2_010, usage=usage, error=error)
+    equal(list(await log.runs()), [again])
 
-        usage = Usage(input_tokens=12)
-        await log.append("run", [end(6, attempt=2, timestamp=2_020, usage=usage)], expected_seq=5)
-        over = replace(again, state="completed", seq=6, updated=2_020, usage=usage, error=None)
-        equal(list(await log.runs()), [over])
+    usage = Usage(input_tokens=12)
+    await log.append("run", [end(6, attempt=2, timestamp=2_020, usage=usage)], expected_seq=5)
+    over = replace(again, state="completed", seq=6, updated=2_020, usage=usage, error=None)
+    equal(list(await log.runs()), [over])
 
 
-async def runs_come_in_the_order_in_which_the_log_got_them(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def runs_come_in_the_order_in_which_the_log_got_them(log: EventLog) -> None:
     """Whatever the clock said."""
-    async with new_log(make_log) as log:
-        for task_id, context_id, timestamp in [("2", "a", 20), ("1", "a", 10), ("3", "b", 15), ("4", "a", 30)]:
-            await log.append(task_id, [task(context_id=context_id, timestamp=timestamp)], expected_seq=0)
+    for task_id, context_id, timestamp in [("2", "a", 20), ("1", "a", 10), ("3", "b", 15), ("4", "a", 30)]:
+        await log.append(task_id, [task(context_id=context_id, timestamp=timestamp)], expected_seq=0)
 
-        equal(ids(await log.runs(context_id="a")), ["2", "1", "4"])
-        equal(ids(await log.runs()), ["2", "1", "3", "4"])
-        equal(ids(await log.runs(unfinished=True)), ["2", "1", "3", "4"])
-        equal(list(await log.runs(context_id="nowhere")), [])
+    equal(ids(await log.runs(context_id="a")), ["2", "1", "4"])
+    equal(ids(await log.runs()), ["2", "1", "3", "4"])
+    equal(ids(await log.runs(unfinished=True)), ["2", "1", "3", "4"])
+    equal(list(await log.runs(context_id="nowhere")), [])
 
 
-async def unfinished_runs_are_those_that_can_go_on(make_log: MakeLog) -> None:
+@check(CHECKS)
+async def unfinished_runs_are_those_that_can_go_on(log: EventLog) -> None:
     """All but the completed and the failed ones."""
-    async with new_log(make_log) as log:
-        for at, state in enumerate(ENDS):
-            events = [task(context_id="c", timestamp=at), status(2, "working"), end(3, state)]
-            await log.append(state, events, expected_seq=0)
-        await log.append("working", [task(context_id="c", timestamp=9), status(2, "working")], expected_seq=0)
+    for at, state in enumerate(ENDS):
+        events = [task(context_id="c", timestamp=at), status(2, "working"), end(3, state)]
+        await log.append(state, events, expected_seq=0)
+    await log.append("working", [task(context_id="c", timestamp=9), status(2, "working")], expected_seq=0)
 
-        unfinished = await log.runs(context_id="c", unfinished=True)
+    unfinished = await log.runs(context_id="c", unfinished=True)
 
-        equal(ids(unfinished), ["canceled", "input-required", "auth-required", "working"])
+    equal(ids(unfinished), ["canceled", "input-required", "auth-required", "working"])
 
 
+@CHECKS.append
 async def a_log_may_be_closed_more_than_once(make_log: MakeLog) -> None:
     """`aclose` of a closed log does nothing."""
     log = make_log()
@@ -300,27 +304,3 @@ async def a_log_may_be_closed_more_than_once(make_log: MakeLog) -> None:
 
     await log.aclose()
     await log.aclose()
-
-
-CHECKS: tuple[Check, ...] = (
-    appended_events_are_read_back_in_order,
-    an_unknown_run_is_an_error_that_names_it,
-    a_writer_that_expects_another_last_event_is_refused,
-    of_two_writers_at_once_one_wins,
-    of_two_writers_that_begin_a_run_with_the_same_bytes_one_is_refused,
-    a_batch_that_its_writer_appends_again_is_there_once,
-    other_words_under_the_same_numbers_are_a_conflict_for_their_writer_too,
-    the_same_bytes_are_a_conflict_for_everybody_but_their_writer,
-    the_writer_of_a_run_is_that_of_its_last_batch,
-    a_batch_with_a_bad_event_is_refused_as_a_whole,
-    a_refused_first_batch_leaves_no_run,
-    an_empty_batch_changes_nothing,
-    a_batch_that_its_caller_changes_later_stays_as_it_was,
-    transient_events_are_given_on_demand,
-    transient_events_that_are_appended_again_are_there_once,
-    transient_events_have_to_be_in_order_too,
-    a_record_has_what_the_events_of_its_run_say,
-    runs_come_in_the_order_in_which_the_log_got_them,
-    unfinished_runs_are_those_that_can_go_on,
-    a_log_may_be_closed_more_than_once,
-)
