@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
 from itertools import islice
-from typing import Any
+
+from typing_extensions import Unpack
 
 from rxloop.eventlog.rules import (
     FINISHED,
@@ -22,7 +23,7 @@ from rxloop.eventlog.rules import (
     state_after,
     unknown_run,
 )
-from rxloop.eventlog.wanted import Wanted, check_limit
+from rxloop.eventlog.wanted import Choice, Wanted, check_limit
 from rxloop.pipeline.seams import ArtifactStore
 from rxloop.pipeline.values import RunRecord, Until
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
@@ -124,18 +125,7 @@ class MemoryEventLog:
         return self._run(task_id).record()
 
     async def runs(
-        self,
-        *,
-        context_id: str | None = None,
-        unfinished: bool = False,
-        states: Collection[State] | None = None,
-        agent_name: str | None = None,
-        owner: str | None = None,
-        since: int | None = None,
-        until: int | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        after: str | None = None,
-        limit: int | None = None,
+        self, *, after: str | None = None, limit: int | None = None, **wanted: Unpack[Choice]
     ) -> Sequence[RunRecord]:
         """The runs of the log, or those like this, in the order in which it got them, as `EventLog.runs` lists them.
 
@@ -144,21 +134,12 @@ class MemoryEventLog:
             ConfigurationError: `limit` is less than one.
         """
         check_limit(limit)
-        wanted = Wanted(
-            context_id=context_id,
-            unfinished=unfinished,
-            states=states,
-            agent_name=agent_name,
-            owner=owner,
-            since=since,
-            until=until,
-            metadata=metadata,
-        )
-        runs = iter((self._runs if context_id is None else self._by_context.get(context_id, {})).values())
+        choice = Wanted(**wanted)
+        runs = iter((self._runs if choice.context_id is None else self._by_context.get(choice.context_id, {})).values())
         if after is not None:
             number = self._run(after).number
             runs = (run for run in runs if run.number > number)
-        records = (record for run in runs if wanted.matches(record := run.record()))
+        records = (record for run in runs if choice.matches(record := run.record()))
         return list(islice(records, limit))
 
     async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import cached_property
 from math import inf
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.eventlog._sqlite.database import Fsync, errors_of
@@ -23,7 +25,7 @@ from rxloop.eventlog._sqlite.turns import Turn, orphans
 from rxloop.eventlog._sqlite.worker import Worker
 from rxloop.eventlog._sqlite.writer import Writer
 from rxloop.eventlog.rules import FINISHED, check_batch, unknown_run
-from rxloop.eventlog.wanted import Wanted, check_limit
+from rxloop.eventlog.wanted import Choice, Wanted, check_limit
 from rxloop.pipeline.seams import ArtifactStore
 from rxloop.pipeline.values import KeptFold, Mark, Parts, RunRecord, Until
 from rxloop.protocol.events import Event, State
@@ -200,18 +202,7 @@ class SqliteEventLog:
         return found
 
     async def runs(
-        self,
-        *,
-        context_id: str | None = None,
-        unfinished: bool = False,
-        states: Collection[State] | None = None,
-        agent_name: str | None = None,
-        owner: str | None = None,
-        since: int | None = None,
-        until: int | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        after: str | None = None,
-        limit: int | None = None,
+        self, *, after: str | None = None, limit: int | None = None, **wanted: Unpack[Choice]
     ) -> Sequence[RunRecord]:
         """The runs of the log, or those like this, in the order in which it got them, as `EventLog.runs` lists them.
 
@@ -221,19 +212,10 @@ class SqliteEventLog:
             EventLogError: The file cannot be read.
         """
         check_limit(limit)
-        wanted = Wanted(
-            context_id=context_id,
-            unfinished=unfinished,
-            states=states,
-            agent_name=agent_name,
-            owner=owner,
-            since=since,
-            until=until,
-            metadata=metadata,
-        )
+        choice = Wanted(**wanted)
         if after is not None:
             await self.record(after)
-        where, values = condition(wanted)
+        where, values = condition(choice)
         return await self._reading(lambda connection: records(connection, where, values, after, limit), [])
 
     async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:

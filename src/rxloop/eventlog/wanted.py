@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
@@ -15,8 +15,7 @@ from rxloop.protocol.events import State
 from rxloop.protocol.storable import storable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Choice(TypedDict, total=False):
     """The arguments of `EventLog.runs` that say what a record has to be like."""
 
     context_id: str | None
@@ -27,6 +26,20 @@ class Wanted:
     since: int | None
     until: int | None
     metadata: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What somebody wants of the records of runs: a `Choice`, with what it leaves out."""
+
+    context_id: str | None = None
+    unfinished: bool = False
+    states: Collection[State] | None = None
+    agent_name: str | None = None
+    owner: str | None = None
+    since: int | None = None
+    until: int | None = None
+    metadata: Mapping[str, Any] | None = None
 
     def matches(self, record: RunRecord) -> bool:
         """Whether a record is like that."""

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
+from typing_extensions import override
+
 from rxloop.errors import SessionConflict
+from rxloop.pipeline.seams import SessionStore
 from rxloop.pipeline.values import SessionChange, SessionRecord
 
 Key = tuple[str, str]
@@ -19,7 +22,7 @@ class _Kept:
     calls: list[str] = field(default_factory=list[str])
 
 
-class MemorySessionStore:
+class MemorySessionStore(SessionStore):
     """Keeps thinking sessions in memory; nothing in it waits, so that any number of tasks and threads may share it."""
 
     def __init__(self) -> None:
@@ -32,46 +35,42 @@ class MemorySessionStore:
     def __repr__(self) -> str:
         return f"<MemorySessionStore of {sum(map(len, self._sessions.values()))} sessions>"
 
+    @override
     async def load(self, owner: str, session_id: str) -> SessionRecord | None:
-        """Load the record of a session; None if there is none."""
         kept = self._find(owner, session_id)
         return None if kept is None else kept.record
 
+    @override
     async def entries(self, owner: str, session_id: str, *, first: int = 0) -> Sequence[bytes]:
-        """Load the entries of a session from that one on, counted from 0."""
         kept = self._find(owner, session_id)
         return () if kept is None else tuple(kept.entries[first:])
 
+    @override
     async def of_call(self, owner: str, call_id: str) -> str | None:
-        """Find the session that a tool call has changed already."""
         return self._calls.get((owner, call_id))
 
+    @override
     async def commit(self, changes: Sequence[SessionChange]) -> None:
-        """Make these changes, all of them or none.
-
-        Raises:
-            SessionConflict: A session has another version than the one before its change.
-        """
         with self._lock:
             for change in changes:
                 check_version(change.record, self._find(change.record.owner, change.record.session_id))
             for change in changes:
                 self._apply(change)
 
+    @override
     async def records(self, owner: str | None = None) -> Sequence[SessionRecord]:
-        """List all sessions, or those of an owner, the least recently used first."""
         with self._lock:
             owners = list(self._sessions) if owner is None else [owner]
             found = [kept.record for name in owners for kept in self._sessions.get(name, {}).values()]
         return sorted(found, key=lambda record: record.used)
 
+    @override
     async def find(self, session_id: str) -> Sequence[SessionRecord]:
-        """Find the records of that id, whoever they belong to."""
         with self._lock:
             return [self._sessions[owner][session_id].record for owner in self._owners.get(session_id, ())]
 
+    @override
     async def delete(self, sessions: Sequence[Key]) -> None:
-        """Remove sessions, each named by its owner and its id."""
         with self._lock:
             for owner, session_id in sessions:
                 of_owner = self._sessions.get(owner, {})
