@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views.after import Cursor, read_cursor
+from rxloop.operators.views.after import Cursor, gap_before, read_cursor
 from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.events import Event, GapEvent, ends_attempt
+from rxloop.protocol.events import Event, ends_attempt
 from rxloop.recorded.stream import RecordedStream
 from rxloop.state.conversation import read_log
 from rxloop.stream.bridges import Push, from_task
@@ -132,14 +132,4 @@ class _Follower:
     def _gap(
         self, event: Event, reason: Literal["unknown-cursor", "lost-attempt", "trimmed"], count: int | None = None
     ) -> None:
-        self._push(
-            GapEvent(
-                reason=reason,
-                count=count,
-                after=self._after,
-                context_id=event.context_id,
-                task_id=event.root_task_id,
-                attempt=event.attempt,
-                timestamp=event.timestamp,
-            )
-        )
+        self._push(gap_before(event, reason, self._after, count=count, timestamp=event.timestamp))

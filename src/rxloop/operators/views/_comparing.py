@@ -83,12 +83,7 @@ def parted(
     """What is left of two runs from their first difference on; it begins with the two events that differ.
 
     Nested runs, and lines of a strategy, go on side by side: how they mix is chance, and so each is compared by itself.
-
-    Args:
-        a: The comparable events of a run.
-        b: Those of the other one.
-        before_a: The conversation before the first run.
-        before_b: That before the other one.
+    What was said before the runs is the conversation before each of them.
     """
     theirs: dict[_Line, deque[Event]] = {}
     for line, event in _by_line(b):

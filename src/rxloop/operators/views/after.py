@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from reactivex import Observable, abc
 
@@ -47,6 +47,14 @@ def is_behind(cursor: Cursor, end: Event) -> bool:
     return cursor.task_id != end.root_task_id or cursor[1:] < (end.attempt, end.seq, end.sub)
 
 
+def gap_before(
+    event: Event, reason: Literal["unknown-cursor", "lost-attempt", "trimmed"], after: str | None, **fields: Any
+) -> GapEvent:
+    """What a reader lacks that was at the cursor `after` and goes on with this event."""
+    run = {"context_id": event.context_id, "task_id": event.root_task_id, "attempt": event.attempt}
+    return GapEvent(reason=reason, after=after, **run, **fields)
+
+
 def after(cursor: str, *, strict: bool = True) -> EventView:
     """Leave out what a reader already has.
 
@@ -85,11 +93,11 @@ def after(cursor: str, *, strict: bool = True) -> EventView:
                 if first:
                     foreign = task_id != event.root_task_id
                 if first and foreign:
-                    observer.on_next(gap(event, "unknown-cursor"))
+                    observer.on_next(gap_before(event, "unknown-cursor", cursor))
                 elif first and event.attempt > attempt and place < (event.seq - 1, 0):
-                    observer.on_next(gap(event, "trimmed"))
+                    observer.on_next(gap_before(event, "trimmed", cursor))
                 elif not foreign and not newer and event.attempt > attempt and place > (event.seq - 1, 0):
-                    observer.on_next(gap(event, "lost-attempt"))
+                    observer.on_next(gap_before(event, "lost-attempt", cursor))
                 first = False
                 newer = newer or event.attempt > attempt
                 if foreign or event.attempt > attempt:
@@ -100,14 +108,5 @@ def after(cursor: str, *, strict: bool = True) -> EventView:
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
         return Observable(subscribe)
-
-    def gap(event: Event, reason: Literal["unknown-cursor", "lost-attempt", "trimmed"]) -> GapEvent:
-        return GapEvent(
-            reason=reason,
-            after=cursor,
-            context_id=event.context_id,
-            task_id=event.root_task_id,
-            attempt=event.attempt,
-        )
 
     return cast("EventView", operator)

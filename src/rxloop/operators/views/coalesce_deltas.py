@@ -49,21 +49,15 @@ def coalesce_deltas(window: float | None = None) -> EventView:
             waiting = span is None
             timer = SerialDisposable()
 
-            def flush() -> bool:
-                event = gathered.take()
-                if event is not None:
-                    observer.on_next(event)
-                return event is not None
-
             def release(_scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
                 nonlocal waiting
-                waiting = flush()
+                waiting = gathered.flush(observer)
                 if waiting and span is not None:
                     timer.disposable = timers(scheduler).schedule_relative(span, release)
 
             def on_next(event: Event) -> None:
                 if not gathered.fits(event):
-                    flush()
+                    gathered.flush(observer)
                 text = delta_text(event)
                 if text is None:
                     observer.on_next(event)
@@ -73,11 +67,11 @@ def coalesce_deltas(window: float | None = None) -> EventView:
                     release()
 
             def on_error(error: Exception) -> None:
-                flush()
+                gathered.flush(observer)
                 observer.on_error(error)
 
             def on_completed() -> None:
-                flush()
+                gathered.flush(observer)
                 observer.on_completed()
 
             subscription = source.subscribe(on_next, on_error, on_completed, scheduler=scheduler)
@@ -104,8 +98,11 @@ class _Gathered:
         self._newest = event
         self._texts.append(text)
 
-    def take(self) -> Event | None:
-        """What is gathered, as one event; nothing is kept."""
+    def flush(self, observer: abc.ObserverBase[Event]) -> bool:
+        """Emit what is gathered, as one event, and keep nothing; whether there was anything."""
         newest, texts = self._newest, self._texts
+        if newest is None:
+            return False
         self._newest, self._texts = None, []
-        return newest if newest is None or len(texts) == 1 else merged(newest, texts)
+        observer.on_next(newest if len(texts) == 1 else merged(newest, texts))
+        return True

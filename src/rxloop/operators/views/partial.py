@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
 from pydantic_core import from_json
@@ -66,44 +67,50 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
         def subscribe(
             observer: abc.ObserverBase[Any], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            growing = _Growing()
-
-            def grow(piece: str, *, by_tool: bool) -> None:
-                if growing.add(piece, unwrap=by_tool and wrapped):
-                    observer.on_next(growing.value)
-
-            def end(text: str) -> None:
-                growing.reset()
-                try:
-                    value = parse(text)
-                except ValueError:
-                    return
-                observer.on_next(value)
-
-            def on_next(event: Event) -> None:
-                if event.branch is not None or event.parent_task_id is not None:
-                    return
-                match event:
-                    case ContentDeltaEvent():
-                        grow(event.delta, by_tool=False)
-                    case ToolCallDeltaEvent(name=name) if name == FINAL_ANSWER:
-                        if growing.call != event.index:
-                            growing.reset(event.index)
-                        grow(event.fragment, by_tool=True)
-                    case ContentCompleteEvent() if not event.tool_calls and event.finish_reason not in _CUT_OFF:
-                        end(event.content)
-                    case ToolCompleteEvent(answer=True, success=True):
-                        end(event.content)
-                    case LLMCallEvent() | ContentCompleteEvent():
-                        growing.reset()
-                    case _:
-                        pass
-
+            on_next = _reading(parse, wrapped, observer)
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
         return Observable(subscribe)
 
     return operator
+
+
+def _reading(parse: Callable[[str], Any], wrapped: bool, observer: abc.ObserverBase[Any]) -> Callable[[Event], None]:
+    """Return what takes the events and emits snapshots and values."""
+    growing = _Growing()
+
+    def grow(piece: str, *, by_tool: bool) -> None:
+        if growing.add(piece, unwrap=by_tool and wrapped):
+            observer.on_next(growing.value)
+
+    def end(text: str) -> None:
+        growing.reset()
+        try:
+            value = parse(text)
+        except ValueError:
+            return
+        observer.on_next(value)
+
+    def on_next(event: Event) -> None:
+        if event.branch is not None or event.parent_task_id is not None:
+            return
+        match event:
+            case ContentDeltaEvent():
+                grow(event.delta, by_tool=False)
+            case ToolCallDeltaEvent(name=name) if name == FINAL_ANSWER:
+                if growing.call != event.index:
+                    growing.reset(event.index)
+                grow(event.fragment, by_tool=True)
+            case ContentCompleteEvent() if not event.tool_calls and event.finish_reason not in _CUT_OFF:
+                end(event.content)
+            case ToolCompleteEvent(answer=True, success=True):
+                end(event.content)
+            case LLMCallEvent() | ContentCompleteEvent():
+                growing.reset()
+            case _:
+                pass
+
+    return on_next
 
 
 class _Growing:

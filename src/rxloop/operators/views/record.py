@@ -55,41 +55,47 @@ def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
 
                 return source.subscribe(keep, observer.on_error, observer.on_completed, scheduler=scheduler)
 
-            path = Path(target)
-            file = _opened(path)
-
-            def close() -> None:
-                # With a full disk the rest of the buffer cannot be written, and the file is closed all the same.
-                with suppress(OSError):
-                    file.close()
-
-            def write(event: Event) -> None:
-                if file.closed:
-                    return  # the disk is full: what came before is still delivered
-                try:
-                    file.write(event.to_json() + b"\n")
-                    if event.durable:
-                        # With the transient events before it: a crash leaves whole lines, and no durable event out.
-                        file.flush()
-                except OSError as error:
-                    on_error(_unwritable(path, error))
-                else:
-                    observer.on_next(event)
-
-            def on_error(error: Exception) -> None:
-                close()
-                observer.on_error(error)
-
-            def on_completed() -> None:
-                close()
-                observer.on_completed()
-
-            subscription = source.subscribe(write, on_error, on_completed, scheduler=scheduler)
-            return CompositeDisposable(subscription, Disposable(close))
+            return _write(source, observer, scheduler, Path(target))
 
         return Observable(subscribe)
 
     return cast("EventView", operator)
+
+
+def _write(
+    source: Observable[Event], observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None, path: Path
+) -> abc.DisposableBase:
+    """Pass all events, and write them to a file until the stream ends or is disposed."""
+    file = _opened(path)
+
+    def close() -> None:
+        # With a full disk the rest of the buffer cannot be written, and the file is closed all the same.
+        with suppress(OSError):
+            file.close()
+
+    def write(event: Event) -> None:
+        if file.closed:
+            return  # the disk is full: what came before is still delivered
+        try:
+            file.write(event.to_json() + b"\n")
+            if event.durable:
+                # With the transient events before it: a crash leaves whole lines, and no durable event out.
+                file.flush()
+        except OSError as error:
+            on_error(_unwritable(path, error))
+        else:
+            observer.on_next(event)
+
+    def on_error(error: Exception) -> None:
+        close()
+        observer.on_error(error)
+
+    def on_completed() -> None:
+        close()
+        observer.on_completed()
+
+    subscription = source.subscribe(write, on_error, on_completed, scheduler=scheduler)
+    return CompositeDisposable(subscription, Disposable(close))
 
 
 def _opened(path: Path) -> IO[bytes]:

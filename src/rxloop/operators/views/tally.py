@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from reactivex import Observable, abc
+from reactivex import operators as ops
 
-from rxloop.operators.views._types import View
+from rxloop.operators.views._types import View, named
 from rxloop.protocol.messages import Usage
 
 if TYPE_CHECKING:
@@ -67,22 +67,10 @@ def tally(price: Price | None = None) -> View[Finished, Tally]:
         A view of a `Tally` for each outcome; `str(tally)` says it in words.
     """
 
-    def operator(source: Observable[Finished]) -> Observable[Tally]:
-        def subscribe(
-            observer: abc.ObserverBase[Tally], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            so_far = nothing_yet(price)
+    def add(so_far: Tally, outcome: Finished) -> Tally:
+        return counted(so_far, outcome, price)
 
-            def on_next(outcome: Finished) -> None:
-                nonlocal so_far
-                so_far = counted(so_far, outcome, price)
-                observer.on_next(so_far)
-
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
-
-        return Observable(subscribe)
-
-    return operator
+    return named(ops.scan(add, nothing_yet(price)), "tally")
 
 
 def nothing_yet(price: Price | None) -> Tally:
