@@ -33,7 +33,8 @@ class StatusLine:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._text: Text | None = None
-        self._column = 0
+        self.column = 0
+        """Where the cursor stands, from 0 on."""
 
     @property
     def shown(self) -> bool:
@@ -46,14 +47,9 @@ class StatusLine:
         self._text = shown(text)
         self._draw()
 
-    @property
-    def column(self) -> int:
-        """Where the cursor stands, from 0 on."""
-        return self._column
-
     def begin(self) -> None:
         """Note that the cursor is at the beginning of a line."""
-        self._column = 0
+        self.column = 0
 
     def hide(self) -> None:
         """Take the line away, for good."""
@@ -71,12 +67,12 @@ class StatusLine:
     def _moved(self, text: str) -> None:
         """Follow the cursor, to know when it stands after the last column."""
         _, end, last = text.rpartition("\n")
-        column = 0 if end else self._column
+        column = 0 if end else self.column
         width = self._console.width
         for char in last:
             cells = 8 - column % 8 if char == "\t" else cell_len(char)
             column = column + cells if column + cells <= width else cells
-        self._column = column
+        self.column = column
 
     def _erase(self) -> None:
         if self._text is not None:
@@ -86,13 +82,13 @@ class StatusLine:
         width = self._console.width
         # Behind the last column a terminal waits for the next letter before it breaks the line, and forgets that when
         # the cursor is moved: there is no line then until something more is written.
-        if self._text is None or self._column >= width:
+        if self._text is None or self.column >= width:
             return
         line = self._text.copy()
         line.truncate(width - 1, overflow="ellipsis")
         with self._console.capture() as drawn:
             self._console.print(line, end="", soft_wrap=True)
-        self._write(f"{_BELOW if self._column else _HERE}{drawn.get()}{_BACK}")
+        self._write(f"{_BELOW if self.column else _HERE}{drawn.get()}{_BACK}")
 
     def _write(self, text: str) -> None:
         self._console.file.write(text)

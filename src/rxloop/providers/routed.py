@@ -36,13 +36,9 @@ class Routed:
 
     def __init__(self, choose: Callable[[ModelRequest], Provider | str], name: str) -> None:
         self._choose = choose
-        self._name = name
-        self._made: dict[str, Provider] = {}
-
-    @property
-    def name(self) -> str:
+        self.name = name
         """What it is called on the stream."""
-        return self._name
+        self._made: dict[str, Provider] = {}
 
     @property
     def keeps_to_schema(self) -> bool:

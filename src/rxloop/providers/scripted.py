@@ -138,7 +138,8 @@ class ScriptedModel:
         self.requests: list[ModelRequest] = []
         self.open = 0
         self._turns = turns
-        self._name = name
+        self.name = name
+        """What the model is called on the stream."""
         self._reasoning = reasoning
         self._calls = 0
 
@@ -167,11 +168,6 @@ class ScriptedModel:
 
         # One turn more, so that one request too many fails with what the recording has left.
         return cls(*[answer] * (sum(map(len, answers.values())) + 1), name=name)
-
-    @property
-    def name(self) -> str:
-        """What the model is called on the stream."""
-        return self._name
 
     async def aclose(self) -> None:
         """Nothing to close: a script holds no connection."""
@@ -227,7 +223,7 @@ class ScriptedModel:
             raise
         if answer.cut_off:
             # A task, like the socket that it stands for: otherwise the run would seem to wait for nothing.
-            name = f"{self._name}-stream"
+            name = f"{self.name}-stream"
             leaf = from_task(stay_open, request.ctx, name=name, shielded=True).subscribe(observer)
             return CompositeDisposable(leaf, Disposable(close))
         close()
@@ -276,7 +272,7 @@ class ScriptedModel:
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             self.open += 1
-            leaf = from_task(work, request.ctx, name=f"{self._name}-stream", shielded=True).subscribe(
+            leaf = from_task(work, request.ctx, name=f"{self.name}-stream", shielded=True).subscribe(
                 observer, scheduler=scheduler
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from typing_extensions import TypedDict
 
@@ -49,31 +49,26 @@ class StageManager:
         ConfigurationError: There is no such strategy, or the budget is too small for its shortest way.
     """
 
-    __slots__ = ("_budget", "_history", "_loop_cap", "_passes", "_stage", "_stays", "_strategy", "_ways")
+    __slots__ = ("_history", "_passes", "_stage", "_stays", "_ways", "budget", "loop_cap", "strategy")
 
     def __init__(
         self, strategy: StrategyDefinition | str, *, loop_cap: int = LOOP_CAP, budget: int | None = None
     ) -> None:
-        self._strategy = table_of(strategy) if isinstance(strategy, str) else strategy
+        self.strategy: Final = table_of(strategy) if isinstance(strategy, str) else strategy
         if loop_cap < 0:
             raise ConfigurationError(f"loop_cap is {loop_cap}; it is a number of passes, 0 or more")
-        self._stage = self._strategy.initial
+        self._stage = self.strategy.initial
         self._history: list[str] = []
         self._stays = 0
-        self._loop_cap = loop_cap
-        self._budget = budget
-        self._passes = dict.fromkeys(self._strategy.loops, 0)
+        self.loop_cap: Final = loop_cap
+        self.budget = budget
+        self._passes = dict.fromkeys(self.strategy.loops, 0)
         self._close_loops()
         if budget is not None and budget < self.steps_to_end:
             raise ConfigurationError(
-                f"a budget of {budget} steps is too small for the strategy {self._strategy.name!r}, "
+                f"a budget of {budget} steps is too small for the strategy {self.strategy.name!r}, "
                 f"whose shortest way has {self.steps_to_end}"
             )
-
-    @property
-    def strategy(self) -> StrategyDefinition:
-        """The strategy."""
-        return self._strategy
 
     @property
     def stage(self) -> str:
@@ -86,19 +81,9 @@ class StageManager:
         return tuple(self._history)
 
     @property
-    def loop_cap(self) -> int:
-        """How often each way back may be taken."""
-        return self._loop_cap
-
-    @property
     def passes(self) -> dict[Edge, int]:
         """How often each way back was taken."""
         return dict(self._passes)
-
-    @property
-    def budget(self) -> int | None:
-        """The steps for the whole flow, where they are limited."""
-        return self._budget
 
     @property
     def steps(self) -> int:
@@ -108,7 +93,7 @@ class StageManager:
     @property
     def remaining(self) -> int | None:
         """The steps that the budget leaves; None without one."""
-        return None if self._budget is None else self._budget - self.steps
+        return None if self.budget is None else self.budget - self.steps
 
     @property
     def steps_to_end(self) -> int:
@@ -124,17 +109,17 @@ class StageManager:
     @property
     def is_terminal(self) -> bool:
         """Whether this is the end: nothing follows."""
-        return self._stage in self._strategy.terminal
+        return self._stage in self.strategy.terminal
 
     @property
     def is_decision_point(self) -> bool:
         """Whether the strategy has a choice after the current stage, however much of it is still open."""
-        return self._stage in self._strategy.decision_points
+        return self._stage in self.strategy.decision_points
 
     @property
     def prompt(self) -> str:
         """What the model is to do in the current stage."""
-        return self._strategy.stage(self._stage).prompt
+        return self.strategy.stage(self._stage).prompt
 
     def transition_to(self, stage: str) -> str:
         """Go on to a stage.
@@ -195,12 +180,12 @@ class StageManager:
     def snapshot(self) -> StageSnapshot:
         """Write the whole state as plain values."""
         return {
-            "strategy": self._strategy.name,
+            "strategy": self.strategy.name,
             "stage": self._stage,
             "history": self._history.copy(),
             "stays": self._stays,
-            "loop_cap": self._loop_cap,
-            "budget": self._budget,
+            "loop_cap": self.loop_cap,
+            "budget": self.budget,
         }
 
     @classmethod
@@ -220,7 +205,7 @@ class StageManager:
             raise ConfigurationError(f"the snapshot is of the strategy {data['strategy']!r}, not of {found.name!r}")
         made = cls(found, loop_cap=data["loop_cap"])
         made._walk([*data["history"], data["stage"]])
-        made._stays, made._budget = data["stays"], data["budget"]
+        made._stays, made.budget = data["stays"], data["budget"]
         remaining = made.remaining
         if data["stays"] < 0 or (remaining is not None and remaining < made.steps_to_end):
             raise ConfigurationError(
@@ -234,7 +219,7 @@ class StageManager:
 
     def _walk(self, path: list[str]) -> None:
         if path[0] != self._stage:
-            raise ConfigurationError(f"the snapshot does not fit: {self._strategy.name!r} begins at {self._stage!r}")
+            raise ConfigurationError(f"the snapshot does not fit: {self.strategy.name!r} begins at {self._stage!r}")
         for stage in path[1:]:
             try:
                 self.transition_to(stage)
@@ -247,18 +232,18 @@ class StageManager:
         self._stage = stage
         if edge in self._passes:
             self._passes[edge] += 1
-            if self._passes[edge] == self._loop_cap:
+            if self._passes[edge] == self.loop_cap:
                 self._close_loops()
 
     def _close_loops(self) -> None:
-        closed = frozenset(edge for edge, passes in self._passes.items() if passes >= self._loop_cap)
-        self._ways = self._strategy.ways(closed)
+        closed = frozenset(edge for edge, passes in self._passes.items() if passes >= self.loop_cap)
+        self._ways = self.strategy.ways(closed)
 
     def _refused(self, kind: type[StageRefused], message: str, target: str | None = None) -> StageRefused:
-        return kind(message, strategy=self._strategy.name, stage=self._stage, target=target, allowed=self.next_stages)
+        return kind(message, strategy=self.strategy.name, stage=self._stage, target=target, allowed=self.next_stages)
 
     def _position(self) -> str:
-        return f"{self._strategy.name}, stage {self._stage}"
+        return f"{self.strategy.name}, stage {self._stage}"
 
     def _what_else(self) -> str:
         offered = self.next_stages
@@ -267,12 +252,12 @@ class StageManager:
     def _why_not(self, stage: str) -> str:
         """Say why a stage may not follow, without what may."""
         place = self._position()
-        if stage not in self._strategy:
+        if stage not in self.strategy:
             return f"{place}: the strategy has no stage {stage!r}"
-        if stage not in self._strategy.transitions[self._stage]:
+        if stage not in self.strategy.transitions[self._stage]:
             return f"{place}: {stage} may not follow"
         if stage not in dict(self._ways[self._stage]):
-            return f"{place}: the loop by way of {stage} was taken {self._loop_cap} times, which is its cap"
+            return f"{place}: the loop by way of {stage} was taken {self.loop_cap} times, which is its cap"
         return f"{place}: by way of {stage} the end is too far for the {_steps(self.remaining or 0)} left"
 
 
