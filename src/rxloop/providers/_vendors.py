@@ -8,11 +8,17 @@ let the model call none: there a typed answer is asked for in the system prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 from rxloop.errors import ConfigurationError
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers.presets import Preset
+
+_serving = partial(
+    Preset, parallel_tool_calls=False, strict=False, response_format_with_tools=False, strip=TEMPLATE_TOKENS
+)
+"""A preset of who serves the open models of many makers."""
 
 _KNOWN = (
     # vendors of models of their own
@@ -129,15 +135,11 @@ _KNOWN = (
         response_format=None,
         strip=TEMPLATE_TOKENS,
     ),
-    Preset(
+    _serving(
         name="together",
         base_url="https://api.together.xyz/v1",
         key_env="TOGETHER_API_KEY",
         default_model="openai/gpt-oss-120b",
-        parallel_tool_calls=False,
-        strict=False,
-        response_format_with_tools=False,
-        strip=TEMPLATE_TOKENS,
     ),
     Preset(
         name="cerebras",
@@ -151,41 +153,29 @@ _KNOWN = (
         response_format=None,
         strip=TEMPLATE_TOKENS,
     ),
-    Preset(
+    _serving(
         name="huggingface",
         base_url="https://router.huggingface.co/v1",
         key_env="HF_TOKEN",
         default_model="openai/gpt-oss-120b",
-        parallel_tool_calls=False,
-        strict=False,
-        response_format_with_tools=False,
-        strip=TEMPLATE_TOKENS,
     ),
-    Preset(
+    _serving(
         name="vercel",
         base_url="https://ai-gateway.vercel.sh/v1",
         key_env="AI_GATEWAY_API_KEY",
         default_model="openai/gpt-5",
         effort="reasoning",
         reasoning_details=True,
-        parallel_tool_calls=False,
-        strict=False,
-        response_format_with_tools=False,
-        strip=TEMPLATE_TOKENS,
     ),
     # servers on one's own machine
-    Preset(
+    _serving(
         name="ollama",
         base_url="http://localhost:11434/v1",
         url_env="OLLAMA_HOST",
         default_model="qwen3",
-        parallel_tool_calls=False,
-        strict=False,
-        response_format_with_tools=False,
-        strip=TEMPLATE_TOKENS,
         hint="Is Ollama running? Start it with `ollama serve`.",
     ),
-    Preset(
+    _serving(
         name="llama_cpp",
         base_url="http://localhost:8080/v1",
         url_env="LLAMA_CPP_BASE_URL",
@@ -194,34 +184,25 @@ _KNOWN = (
         # It serves the model that it was started with, whatever the request says.
         default_model="default",
         reasoning_field="reasoning_content",
-        parallel_tool_calls=False,
-        strict=False,
-        response_format_with_tools=False,
-        strip=TEMPLATE_TOKENS,
         hint="Is it running? Start it with `llama-server --jinja -m model.gguf`.",
     ),
-    Preset(
+    _serving(
         name="vllm",
         base_url="http://localhost:8000/v1",
         url_env="VLLM_BASE_URL",
         key_env="VLLM_API_KEY",
         key_optional=True,
-        strict=False,
-        response_format_with_tools=False,
-        strip=TEMPLATE_TOKENS,
+        parallel_tool_calls=True,
         hint="Is it running? Start it with `vllm serve MODEL`.",
     ),
-    Preset(
+    _serving(
         name="lm_studio",
         base_url="http://localhost:1234/v1",
         url_env="LM_STUDIO_BASE_URL",
         key_env="LM_STUDIO_API_KEY",
         key_optional=True,
-        parallel_tool_calls=False,
-        strict=False,
-        # A schema, but not `json_object`, which it refuses.
-        response_format_with_tools=False,
-        strip=TEMPLATE_TOKENS,
+        # It refuses `json_object`.
+        response_format="json_schema",
         hint="Is its server running? Start it with `lms server start`.",
     ),
 )
