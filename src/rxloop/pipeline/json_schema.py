@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from time import thread_time
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -19,11 +20,14 @@ TYPES: dict[str, type | tuple[type, ...]] = {
     "object": (Mapping, BaseModel),
     "null": type(None),
 }
-_STEPS = 300_000
-"""The parts of schemas that one check looks at: a short schema that refers to itself can ask for more than anybody can
-do, and all runs of the process would wait."""
+_SECONDS = 2.0
+"""Of the processor, that one check takes: a short schema can ask for more than anybody can do, and all runs of the
+process would wait."""
+_PER_CHARACTER = 0.003
+"""What the search for a pattern takes at most for each character, as a part of what it took to compile it; measured. It
+is linear in the text, but a short pattern may stand for very many states: `.{0,2000}x.{0,2000}y`."""
 DEPTH = 100
-_TOO_MUCH = "the value cannot be checked: its schema is too deep, or takes too many steps"
+_TOO_MUCH = "the value cannot be checked: its schema is too deep, or takes too long"
 
 
 def misfit(value: Any, schema: Schema) -> str | None:
@@ -43,7 +47,7 @@ def misfit(value: Any, schema: Schema) -> str | None:
 
 
 class _TooMuch(Exception):
-    """A check takes more steps than it may."""
+    """A check takes more than it may."""
 
 
 class _Check:
@@ -51,20 +55,22 @@ class _Check:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._left = _STEPS
+        self._until = thread_time() + _SECONDS
+
+    def _spend(self, seconds: float = 0.0) -> None:
+        if thread_time() + seconds > self._until:
+            raise _TooMuch
 
     def misfit(self, value: Any, schema: Schema | bool, where: str, depth: int) -> str | None:
         """What is wrong with a part of the value."""
-        self._left -= 1
-        if self._left < 0 or depth > DEPTH:
+        self._spend()
+        if depth > DEPTH:
             raise _TooMuch
         if isinstance(schema, bool):
             return None if schema else f"{_name(where)} is not to be there"
         if isinstance(value, BaseModel):
             value = value.model_dump(by_alias=True)
-        reference = schema.get("$ref")
-        if isinstance(reference, str):
-            schema = resolved(reference, self._root) or {}
+        schema = self._referred(schema)
         for part in schema.get("allOf", ()):
             if found := self.misfit(value, part, where, depth + 1):
                 return found
@@ -74,8 +80,30 @@ class _Check:
             if None not in found:
                 return self._either(value, options, where) or found[0]
         return (
-            _of_kind(value, schema, where) or _within(value, schema, where) or self._inside(value, schema, where, depth)
+            _of_kind(value, schema, where)
+            or self._unmatched(value, schema, where)
+            or _within(value, schema, where)
+            or self._inside(value, schema, where, depth)
         )
+
+    def _referred(self, schema: Schema) -> Schema:
+        """What a schema refers to, be it by way of others."""
+        for _ in range(DEPTH):
+            reference = schema.get("$ref")
+            if not isinstance(reference, str):
+                return schema
+            schema = resolved(reference, self._root) or {}
+        raise _TooMuch
+
+    def _unmatched(self, value: Any, schema: Schema, where: str) -> str | None:
+        pattern = schema.get("pattern")
+        if pattern is None or not isinstance(value, str):
+            return None
+        matches, seconds = _pattern(pattern)
+        self._spend(seconds * _PER_CHARACTER * len(value))
+        if matches is None or matches(value):
+            return None
+        return f"{_name(where)} is to match {pattern!r}, and {shown(value)} does not"
 
     def _either(self, value: Any, options: Sequence[Schema | bool], where: str) -> str | None:
         """One phrase for several plain types."""
@@ -87,7 +115,7 @@ class _Check:
     def _kind(self, schema: Schema | bool) -> Any:
         if isinstance(schema, bool):
             return None
-        return ((resolved(schema["$ref"], self._root) or {}) if "$ref" in schema else schema).get("type")
+        return self._referred(schema).get("type")
 
     def _inside(self, value: Any, schema: Schema, where: str, depth: int) -> str | None:
         if isinstance(value, Mapping):
@@ -142,9 +170,6 @@ def _is(value: Any, kind: str) -> bool:
 
 def _within(value: Any, schema: Schema, where: str) -> str | None:
     if isinstance(value, str):
-        pattern = schema.get("pattern")
-        if pattern is not None and not _found(pattern, value):
-            return f"{_name(where)} is to match {pattern!r}, and {shown(value)} does not"
         return _between(len(value), schema, "minLength", "maxLength", f"the length of {_name(where)}")
     if isinstance(value, list | tuple):
         items = cast("Sequence[Any]", value)
@@ -173,20 +198,17 @@ def _between(size: float, schema: Schema, least: str, most: str, what: str) -> s
     return None
 
 
-def _found(pattern: str, text: str) -> bool:
-    validator = _pattern(pattern)
-    return validator is None or validator(text)
-
-
 @lru_cache(maxsize=256)
-def _pattern(pattern: str) -> Callable[[str], bool] | None:
-    """Give what looks for a pattern in linear time, whoever wrote it; None if that needs more."""
+def _pattern(pattern: str) -> tuple[Callable[[str], bool] | None, float]:
+    """Give what looks for a pattern in linear time, and how long it took to compile; None if that needs more."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
+    begun = thread_time()
     try:
-        return SchemaValidator(core_schema.str_schema(pattern=pattern)).isinstance_python
+        matches = SchemaValidator(core_schema.str_schema(pattern=pattern)).isinstance_python
     except SchemaError:
-        return None
+        matches = None
+    return matches, thread_time() - begun
 
 
 def resolved(reference: str, root: Schema) -> Schema | None:
