@@ -137,6 +137,14 @@ async def test_a_journal_that_another_process_keeps_is_waited_for_and_not_for_ev
     assert await store.read("c", "a.txt") == b"x"
 
 
+async def test_what_a_file_manager_leaves_in_a_folder_is_no_artifact(tmp_path: Path) -> None:
+    store = FolderArtifacts(tmp_path / "files")
+    await begin(store)
+    for folder in ("v1", ".journal"):
+        (tmp_path / "files/c" / folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1\n\n")
+    assert [record.artifact_id for record in await store.list("c")] == ["a.txt"]
+
+
 async def test_a_folder_that_is_gone_has_no_artifacts(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "nowhere" / "files")
     assert not await store.list("c")

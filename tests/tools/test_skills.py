@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from rxloop import Agent, Limits, MemoryEventLog, skills
 from rxloop.errors import ConfigurationError
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools._skill_files import BadSkill, skill_of
+from rxloop.tools._skill_files import MOST_SKILLS, BadSkill, SkillFolder, skill_of
 
 BODY = "# Writing minutes\n\nBegin with who was there. See references/style.md."
 
@@ -96,7 +97,7 @@ async def test_a_file_of_a_skill_is_read_in_parts(folder: Path) -> None:
     "path",
     [
         *("../../secret.md", "/etc/passwd", "references/../../summary/SKILL.md", "..", ".", "", "a//b", "\0", "C:\\x"),
-        *("link.md", "linked/secret.md", "references", "pipe", "deep/link.md", ".hidden/../../secret.md"),
+        *("link.md", "linked/secret.md", "references", "pipe", "deep/link.md", ".hidden/../../secret.md", ".env"),
     ],
 )
 async def test_nothing_outside_a_skill_can_be_read(folder: Path, path: str) -> None:
@@ -106,9 +107,16 @@ async def test_nothing_outside_a_skill_can_be_read(folder: Path, path: str) -> N
     (skill / "deep").mkdir()
     (skill / "deep/link.md").symlink_to(folder.parent / "secret.md")
     os.mkfifo(skill / "pipe")
+    (skill / ".env").write_text("KEY=secret")
     [told] = await answers(folder, call("read_skill_file", skill="minutes", path=path))
     assert "secret" not in told.replace(path, "").replace("secret.md", "")
     assert "is not a path in the skill" in told or "has no file" in told
+
+
+async def test_a_file_has_nothing_behind_its_end(folder: Path) -> None:
+    for offset in (10**6, 2**63, 10**30):
+        [told] = await answers(folder, call("read_skill_file", skill="minutes", path="SKILL.md", offset=offset))
+        assert told == f"[bytes {offset} to {offset} of SKILL.md; the end of it]\n"
 
 
 async def test_a_file_that_there_is_not_is_told_with_the_ones_that_are(folder: Path) -> None:
@@ -229,6 +237,34 @@ async def test_a_bad_skill_takes_no_other_away_and_is_named_once(
     assert len(messages) == len({*messages}) == len(BAD) + 4
     for name in (*BAD, "linked", "latin", "huge"):
         assert any(str(folder / name) in message for message in messages), name
+
+
+async def test_a_link_that_cannot_be_looked_at_takes_no_skill_away(folder: Path) -> None:
+    (folder / "long").symlink_to("a" * 300)
+    (folder / "loop").symlink_to("loop")
+    assert "minutes" in (await offered(folder))["learn_skill"].description
+
+
+async def test_no_description_is_one_that_requests_cannot_carry(folder: Path) -> None:
+    write(folder, "odd", description='"half \\ud83d of it"')
+    assert "- odd: half \ufffd of it" in (await offered(folder))["learn_skill"].description
+
+
+def test_a_description_without_an_end_is_read_in_time() -> None:
+    begun = thread_time()
+    with pytest.raises(BadSkill):
+        skill_of("---\nname: a\ndescription: a" + " \t" * 7_500 + "b: c\n---\n", "a")
+    assert thread_time() - begun < 1
+
+
+def test_no_more_skills_are_read_than_are_offered(tmp_path: Path) -> None:
+    for number in range(MOST_SKILLS + 50):
+        write(tmp_path, f"s{number:03}")
+    (tmp_path / f"s{MOST_SKILLS + 20}/SKILL.md").write_text("bad")
+    found = SkillFolder(tmp_path)
+    assert len(found.look()) == MOST_SKILLS
+    [problem] = found.problems
+    assert problem == f"{tmp_path}/s{MOST_SKILLS} and what follows is left out: there are {MOST_SKILLS} skills"
 
 
 async def test_a_family_without_skills_offers_nothing(tmp_path: Path) -> None:

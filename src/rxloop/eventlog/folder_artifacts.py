@@ -184,7 +184,8 @@ class FolderArtifacts:
 
         def work(place: int) -> Sequence[ArtifactRecord]:
             with folder_in(place, FOLDER) as journals, os.scandir(journals) as entries:
-                names = sorted(entry.name for entry in entries)
+                # No artifact begins with a dot, but what a file manager leaves behind does.
+                names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
             found = [self._journal(context_id, name).seen(place) for name in names]
             return [versions[-1] for versions in found if versions]
 

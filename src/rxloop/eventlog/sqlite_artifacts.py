@@ -155,7 +155,8 @@ class SqliteArtifacts:
         def work(connection: sqlite3.Connection) -> bytes:
             record = version_of(_versions(connection, context_id, artifact_id), artifact_id, version)
             end = record.size if limit is None else min(record.size, offset + limit)
-            values = (context_id, artifact_id, record.version, end, offset)
+            # Some numbers are too large for SQLite.
+            values = (context_id, artifact_id, record.version, end, min(offset, end))
             return b"".join(
                 data[max(0, offset - start) : end - start] for start, data in connection.execute(query, values)
             )

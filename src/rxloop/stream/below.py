@@ -119,7 +119,8 @@ def write_at(handle: int, data: bytes, start: int) -> None:
 def read_at(handle: int, start: int, end: int) -> bytes:
     """Read that range, or as much of it as there is."""
     pieces: list[bytes] = []
-    os.lseek(handle, start, os.SEEK_SET)
+    # Some numbers are too large to seek to.
+    os.lseek(handle, min(start, os.fstat(handle).st_size), os.SEEK_SET)
     while start < end and (piece := os.read(handle, min(end - start, _BLOCK))):
         pieces.append(piece)
         start += len(piece)

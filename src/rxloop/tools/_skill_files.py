@@ -6,12 +6,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 from unicodedata import normalize
 
 from rxloop.errors import ConfigurationError
+from rxloop.protocol.storable import readable
 from rxloop.stream.below import opened, read_at
 from rxloop.thinking.flow._nesting import check_yaml
 
@@ -24,7 +26,7 @@ _NAME, _DESCRIPTION = 64, 1024
 _MOST_SEEN = 5_000
 _MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 # A description with a colon in it needs quotes in YAML; many are written without.
-_UNQUOTED = re.compile(r"^(description|compatibility):[ \t]+([^\s\"'>|\[{&*!#].*?)[ \t]*$", re.MULTILINE)
+_UNQUOTED = re.compile(r"^(description|compatibility):[ \t]+([^\s\"'>|\[{&*!#].*)$", re.MULTILINE)
 
 
 class BadSkill(ValueError):
@@ -65,6 +67,9 @@ class SkillFolder:
         self.problems = []
         skills: list[Skill] = []
         for name in self._folders():
+            if len(skills) == MOST_SKILLS:
+                self.problems.append(f"{self.path / name} and what follows is left out: there are {MOST_SKILLS} skills")
+                break
             try:
                 found = self._skill(name)
             except FileNotFoundError:
@@ -73,8 +78,6 @@ class SkillFolder:
                 found = f"it cannot be read: {error.strerror or error}"
             if isinstance(found, str):
                 self.problems.append(f"{self.path / name / FILE} is left out: {found}")
-            elif len(skills) == MOST_SKILLS:
-                self.problems.append(f"{self.path / name / FILE} is left out: there are {MOST_SKILLS} skills already")
             else:
                 skills.append(found)
         return sorted(skills, key=lambda skill: skill.name != skill.folder)
@@ -96,8 +99,11 @@ class SkillFolder:
                 if seen == _MOST_SEEN:
                     self.problems.append(f"{self.path} has more than {_MOST_SEEN} entries: the others are left out")
                     break
-                if entry.is_symlink() and (self.path / entry.name / FILE).exists():
-                    self.problems.append(f"{self.path / entry.name} is left out: it is a link, and none is followed")
+                if entry.is_symlink():
+                    # Some lead to what cannot even be looked at.
+                    with suppress(OSError):
+                        if (self.path / entry.name / FILE).exists():
+                            self.problems.append(f"{self.path / entry.name} is left out: a link, and none is followed")
                 elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
         return sorted(names)
@@ -154,7 +160,7 @@ def skill_of(text: str, folder: str) -> Skill:
         raise BadSkill(f"its `description` is {_short(description)}, and has to say what it is for, and when")
     if len(description.strip()) > _DESCRIPTION:
         raise BadSkill(f"its description has {len(description)} characters: {_DESCRIPTION} are allowed")
-    return Skill(name, " ".join(description.split()), folder)
+    return Skill(name, readable(" ".join(description.split())), folder)
 
 
 def parted(text: str) -> tuple[str, str]:
@@ -178,7 +184,7 @@ def _fields(front: str) -> Mapping[str, Any]:
         try:
             check_yaml(front)
         except yaml.YAMLError:
-            front = _UNQUOTED.sub(lambda line: f"{line[1]}: {json.dumps(line[2], ensure_ascii=False)}", front)
+            front = _UNQUOTED.sub(lambda line: f"{line[1]}: {json.dumps(line[2].rstrip(), ensure_ascii=False)}", front)
             check_yaml(front)
         fields: Any = yaml.safe_load(front)
     except yaml.YAMLError as error:

@@ -117,7 +117,13 @@ class Skills:
     def _read(self, name: str, path: str, offset: int, limit: int) -> str:
         folder, skill = self._skill(name)
         parts = path.removeprefix("./").split("/")
-        if any(part in ("", ".", "..") for part in parts) or not path.isprintable() or "\\" in path or ":" in path:
+        # What begins with a dot is not listed either: `.env`, `.git`.
+        if (
+            any(not part or part.startswith(".") for part in parts)
+            or not path.isprintable()
+            or "\\" in path
+            or ":" in path
+        ):
             raise ToolError(f"{path!r} is not a path in the skill: give one such as 'references/api.md'.")
         try:
             with opened(folder.path, f"{skill.folder}/{'/'.join(parts)}") as handle:
