@@ -221,6 +221,61 @@ async def test_a_crash_before_the_answer_asks_once_more(log: MemoryEventLog, kin
     assert results(result.messages) == ["Oslo"]
 
 
+class Bank:
+    """A family that is away at times, with a tool of the name of a client's."""
+
+    name = "bank"
+    away = False
+
+    def __init__(self, *, approve: bool = False) -> None:
+        self.paid: list[int] = []
+
+        @tool(name="pay", approve=approve)
+        async def pay(amount: int) -> str:
+            """Pay."""
+            self.paid.append(amount)
+            return "paid"
+
+        self._pay = pay
+
+    async def tools(self, ctx: RunContext[Any]) -> list[Any]:
+        if self.away:
+            raise ConnectionError("nobody listens")
+        return [self._pay]
+
+
+PAY = {"name": "pay", "description": "Notes what was paid.", "parameters": None}
+
+
+async def test_a_family_that_is_back_does_not_get_the_call_of_a_client(log: MemoryEventLog) -> None:  # L106
+    bank = Bank()
+    bank.away = True
+    waiting = await agent(log, call("pay", amount=5), tools=[bank]).run("Pay", client_tools=[PAY])
+    assert waiting.pending[0].input_kind == "tool"
+
+    bank.away = False
+    result = await agent(log, "No.", tools=[bank]).resume(waiting.task_id, inputs={"1.0.1": True})
+    assert results(result.messages) == [
+        "The tool 'pay' is another one now than when it was called, and was not called."
+    ]
+    assert (bank.paid, result.pending) == ([], [])
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_client_does_not_get_the_call_of_a_family_that_is_away(log: MemoryEventLog, known: bool) -> None:
+    bank = Bank(approve=True)
+    one = agent(log, call("pay", amount=5), "No.", tools=[bank])
+    waiting = await one.run("Pay", client_tools=[PAY])
+    assert waiting.pending[0].input_kind == "confirmation"
+
+    bank.away = True
+    goes_on = one if known else agent(log, "No.", tools=[bank])
+    result = await goes_on.resume(waiting.task_id, inputs={"1.0.1": True})
+    [told] = results(result.messages)
+    assert "not available now, like all tools of bank" in told if known else "another one now" in told
+    assert (bank.paid, result.pending) == ([], [])
+
+
 async def test_a_crash_after_the_answer_does_not_ask_again(log: MemoryEventLog) -> None:  # L89, L106
     waiting = await agent(log, call("locate")).run("Where?", client_tools=[LOCATE])
     await agent(log, "There.").resume(waiting.task_id, inputs={"1.0.1": "Oslo"})

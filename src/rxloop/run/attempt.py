@@ -367,6 +367,9 @@ class Attempt:
         if tool is None or name not in offered:
             known = self._tools if request.offered is None else [each.name for each in request.offered]
             return self.spec.tools.why_not(name, list(known), [missing.family for missing in self._missing])
+        asked = self.recorder.earlier.asked_by.get(request.slot)
+        if request.offered is None and self.spec.tools.swapped(name, tool, asked):
+            return f"The tool {name!r} is another one now than when it was called, and was not called."
         return tool
 
     def offers(self, name: str) -> bool:

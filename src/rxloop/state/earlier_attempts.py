@@ -54,6 +54,8 @@ class EarlierAttempts:
         """What was asked, by the id of the question; None where the answer was a credential, and is gone."""
         self.notes: dict[Slot, dict[str, Any]] = {}
         """The metadata of the last question of each call."""
+        self.asked_by: dict[Slot, str] = {}
+        """Of each call that has asked something the kind of its last question."""
         self.interrupted: set[Slot] = set()
         """The calls that were started and have no end."""
         self.below: list[Event] = []
@@ -135,6 +137,7 @@ class EarlierAttempts:
             if event.input.call is not None:
                 asking[event.input_id] = slot = (event.input.step or "", event.input.index)
                 self.notes[slot] = event.metadata
+                self.asked_by[slot] = event.input.input_kind
         elif isinstance(event, InputReceivedEvent):
             asking.pop(event.input_id, None)
             if event.input_id in self._secret:

@@ -73,6 +73,8 @@ class Toolset:
         """
         self._parts: list[Tool | ToolProvider] = [_tool_or_family(tool) for tool in tools]
         self._plain: dict[str, Tool] = {}
+        self._client: dict[str, Tool] = {}
+        """Those that the client of the run brings with it."""
         self._hidden: set[str] = set()
         self._families = families or Families()
         self._family_of: dict[str, str] = {}
@@ -110,6 +112,7 @@ class Toolset:
         made = Toolset([*self._parts, *added], self._families)
         # What the families have shown so far is known to all runs.
         made._hidden, made._family_of = self._hidden, self._family_of
+        made._client = {tool.definition.name: tool for tool in added}
         return made
 
     def hides(self, name: str) -> bool:
@@ -127,6 +130,16 @@ class Toolset:
             given = self._families.given_now(self._asked, ctx)
             return None if given is None else self._merge(given).offered_now(ctx)
         return Offered({name: tool for name, tool in self._plain.items() if tool.enabled(ctx)})
+
+    def swapped(self, name: str, tool: Tool, asked: str | None) -> bool:
+        """Tell whether a call from before may have been one of another tool: a client's for a family's, or vice versa.
+
+        Args:
+            name: What was called.
+            tool: The tool of that name now.
+            asked: The kind of the last question of the call; only those of a client's tools are of the kind `tool`.
+        """
+        return name in self._client and (tool is self._client[name]) != (asked in (None, "tool"))
 
     @property
     def plain(self) -> Mapping[str, Tool]:
@@ -151,15 +164,19 @@ class Toolset:
             return self._merged
         answers = iter(given)
         found: dict[str, Tool] = {}
+        missing = {each.family for each in given if isinstance(each, Missing)}
         for part in self._parts:
             if isinstance(part, ToolProvider):
                 tools = next(answers)
                 if not isinstance(tools, Missing):
                     self._add(found, family_name(part), tools)
-            elif part.definition.name in found:
-                self._warn(f"tool {part.definition.name!r} is left out: a family before it has one of that name")
+                continue
+            name = part.definition.name
+            # A client's tool does not take the place of one that is only away.
+            if name in found or (name in self._client and self._family_of.get(name) in missing):
+                self._warn(f"tool {name!r} is left out: a family before it has one of that name")
             else:
-                found[part.definition.name] = part
+                found[name] = part
         self._merged = _Merged(given, found)
         return self._merged
 
