@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from families import check_attempts, checked, editor, in_virtual_time, of, researcher, tokens, used
-from runs import collect, shape
+from runs import collect, outcome, shape
 from rxloop import (
     Agent,
     InputReceivedEvent,
@@ -23,6 +23,7 @@ from rxloop import (
     fold,
     tool,
 )
+from rxloop.run.attempt import canceled_call
 from rxloop.testing import call
 
 PAID: list[Any] = []
@@ -180,6 +181,54 @@ async def test_a_nested_run_that_is_cancelled_at_its_question_asks_no_more() -> 
     assert result.output == "A page."
     assert result.pending == []
     assert of(events, "researcher")[-1].kind == "status-update"
+
+
+@in_virtual_time
+async def test_a_cancel_at_any_event_lets_go_of_every_question_below() -> None:  # L100, L117
+    @tool
+    async def wait() -> str:
+        """Waits."""
+        await asyncio.sleep(1)
+        return "waited"
+
+    def family(log: MemoryEventLog) -> Agent:
+        leaf = researcher(
+            [call("pay", amount=5), call("wait")], tokens("Paid."), name="leaf", tools=[pay, wait]
+        ).as_tool()
+        middle = researcher(
+            [call("leaf", prompt="x"), call("wait")], tokens("Asked."), name="middle", tools=[leaf, wait]
+        ).as_tool()
+        both = [call("middle", prompt="x"), call("wait")]
+        return editor(middle, wait, turns=[both, tokens("A page.")], log=log)
+
+    whole = await collect(family(MemoryEventLog()).run("q"))
+    for place in range(len(whole)):
+        log = MemoryEventLog()
+        run = family(log).run("q")
+        seen = 0
+        async for _ in run:
+            if seen == place:
+                run.cancel()
+            seen += 1
+        result = await outcome(run)
+        assert result.state == "input-required" or not result.pending, (place, result.pending)
+        state = RunState()
+        for event in await log.read(run.task_id):
+            state = fold(state, event)
+        assert list(state.pending.values()) == result.pending
+
+
+async def test_the_questions_below_a_call_that_is_answered_are_let_go() -> None:
+    log = MemoryEventLog()
+    run = editor(asking().as_tool("research"), log=log).run("q")
+    await collect(run)
+    state = RunState()
+    for event in await log.read(run.task_id):
+        state = fold(state, event)
+    (question,) = state.pending.values()
+    assert question.agent_path == ("researcher",)
+    assert state.batch is not None
+    assert not fold(state, canceled_call(state.batch, 0, "cut off")).pending
 
 
 async def test_a_question_that_is_let_go_by_the_next_run_leaves_a_whole_history() -> None:  # L100

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from rxloop.protocol.visibility import HIDDEN
 from rxloop.state.batch import Batch
 from rxloop.state.by_class import ByClass
 from rxloop.state.history import History
-from rxloop.state.run_state import MAIL_ID, NO_RUN, Measured, RunState, earlier_with, left_to_the_next, made_of
+from rxloop.state.run_state import MAIL_ID, NO_RUN, Asker, Measured, RunState, earlier_with, left_to_the_next, made_of
 
 _message = unchecked(Message)
 
@@ -248,11 +248,18 @@ def _unasked(state: RunState, step: str | None, index: int, task_id: str | None 
     """
     if not state.pending:
         return state.pending
-    return {
-        key: question
-        for key, question in state.pending.items()
-        if question.call is None or (question.task_id, question.step, question.index) != (task_id, step, index)
-    }
+    call = Asker(task_id, step, index)
+    return {key: asked for key, asked in state.pending.items() if call not in _askers(state, asked)}
+
+
+def _askers(state: RunState, question: PendingInput) -> Iterator[Asker]:
+    """Find the call that has asked, and the calls that its run is nested in: the innermost first."""
+    if question.call is not None:
+        yield Asker(question.task_id, question.step, question.index)
+    task_id = question.task_id
+    while task_id is not None and (above := state.subtasks.get(task_id)) is not None:
+        yield above
+        task_id = above.task_id
 
 
 def _answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]:
@@ -308,7 +315,11 @@ def _input_received(state: RunState, event: InputReceivedEvent) -> dict[str, Any
 
 
 def _subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:
-    return {"subtasks": state.subtasks.add(event.subtask_id, None)} if event.subtask_id not in state.subtasks else {}
+    """Note which call a nested run belongs to."""
+    if event.subtask_id in state.subtasks:
+        return {}
+    above = event.task_id if event.task_id in state.subtasks else None
+    return {"subtasks": state.subtasks.add(event.subtask_id, Asker(above, event.step, event.index))}
 
 
 def _below(state: RunState, event: Event) -> Callable[[RunState, Any], dict[str, Any]] | None:
@@ -332,7 +343,14 @@ def _answered_below(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]
 def _status_below(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
     if not state.pending or not event.final or event.state in PAUSED:
         return {}
-    return {"pending": {key: asked for key, asked in state.pending.items() if asked.task_id != event.task_id}}
+    ended = event.task_id
+    return {
+        "pending": {
+            key: asked
+            for key, asked in state.pending.items()
+            if asked.task_id != ended and all(call.task_id != ended for call in _askers(state, asked))
+        }
+    }
 
 
 _HANDLERS = ByClass[Callable[[RunState, Any], dict[str, Any]]](

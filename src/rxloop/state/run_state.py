@@ -36,6 +36,15 @@ class Measured(NamedTuple):
     input_tokens: int
 
 
+class Asker(NamedTuple):
+    """A call of the run itself, or of one that is nested in it."""
+
+    task_id: str | None
+    """The nested run that makes the call, if one does."""
+    step: str | None
+    place: int
+
+
 # Without slots: a copy is then a copy of one dict, a tenth of the cost of `dataclasses.replace`, at each event.
 @dataclass(frozen=True)
 class RunState:
@@ -82,8 +91,8 @@ class RunState:
     very many."""
     calls: Ledger[str, ToolCall] = field(default_factory=Ledger[str, ToolCall])
     """Every tool call so far, by id; of calls with the same id, the first."""
-    subtasks: Ledger[str, None] = field(default_factory=Ledger[str, None])
-    """The ids of the runs of agents that were nested in it, at any depth."""
+    subtasks: Ledger[str, Asker] = field(default_factory=Ledger[str, Asker])
+    """The runs of agents that were nested in it, at any depth, by id: the calls that they are nested in."""
     failures: int = 0
     """Consecutive iterations in which every tool failed."""
     retries: int = 0
