@@ -43,9 +43,11 @@ class MCPTool:
         self._name = name
         self.definition = definition
         self.timeout = taken.timeout
-        self.read_only = annotations.read_only_hint is True
-        self.idempotent = self.read_only or annotations.idempotent_hint is True
-        harmless = self.read_only or annotations.destructive_hint is False
+        reads = annotations.read_only_hint is True
+        # To look something up out in the world tells somebody what is sought: never before a guard has seen the call.
+        self.read_only = reads and annotations.open_world_hint is False
+        self.idempotent = reads or annotations.idempotent_hint is True
+        harmless = reads or annotations.destructive_hint is False
         self.approve = not harmless if taken.approve == "destructive" else taken.approve
 
     def __repr__(self) -> str:
