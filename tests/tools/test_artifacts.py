@@ -64,7 +64,7 @@ async def test_what_a_model_does_wrong_is_said_and_what_to_do() -> None:
         call("read_artifact", artifact_id="a", version=1),
     )
     assert "append to it, take another id, or create it with override=True" in taken
-    assert gone == "this conversation has no artifact 'b'"
+    assert gone == "this conversation has no artifact 'b': list those that it has"
     assert "use a plain name" in bad
     assert (again, old) == ("Created a, version 2, 3 bytes.", "one")
 

@@ -1,1 +1,1 @@
-"""MCP servers: sequential thinking for the clients of others; tools of other servers are in `tools/mcp/`."""
+"""rxloop as an MCP server: sequential thinking. The MCP client is `tools/mcp/`."""

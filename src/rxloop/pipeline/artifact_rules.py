@@ -53,7 +53,7 @@ def exists(artifact_id: str) -> ArtifactExists:
 def unknown(artifact_id: str, version: int | None = None) -> UnknownArtifact:
     """Make the error of an artifact, or a version of one, that is not there."""
     which = "" if version is None else f" in version {version}"
-    return UnknownArtifact(f"this conversation has no artifact {artifact_id!r}{which}")
+    return UnknownArtifact(f"this conversation has no artifact {artifact_id!r}{which}: list those that it has")
 
 
 def version_of(versions: Sequence[ArtifactRecord], artifact_id: str, version: int | None) -> ArtifactRecord:

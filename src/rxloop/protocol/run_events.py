@@ -233,7 +233,7 @@ class InputReceivedEvent(Event):
 
     @override
     def describe(self) -> str:
-        return repr(self.value)
+        return self.input_id if self.value is None else f"{self.input_id} = {self.value!r}"
 
 
 class StageEvent(Event):

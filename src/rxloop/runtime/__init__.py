@@ -1,1 +1,1 @@
-"""Many runs by id: starting, following and taking them up again; experiments (`experiments/`)."""
+"""Many runs by id: starting, following, taking up again; durable engines (planned); experiments (`experiments/`)."""

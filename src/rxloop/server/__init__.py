@@ -1,4 +1,4 @@
-"""Front doors over the runtime: HTTP, AG-UI, the AI SDK, OpenAI, A2A."""
+"""Front doors over the runtime: the HTTP API; AG-UI, the AI SDK, OpenAI and A2A are planned."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a model may call: functions, `think_aloud`, questions, typed answers, client tools, files, skills."""
+"""What a model may call: functions, `think_aloud`, questions, answers, client tools, files, skills, MCP (`mcp/`)."""
 
 from rxloop.tools._result import ToolResult, encode_result
 from rxloop.tools.final_answer import FINAL_ANSWER, FinalAnswer

@@ -96,7 +96,9 @@ async def resume(call: Call[ResumeRun, StartQuery]) -> Response:
     try:
         await call.host.runtime.answer(record.task_id, call.body.inputs)
     except NotAsked:
-        message = "the run does not wait for this answer, or has another one"
+        message = (
+            "the run does not wait for this answer, or has another one already: its `pending` says what it waits for"
+        )
         raise Refused(409, "not_waiting", message) from None
     except InvalidInput as error:
         hidden = await asks_in_secret(call.host, record)
