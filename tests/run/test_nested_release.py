@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from families import check_attempts, checked, editor, in_virtual_time, of, researcher, tokens, used
 from runs import collect
-from rxloop import Agent, MemoryEventLog, RunContext, StatusUpdateEvent, ToolCompleteEvent, tool
+from rxloop import Agent, MemoryEventLog, RunContext, StatusUpdateEvent, ToolCompleteEvent, Usage, tool
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
-from rxloop.testing import ScriptedModel, call
+from rxloop.testing import ScriptedModel, call, turn
 
 DONE: list[str] = []
+
+
+def by_turn(*turns: Any) -> list[Any]:
+    """A script that answers by what the model has said before, whichever attempt asks."""
+
+    def answer(request: ModelRequest) -> Any:
+        said = turns[sum(message.role == "assistant" for message in request.messages)]
+        usage = Usage(input_tokens=10)
+        return turn(said, usage=usage) if isinstance(said, str) else turn(calls=said, usage=usage)
+
+    return [answer] * 9
 
 
 @tool
@@ -59,6 +73,46 @@ async def test_a_run_that_is_released_at_once_cuts_its_nested_runs_off() -> None
     assert (await again).output == "A page."
     (answer,) = [e for e in of(await log.read(run.task_id), "researcher") if isinstance(e, ToolCompleteEvent)]
     assert "interrupted" in answer.content
+
+
+@pytest.mark.parametrize("grace", [0, 5])
+@in_virtual_time
+async def test_nothing_begins_or_is_done_below_a_run_that_is_released_at_any_event(grace: float) -> None:  # L89
+    @tool
+    async def pay(ctx: RunContext[Any]) -> str:
+        """Pays."""
+        await ctx.ask("Pay?")
+        DONE.append(f"paid {ctx.idempotency_key}")
+        return "paid"
+
+    def family(log: MemoryEventLog) -> Agent:
+        leaf = researcher(*by_turn([call("pay"), call("slow")], "Paid."), name="leaf", tools=[pay, slow])
+        script = by_turn([call("leaf", prompt="x")], [call("pay")], "Asked.")
+        middle = researcher(*script, name="middle", tools=[leaf.as_tool(), pay])
+        both = [call("middle", prompt="x"), call("middle", prompt="x")]
+        return editor(middle.as_tool(), turns=by_turn(both, "A page."), log=log)
+
+    whole = await collect(family(MemoryEventLog()).run("q", on_input=lambda _: True))
+    for place in range(1, len(whole), 2):
+        DONE.clear()
+        log = MemoryEventLog()
+        run = family(log).run("q", on_input=lambda _: True)
+        releasing: list[asyncio.Task[None]] = []
+        seen = 0
+        async for _ in run:
+            if seen == place:
+                releasing.append(asyncio.create_task(run.release(grace)))
+            seen += 1
+        await asyncio.gather(*releasing)
+        again = family(log).resume(run.task_id, on_input=lambda _: True)
+        await collect(again)
+        result = await again
+        events = await log.read(run.task_id)
+        check_attempts(events)
+        assert result.output == "A page.", place
+        assert result.usage == used(events), place
+        paid = [each for each in DONE if each.startswith("paid")]
+        assert len(paid) == len(set(paid)), place
 
 
 @tool

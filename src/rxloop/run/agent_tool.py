@@ -131,11 +131,13 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         return spec._replace(log=above.log, initiator=above.agent_name, begun_with=None)
 
     def _check_room(self, above: Attempt) -> None:
-        """Refuse a run that would be nested too deep, or be one too many.
+        """Refuse a run that would be nested too deep, or be one too many, or in one that is given up.
 
         Raises:
             ToolError: It would.
         """
+        if not above.recorder.taking:
+            raise ToolError(f"The agent {self._made_of.name} was not called: the run of {above.agent_name} is over.")
         for depth, run in enumerate([above, *runs_above(above)], 1):
             if run.limits.depth is not None and depth > run.limits.depth:
                 raise ToolError(

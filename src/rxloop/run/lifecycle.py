@@ -92,6 +92,15 @@ async def _load(attempt: Attempt) -> Event | None:
 
 async def _stop(attempt: Attempt) -> None:
     """Dispose the pipeline, and wait for its tasks to stop."""
+    _dispose(attempt)
+    grace = GRACE * attempt.patience
+    stuck = await attempt.life.insist(lambda: attempt.scope.join(grace))
+    if stuck:
+        log.error("after %g s the run %s leaves behind: %s", grace, attempt.task_id, ", ".join(stuck))
+
+
+def _dispose(attempt: Attempt) -> None:
+    """Dispose the pipeline, which cancels its tasks."""
     try:
         if attempt.steering is not None:
             attempt.steering.dispose()
@@ -101,10 +110,6 @@ async def _stop(attempt: Attempt) -> None:
         log.exception("the pipeline of the run %s could not be disposed by %s", attempt.task_id, raiser(error))
         leave_to_loop(error)
         attempt.scope.stop()
-    grace = GRACE * attempt.patience
-    stuck = await attempt.life.insist(lambda: attempt.scope.join(grace))
-    if stuck:
-        log.error("after %g s the run %s leaves behind: %s", grace, attempt.task_id, ", ".join(stuck))
 
 
 async def _see_off(attempt: Attempt, grace: float) -> None:
@@ -198,6 +203,9 @@ def _close_what_is_open(attempt: Attempt) -> None:
 async def carry_out_nested(attempt: Attempt) -> None:
     """Carry out the attempt of a run that is nested in another one, which has the log, the turn and the mail."""
     life = attempt.life
+    if life.phase is Phase.CLOSED:
+        # Given up with the run around it before it began.
+        return
     life.limit(attempt.limits.seconds)
     try:
         life.phase = Phase.ANNOUNCING
@@ -235,6 +243,8 @@ def _leave(attempt: Attempt) -> None:
     for child in attempt.nested:
         child.life.finish(Released())
         _leave(child)
+        # At once: what its tools did from now on would be in no log, and be done once more.
+        _dispose(child)
 
 
 _ENVELOPE = ("context_id", "task_id", "seq", "sub", "attempt", "timestamp")
