@@ -74,7 +74,14 @@ async def resist(ctx: RunContext[None]) -> str:
             pass
 
 
-tools = [get_weather, pay, book, rate, wait, resist]
+@tool
+async def enter(ctx: RunContext[None]) -> str:
+    """Sign in."""
+    token = await ctx.require_auth("the bank", url="https://bank.example/codes")
+    return f"in with {len(token)} characters"
+
+
+tools = [get_weather, pay, book, rate, wait, resist, enter]
 number = 5
 
 
@@ -93,7 +100,9 @@ def rule(conversation: Conversation) -> Reply | None:
         raise KeyError("broken")
     if "escape" in question:
         return Reply(text="\x1b[31mred\x1b[0m\x07")
-    results = [call.result for call in conversation.calls if call.name in ("pay", "book", "rate", "wait", "resist")]
+    results = [
+        call.result for call in conversation.calls if call.name in ("pay", "book", "rate", "wait", "resist", "enter")
+    ]
     if results:
         return Reply(text=f"Done: {', '.join(map(str, results))}.")
     calls: list[tuple[str, dict[str, Any]]] = []
@@ -101,7 +110,7 @@ def rule(conversation: Conversation) -> Reply | None:
         calls.append(("pay", {"amount": 5}))
     if "book" in question:
         calls.append(("book", {"hotel": "Bristol"}))
-    for name in ("rate", "wait", "resist"):
+    for name in ("rate", "wait", "resist", "enter"):
         if name in question:
             return Reply(text="Let me see. ", calls=[(name, {})])
     return Reply(calls=calls) if calls else None

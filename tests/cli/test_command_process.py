@@ -196,6 +196,39 @@ def test_who_does_not_answer_can_do_it_later(place: Place) -> None:
     assert "was not approved" in said
 
 
+def test_a_credential_is_asked_for_and_shown_nowhere(place: Place) -> None:  # L107
+    terminal = Terminal(place, "run", "Please enter.", "--tools", "kit:tools")
+    terminal.sees("Sign in to the bank. https://bank.example/codes\r\n(it is not shown; nothing declines) > ")
+    terminal.types("00724913\n")
+    code, said = terminal.leaves()
+    assert code == 0
+    assert "Done: in with 8 characters." in said
+    assert "724913" not in terminal.written
+    assert not any(b"724913" in path.read_bytes() for path in place.folder.rglob("*") if path.is_file())
+
+
+def test_who_declines_a_credential_types_nothing(place: Place) -> None:  # L107
+    terminal = Terminal(place, "run", "Please enter.", "--tools", "kit:tools")
+    terminal.sees("declines) > ")
+    terminal.types("\n")
+    code, said = terminal.leaves()
+    assert code == 0
+    assert "The user declined to sign in to the bank." in said
+
+
+def test_a_credential_does_not_belong_on_the_command_line(place: Place) -> None:  # L107
+    said = place.run("run", "Please enter.", "--tools", "kit:tools", code=3).output
+    assert "Sign in to the bank. https://bank.example/codes" in said
+    assert "go on with: rxloop resume " in said
+    assert "--input" not in said
+    terminal = Terminal(place, "resume", "last", "--tools", "kit:tools")
+    terminal.sees("declines) > ")
+    terminal.types("true\n")
+    code, said = terminal.leaves()
+    assert code == 0
+    assert "Done: in with 4 characters." in said
+
+
 def test_an_answer_that_goes_to_a_file_has_no_colours_and_the_rest_stays_at_the_terminal(place: Place) -> None:
     with Path("answer.txt").open("wb") as file:
         weather = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:tools")

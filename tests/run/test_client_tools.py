@@ -18,6 +18,7 @@ from rxloop import (
     InputRequiredEvent,
     InvalidInput,
     MemoryEventLog,
+    NotAsked,
     RunContext,
     Runtime,
     SqliteEventLog,
@@ -274,6 +275,26 @@ async def test_a_client_does_not_get_the_call_of_a_family_that_is_away(log: Memo
     [told] = results(result.messages)
     assert "not available now, like all tools of bank" in told if known else "another one now" in told
     assert (bank.paid, result.pending) == ([], [])
+
+
+@pytest.mark.parametrize("again", ["x" * 1_000_000, float("nan")])
+async def test_another_answer_is_refused_in_few_words(log: MemoryEventLog, again: Any) -> None:
+    waiting = await agent(log, call("locate"), "There.").run("Where?", client_tools=[LOCATE])
+    await agent(log, "There.").resume(waiting.task_id, inputs={"1.0.1": "y" * 1_000_000})
+    with pytest.raises(NotAsked, match="has its answer already") as refusal:
+        await agent(log).resume(waiting.task_id, inputs={"1.0.1": again})
+    assert len(str(refusal.value)) < 1_000
+
+
+async def test_an_answer_that_is_nested_too_deep_is_refused_like_any_other(log: MemoryEventLog) -> None:
+    deep: Any = []
+    for _ in range(5_000):
+        deep = [deep]
+    waiting = await agent(log, call("locate"), "There.").run("Where?", client_tools=[LOCATE])
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="nested"):
+            await agent(log).resume(waiting.task_id, inputs={"1.0.1": deep})
+        await agent(log, "There.").resume(waiting.task_id, inputs={"1.0.1": "Oslo"})
 
 
 async def test_a_crash_after_the_answer_does_not_ask_again(log: MemoryEventLog) -> None:  # L89, L106

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from rxloop.cli.render import question
-from rxloop.cli.terminal import read_line, say, write
+from rxloop.cli.terminal import read_line, read_secret, say, write
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.json_schema import misfit
 from rxloop.protocol.events import PendingInput
@@ -31,9 +31,8 @@ def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
     for asked in pending:
         say(question(asked))
         while True:
-            write("> ", beside=True)
             try:
-                given = read_line()
+                given = _read(asked)
             except (EOFError, KeyboardInterrupt):
                 say("")
                 return None
@@ -45,12 +44,22 @@ def ask(pending: Sequence[PendingInput]) -> dict[str, Any] | None:
     return answers
 
 
+def _read(asked: PendingInput) -> str:
+    if asked.secret:
+        return read_secret("(it is not shown; nothing declines) > ")
+    write("> ", beside=True)
+    return read_line()
+
+
 def read_answer(given: str, pending: PendingInput) -> Any:
     """Read what a person typed, as the kind of value that was asked for.
 
     Raises:
         ConfigurationError: It cannot be read as that.
     """
+    if pending.secret:
+        # Word for word, be it digits alone.
+        return given or None
     if pending.options is not None:
         for option in pending.options:
             if given in (str(option), orjson.dumps(option, default=str).decode()):

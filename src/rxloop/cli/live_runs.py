@@ -53,7 +53,7 @@ class LiveRuns:
         """Show a run to its end; the person at the terminal is asked what it asks, and it goes on as it began."""
         while True:
             result = await self._watch(run)
-            if result.state != "input-required" or self.json or not asks():
+            if CODES.get(result.state) != WAITS or self.json or not asks():
                 break
             inputs = ask(result.pending)
             if inputs is None:
@@ -119,8 +119,10 @@ class LiveRuns:
         say(f"the run {name} waits for {'an answer' if len(pending) == 1 else f'{len(pending)} answers'}:")
         for asked in pending:
             say(Text.assemble(f"  {asked.input_id}  ", question(asked)))
-        inputs = " ".join(f"--input {shlex.quote(f'{asked.input_id}={example(asked)}')}" for asked in pending)
-        say(f"go on with: rxloop resume {name}{self.place}{self.flags} {inputs}")
+        # A credential is asked for: on the command line, the shell and the list of processes would have it.
+        given = [f"{asked.input_id}={example(asked)}" for asked in pending if not asked.secret]
+        inputs = "".join(f" --input {shlex.quote(each)}" for each in given)
+        say(f"go on with: rxloop resume {name}{self.place}{self.flags}{inputs}")
 
     @property
     def place(self) -> str:

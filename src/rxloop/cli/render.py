@@ -81,6 +81,8 @@ def question(pending: PendingInput) -> Text:
         text.append(f" ({', '.join(map(_json, pending.options))})")
     elif pending.input_kind == "confirmation":
         text.append(" (yes or no)")
+    elif pending.url is not None:
+        text.append(f" {_marked(pending.url)}")
     return text
 
 

@@ -214,3 +214,16 @@ def read_line(prompt: str = "") -> str:
         EOFError: Nothing more comes.
     """
     return as_text(input(prompt).strip())
+
+
+def read_secret(prompt: str) -> str:
+    """Read a line that a person types, and that nobody sees: not on the screen, nor by the arrow keys afterwards.
+
+    Raises:
+        EOFError: Nothing more comes.
+    """
+    # Imported here: few runs ask for one.
+    from getpass import getpass
+
+    # The prompt comes when nothing is shown any more.
+    return as_text(getpass(prompt).strip())

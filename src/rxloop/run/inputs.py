@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
-from rxloop.pipeline.json_schema import misfit
+from rxloop.pipeline.json_schema import misfit, shown
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.questions import failure_of
 from rxloop.protocol.storable import storable
@@ -30,20 +30,24 @@ def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dic
     new: dict[str, Any] = {}
     for input_id, value in inputs.items():
         if input_id in state.answers:
-            if _written(value) != _written(state.answers[input_id]):
+            if _written(_stored(input_id, value)) != _written(state.answers[input_id]):
                 raise NotAsked(
-                    f"{input_id!r} of the run {task_id} has its answer already: {state.answers[input_id]!r}, "
-                    f"which {value!r} cannot replace"
+                    f"{input_id!r} of the run {task_id} has its answer already: "
+                    f"{shown(state.answers[input_id])}, which {shown(value)} cannot replace"
                 )
             continue
         _check(task_id, state, input_id, value)
         if state.pending[input_id].secret:
             continue
-        try:
-            new[input_id] = storable(value, f"the answer to {input_id!r}")
-        except InvalidEvent as error:
-            raise InvalidInput(str(error)) from error
+        new[input_id] = _stored(input_id, value)
     return new
+
+
+def _stored(input_id: str, value: Any) -> Any:
+    try:
+        return storable(value, f"the answer to {input_id!r}")
+    except InvalidEvent as error:
+        raise InvalidInput(str(error)) from error
 
 
 def credentials(state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,14 +78,14 @@ def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
             raise InvalidInput(f"the credential for {input_id!r} is to be ciphertext: a text, or bytes")
         return
     if question.options is not None and value not in question.options:
-        raise InvalidInput(f"{value!r} is none of the options of {question.prompt!r}: {question.options}")
+        raise InvalidInput(f"{shown(value)} is none of the options of {question.prompt!r}: {question.options}")
     if question.input_kind == "tool":
         _check_result(input_id, value)
         if failure_of(value) is not None:
             return
     wrong = misfit(value, question.answer_schema)
     if wrong is not None:
-        raise InvalidInput(f"{value!r} does not answer {question.prompt!r} ({input_id}): {wrong}")
+        raise InvalidInput(f"{shown(value)} does not answer {question.prompt!r} ({input_id}): {wrong}")
 
 
 def _check_result(input_id: str, value: Any) -> None:
