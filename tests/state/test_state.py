@@ -32,7 +32,7 @@ from rxloop.state.batch import NEVER_BEGAN
 from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import Ledger
 from rxloop.state.limits import check_limits
-from rxloop.state.run_state import NO_RUN, RunState
+from rxloop.state.run_state import RunState, no_run
 
 
 def task(*texts: str, **fields: Any) -> TaskEvent:
@@ -94,8 +94,8 @@ def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
 
     assert len(state.messages) == 3
     assert (*state.calls, *state.thoughts) == ("c", "t")
-    assert RunState() == NO_RUN
-    assert (NO_RUN.messages._items, NO_RUN.calls._store, NO_RUN.thoughts._store) == ([], {}, {})
+    assert RunState() == no_run()
+    assert (no_run().messages._items, no_run().calls._store, no_run().thoughts._store) == ([], {}, {})
 
 
 def test_a_task_opens_the_history_and_an_answer_ends_it() -> None:

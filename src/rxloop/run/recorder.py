@@ -30,7 +30,7 @@ from rxloop.protocol.unchecked import stamp
 from rxloop.run.life import Life, Phase
 from rxloop.run.traits import TRAITS, Traits
 from rxloop.state.batch import Slot
-from rxloop.state.earlier_attempts import NO_ATTEMPTS, EarlierAttempts
+from rxloop.state.earlier_attempts import EarlierAttempts, no_attempts
 from rxloop.state.fold import fold, fold_beside
 from rxloop.state.run_state import RunState
 from rxloop.stream.clock import CLOCK
@@ -71,7 +71,7 @@ class Recorder:
         self.clock: Clock = CLOCK.get()
         self.writer: LogWriter | None = None
         """Carries the events into the log, where there is one."""
-        self.earlier: EarlierAttempts = NO_ATTEMPTS
+        self.earlier: EarlierAttempts = no_attempts()
         self.graph = self.earlier.graph
         self.states: dict[str | None, RunState] = {None: self.earlier.state}
         """The fold of the main line, and of each branch."""

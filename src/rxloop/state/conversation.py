@@ -15,7 +15,7 @@ from rxloop.pipeline.logs import EventLog, KeepsFolds, ReadsConversations
 from rxloop.pipeline.values import Histories, KeptFold, Mark, RunEvents, RunRecord
 from rxloop.state.fold import fold_all
 from rxloop.state.kept_folds import FORMAT, add_kept, add_run, keep, left_behind, put_together
-from rxloop.state.run_state import NO_RUN, RunState
+from rxloop.state.run_state import RunState, no_run
 
 if TYPE_CHECKING:
     from rxloop.protocol.events import Event
@@ -79,11 +79,11 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
         before: The run; only those that came earlier count.
     """
     folded = _folded(log)
-    mark, state = folded.get(context_id, (None, NO_RUN))
+    mark, state = folded.get(context_id, (None, no_run()))
     # What is remembered holds where the log says that the part which it is the fold of is as it was.
     if isinstance(log, KeepsFolds):
         found = await read_log(log.parts, context_id, before=before, after=mark, version=FORMAT)
-        kept, state = await _add_parts(found.parts, NO_RUN if found.whole else state)
+        kept, state = await _add_parts(found.parts, no_run() if found.whole else state)
         folds = _new(kept, found.parts)
         if mark is not None and mark.runs // _TOGETHER < found.mark.runs // _TOGETHER and not found.whole:
             # It is time to see what can be put together, which the newest part alone does not show.
@@ -93,7 +93,7 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
             log.keep_folds(context_id, folds, version=FORMAT)
     else:
         found = await _histories(log, context_id, before, mark)
-        state = left_behind(await _fold(found.events, NO_RUN if found.whole else state))
+        state = left_behind(await _fold(found.events, no_run() if found.whole else state))
     _remember(folded, context_id, found.mark, state)
     return state
 
@@ -114,7 +114,7 @@ async def _add_parts(
         if folded > _AT_ONCE:
             await asyncio.sleep(0)
             folded = 0
-        run = await _fold(part.events, NO_RUN)
+        run = await _fold(part.events, no_run())
         state, folds = add_run(add_kept(state, folds), run), []
         # What one adds that goes on would not be true for long.
         kept.append(keep(part.task_id, len(part.events), run) if part.complete else part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from rxloop.protocol.envelope import Event
@@ -165,8 +166,12 @@ class EarlierAttempts:
 
 
 _ADDRESS = ("task_id", "parent_task_id", "agent_path", "step", "branch")
-NO_ATTEMPTS = EarlierAttempts()
-"""Those of every new run."""
+
+
+@cache
+def no_attempts() -> EarlierAttempts:
+    """Give the earlier attempts of every new run."""
+    return EarlierAttempts()
 
 
 def _remade_by(event: Event) -> tuple[str | None, ...] | None:

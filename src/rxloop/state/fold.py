@@ -33,7 +33,7 @@ from rxloop.protocol.visibility import HIDDEN
 from rxloop.state.batch import Batch
 from rxloop.state.by_class import ByClass
 from rxloop.state.history import History
-from rxloop.state.run_state import MAIL_ID, NO_RUN, Asker, Measured, RunState, earlier_with, left_to_the_next, made_of
+from rxloop.state.run_state import MAIL_ID, Asker, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
 
 _message = unchecked(Message)
 
@@ -95,7 +95,7 @@ def fold_all(
         state: Where they begin.
         born: Filled with the state in which each branch began.
     """
-    state = state or NO_RUN
+    state = state or no_run()
     for event in events:
         if event.branch is None or event.parent_task_id is not None:
             state = fold(state, event)
@@ -108,7 +108,7 @@ def fold_all(
 
 def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     # What was compressed of the history stays compressed, since it only grows.
-    fresh = NO_RUN.changed(
+    fresh = no_run().changed(
         seq=event.seq,
         attempt=event.attempt,
         tries=1,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from rxloop.protocol.events import (
@@ -193,9 +194,12 @@ def made_of(fields: dict[str, Any]) -> RunState:
     return state
 
 
-# A dict that grew by one attribute after the other has room for twice as many, and so has each copy of it.
-NO_RUN = made_of({**vars(RunState())})
-"""The state before the first event, which all runs share."""
+# Not made when rxloop is imported: pydantic makes the validator of `Usage` for it, which takes a tenth of that.
+@cache
+def no_run() -> RunState:
+    """The state before the first event, which all runs share."""
+    # A dict that grew by one attribute after the other has room for twice as many, and so has each copy of it.
+    return made_of({**vars(RunState())})
 
 
 def left_to_the_next(state: RunState) -> History:
