@@ -43,9 +43,16 @@ class Connection(Link):
     """A connection with the list of its tools."""
 
     def __init__(
-        self, name: str, taken: Taken, client: Client, secrets: tuple[str, ...], connect_again: Connect
+        self,
+        name: str,
+        taken: Taken,
+        client: Client,
+        secrets: tuple[str, ...],
+        connect_again: Connect,
+        *,
+        sessions: bool,
     ) -> None:
-        super().__init__(name, taken, client, secrets)
+        super().__init__(name, taken, client, secrets, sessions=sessions)
         self.listing = Listing(self, connect_again)
 
 
@@ -93,7 +100,7 @@ async def connect(
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise RxloopError(redacted_of(_why(error, complaints.text()), secrets)) from None
-        connection = Connection(name, taken, client, secrets, connect_again)
+        connection = Connection(name, taken, client, secrets, connect_again, sessions=isinstance(place, Http))
         group = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(group.cancel_scope.cancel)
         stack.callback(connection.listing.close)
@@ -110,7 +117,12 @@ async def _transport(
 ) -> AbstractAsyncContextManager[Any]:
     if isinstance(place, Stdio):
         parameters = StdioServerParameters(
-            command=place.command, args=list(place.args), env=dict(place.env), cwd=place.cwd
+            command=place.command,
+            args=list(place.args),
+            env=dict(place.env),
+            cwd=place.cwd,
+            # What is no UTF-8 is no message either, and costs no more than that.
+            encoding_error_handler="replace",
         )
         return stdio_client(parameters, errlog=complaints.open())
     http = httpx2.AsyncClient(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, cast
 
 import mcp_types as types
-import orjson
-from jsonschema import Draft202012Validator
 from pydantic import AfterValidator, WithJsonSchema
-from referencing import Registry
 
 from rxloop.errors import ConfigurationError, ToolError
+from rxloop.pipeline.json_schema import misfit
 from rxloop.pipeline.run_context import RunContext
+from rxloop.pipeline.schema_flaws import flaw
 
 _SCHEMA = 50_000
 """Bytes of the schema of a form."""
@@ -42,7 +42,10 @@ async def elicited(ctx: RunContext[Any], who: str, asked: types.ElicitRequestPar
 async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormParams) -> types.ElicitResult:
     """Ask to have a form filled in; an answer of null declines it."""
     schema: dict[str, Any] = dict(form.requested_schema)
-    if len(orjson.dumps(schema)) > _SCHEMA:
+    wrong = flaw(schema)
+    if wrong is not None:
+        raise ToolError(f"The MCP server {who} asks with a form that is no JSON Schema: {wrong}")
+    if len(json.dumps(schema)) > _SCHEMA:
         raise ToolError(f"The MCP server {who} asks with a form that is longer than {_SCHEMA} bytes.")
     given = await ctx.ask(f"{who} asks: {form.message[:_PROMPT]}", cast("type[Any]", _answer(schema)))
     return DECLINED if given is None else types.ElicitResult(action="accept", content=given)
@@ -50,10 +53,10 @@ async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormPar
 
 def _answer(schema: dict[str, Any]) -> Any:
     """The type of the answer: an object that fits the schema, with the defaults that were left out, or null."""
-    # A registry that has nothing, so that no reference is ever fetched.
-    validator: Any = Draft202012Validator(schema, registry=Registry[Any]())
     properties: dict[str, Any] = schema.get("properties", {})
-    defaults = {name: field["default"] for name, field in properties.items() if "default" in field}
+    # A field may be no more than true: what fits it is anything.
+    described = {name: cast("dict[str, Any]", field) for name, field in properties.items() if isinstance(field, dict)}
+    defaults = {name: field["default"] for name, field in described.items() if "default" in field}
 
     def fitting(value: Any) -> dict[str, Any] | None:
         if value is None:
@@ -61,9 +64,10 @@ def _answer(schema: dict[str, Any]) -> Any:
         if not isinstance(value, dict):
             raise ValueError("it is to be an object, or null to decline")
         filled = {**defaults, **cast("dict[str, Any]", value)}
-        wrong = next(iter(validator.iter_errors(filled)), None)
+        # The bounded check: another one has no end for a pattern like `^(a+)+$`, and a default that makes it search.
+        wrong = misfit(filled, schema)
         if wrong is not None:
-            raise ValueError(wrong.message)
+            raise ValueError(wrong)
         return filled
 
     return Annotated[Any, AfterValidator(fitting), WithJsonSchema({"anyOf": [schema, {"type": "null"}]})]

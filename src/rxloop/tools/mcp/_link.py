@@ -40,13 +40,15 @@ class Link:
         taken: What is taken of it.
         client: That of the SDK.
         secrets: What may not be seen of what was sent to it.
+        sessions: Whether it is reached by HTTP, where a server may forget a session.
     """
 
-    def __init__(self, name: str, taken: Taken, client: Client, secrets: tuple[str, ...]) -> None:
+    def __init__(self, name: str, taken: Taken, client: Client, secrets: tuple[str, ...], *, sessions: bool) -> None:
         self.name = name
         self.taken = taken
         self.client = client
         self.secrets = secrets
+        self.sessions = sessions
         self.calls: set[Call] = set()
         """The calls that are under way."""
         self.closed = False

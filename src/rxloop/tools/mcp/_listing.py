@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from contextvars import Context
+from typing import Any
 
 import mcp_types as types
 import orjson
@@ -13,6 +14,7 @@ from mcp.shared.exceptions import MCPError
 
 from rxloop.errors import RxloopError
 from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.schema_flaws import flaw
 from rxloop.protocol.storable import readable
 from rxloop.tools.mcp._link import Connect, Link
 from rxloop.tools.mcp._options import clean
@@ -136,8 +138,8 @@ class Listing:
             name = tool_name(taken.prefix, each.name)
             if name in made:
                 self._leave_out(each, f"another tool is called {name!r}")
-            elif len(orjson.dumps(each.input_schema)) > _SCHEMA:
-                self._leave_out(each, f"its schema is longer than {_SCHEMA} bytes")
+            elif (why := _unfit(each.input_schema)) is not None:
+                self._leave_out(each, why)
             else:
                 made[name] = self._tool(name, each)
         if taken.only is not None and (absent := taken.only - {each.name for each in listed}):
@@ -145,7 +147,7 @@ class Listing:
         return tuple(made.values())
 
     def _tool(self, name: str, listed: types.Tool) -> MCPTool:
-        schema = listed.input_schema
+        schema, output = listed.input_schema, listed.output_schema
         description = self._link.shown(readable(listed.description or listed.title or ""), _DESCRIPTION)
         return MCPTool(
             self._connect,
@@ -153,6 +155,7 @@ class Listing:
             listed.name,
             ToolDefinition(name=name, description=description, parameters=schema),
             listed.annotations or types.ToolAnnotations(),
+            None if output is None or flaw(output) is not None else output,
         )
 
     def _leave_out(self, tool: types.Tool, why: str) -> None:
@@ -162,6 +165,15 @@ class Listing:
         if text not in self._warned and len(self._warned) < _TOOLS:
             self._warned.add(text)
             log.warning("%s", text)
+
+
+def _unfit(schema: dict[str, Any]) -> str | None:
+    """Why a schema can be sent to no vendor."""
+    try:
+        size = len(orjson.dumps(schema))
+    except TypeError as error:
+        return f"its schema cannot be written as JSON: {error}"
+    return f"its schema is longer than {_SCHEMA} bytes" if size > _SCHEMA else None
 
 
 def tool_name(prefix: str, name: str) -> str:

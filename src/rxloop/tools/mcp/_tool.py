@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
+from pydantic import TypeAdapter, ValidationError
 
 from rxloop.errors import ToolError
+from rxloop.pipeline.json_schema import misfit
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.tools._result import ToolResult
@@ -24,6 +28,10 @@ _LONGEST = 1_000
 _PAUSES = 50
 """How often a server may put off a call without a question."""
 
+_answers: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
+    types.CallToolResult | types.InputRequiredResult
+)
+
 
 class MCPTool:
     """A tool of a server, as the model sees it."""
@@ -38,9 +46,12 @@ class MCPTool:
         name: str,
         definition: ToolDefinition,
         annotations: types.ToolAnnotations,
+        output: Mapping[str, Any] | None,
     ) -> None:
         self._connect = connect
         self._name = name
+        self._output = output
+        """The JSON Schema of its structured content, if the server has given one that can be checked."""
         self.definition = definition
         self.timeout = taken.timeout
         reads = annotations.read_only_hint is True
@@ -85,18 +96,36 @@ class MCPTool:
         except MCPError as error:
             if error.code == types.CONNECTION_CLOSED and (link.closed or _local(error)):
                 raise _Lost(unheard=False) from None
-            if "Session terminated" in str(error):
+            if link.sessions and (error.code, str(error)) == (types.INVALID_REQUEST, "Session terminated"):
                 # The server has forgotten the session, and has not looked at the call.
                 link.closed = True
                 raise _Lost(unheard=True) from None
             raise ToolError(link.shown(f"The MCP server {link.name} refused: {error}")) from None
-        except RuntimeError as error:
-            # The SDK's word for a result that does not fit the schema that the server has given for it.
-            raise ToolError(link.shown(f"The MCP server {link.name} broke its word: {error}")) from None
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_context=False)[0]
+            where = ".".join(map(str, wrong["loc"]))
+            raise ToolError(
+                link.shown(f"The MCP server {link.name} gave no result as MCP has it: {where}: {wrong['msg']}")
+            ) from None
         finally:
             link.calls.discard(call)
             call.over()
-        return tool_result(result, link)
+        made = tool_result(result, link)
+        self._check(result, link)
+        return made
+
+    def _check(self, result: types.CallToolResult, link: Link) -> None:
+        """See that the structured content is what the server has said.
+
+        Not left to the SDK, whose check has no end for a pattern like `^(a+)+$`, and would hold up all runs.
+
+        Raises:
+            ToolError: It is something else.
+        """
+        if self._output is not None:
+            wrong = misfit(result.structured_content, self._output)
+            if wrong is not None:
+                raise ToolError(link.shown(f"The MCP server {link.name} broke its word: {wrong}"))
 
     async def _asked(self, link: Link, arguments: dict[str, Any], call: Call) -> types.CallToolResult:
         """Call the tool, and answer what the server asks on the way."""
@@ -108,17 +137,19 @@ class MCPTool:
             # It may come after the result, when nobody is told any more.
             if not over:
                 text = message or (f"{progress:g}" if total is None else f"{progress:g} of {total:g}")
-                call.ctx.progress(link.shown(text, _LONGEST), progress / total if total else None)
+                part = progress / total if total else None
+                call.ctx.progress(
+                    link.shown(text, _LONGEST),
+                    min(max(part, 0.0), 1.0) if part is not None and isfinite(part) else None,
+                )
 
         try:
             for turn in range(_ROUNDS + _PAUSES):
-                result = await link.client.session.call_tool(
-                    self._name,
-                    arguments,
-                    progress_callback=told,
-                    input_responses=responses,
-                    request_state=state,
-                    allow_input_required=True,
+                params = types.CallToolRequestParams(
+                    name=self._name, arguments=arguments, input_responses=responses, request_state=state
+                )
+                result = await link.client.session.send_request(
+                    types.CallToolRequest(params=params), _answers, progress_callback=told
                 )
                 if not isinstance(result, types.InputRequiredResult):
                     return result
