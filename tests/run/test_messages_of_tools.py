@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import repeat
+from typing import Any, cast
 
 import pytest
 
@@ -33,6 +34,17 @@ async def test_they_follow_the_results_of_the_batch_and_are_not_for_clients() ->
     assert shape(model.requests[1].messages) == shape(result.messages)[:-1]
     assert len({message.message_id for message in result.messages}) == len(result.messages)
     assert all(b"SECRET" not in event.to_json(public=True) for event in events if event.public)
+
+
+@pytest.mark.parametrize("each", ["x", ""])
+async def test_those_that_have_no_end_are_a_failure_of_the_tool(each: str) -> None:  # L118
+    @tool
+    async def tell() -> ToolResult:
+        """Tells."""
+        return ToolResult(1, "told", messages=cast("Any", repeat(each)))
+
+    result = await Agent(ScriptedModel(call("tell"), "Done."), tools=[tell]).run("Go")
+    assert "are longer than 100,000 characters" in result.messages[2].text
 
 
 async def test_they_are_there_once_after_a_crash() -> None:  # L118

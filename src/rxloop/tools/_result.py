@@ -79,13 +79,17 @@ def messages_with(value: Any) -> dict[str, Any]:
         return {}
     given: Any = value.messages
     made: list[Message] = []
+    size = 0
     for each in [given] if isinstance(given, str) else given:
         message = Message.system(each) if isinstance(each, str) else each
         if not isinstance(message, Message) or message.role != "system":
             raise ToolError(f"The tool ran, but {each!r} among the messages of its ToolResult is not a system message.")
+        # One without a word counts as well: a generator may have no end.
+        size += max(1, len(message.text))
+        if size > MAX_RESULT:
+            words = f"The tool ran, but the messages of its ToolResult are longer than {MAX_RESULT:,} characters."
+            raise ToolError(words)
         made.append(settled_model(message, "the messages of the ToolResult"))
-    if sum(len(message.text) for message in made) > MAX_RESULT:
-        raise ToolError(f"The tool ran, but the messages of its ToolResult are longer than {MAX_RESULT:,} characters.")
     return {"messages": FrozenList(made)}
 
 
