@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from families import check_attempts, checked, editor, in_virtual_time, of, researcher, tokens, used
+from families import check_attempts, checked, editor, in_virtual_time, of, researcher, search, tokens, used
 from runs import collect
 from rxloop import Agent, MemoryEventLog, RunContext, StatusUpdateEvent, ToolCompleteEvent, Usage, tool
 from rxloop.pipeline.requests import ModelRequest
@@ -146,3 +146,36 @@ async def test_an_agent_that_is_called_on_a_line_of_a_strategy_may_ask() -> None
     check_attempts(whole)
     assert result.usage == used(whole)
     assert len({event.task_id for event in [*events, *whole]}) == 2
+
+
+@in_virtual_time
+async def test_an_agent_that_a_cancel_cut_off_on_a_line_goes_on_where_it_stood() -> None:  # L89
+    def agent(log: MemoryEventLog) -> Agent:
+        script = by_turn([call("slow")], [call("search", question="x")], [call("slow")], "A.")
+        child = researcher(*script, tools=[slow, search])
+        return Agent(ScriptedModel(), tools=[child.as_tool("research")], log=log, strategy=delegates, name="head")
+
+    DONE.clear()
+    log = MemoryEventLog()
+    run = agent(log).run("q").start()
+    await asyncio.sleep(3)  # in the second `slow`
+    run.cancel()
+    await collect(run)
+    cut_off = await log.read(run.task_id)
+
+    again = agent(log).resume(run.task_id)
+    await collect(again)
+    assert (await again).output == "A."
+    # The second one was cut off with an effect that nobody knows, and is not made once more.
+    assert DONE == ["begun", "over", "begun"]
+    whole = await log.read(run.task_id)
+    check_attempts(whole)
+    assert len({event.task_id for event in of(whole, "researcher")}) == 1
+
+    for at in (len(cut_off), len(whole) - 2):
+        DONE.clear()
+        fork = agent(log).fork(run.task_id, at=at)
+        await collect(fork)
+        assert (await fork).output == "A.", at
+        assert DONE == []
+        assert len({event.task_id for event in of(await log.read(fork.task_id), "researcher")}) == 1, at

@@ -174,6 +174,7 @@ class ContextChanges(TypedDict, total=False):
     out: Callable[[Event], None] | None
     questions: list[Asked[Any]] | None
     asked_for: Callable[[], Awaitable[object]] | None
+    first_step: str | None
 
 
 # No slots: with them `RunContext[Deps](deps)` fails, which people write in tests of their tools.
@@ -207,6 +208,8 @@ class RunContext(Generic[D_co]):
     """What a tool has asked in this call."""
     asked_for: Callable[[], Awaitable[object]] | None = field(default=None, repr=False, compare=False)
     """Of a call that was started early: waits until the model has asked for it, before which it asks nobody."""
+    first_step: str | None = field(default=None, repr=False, compare=False)
+    """Of a call that a strategy makes once more, since an attempt was cancelled: the step of the first time."""
 
     @property
     def host(self) -> Host:

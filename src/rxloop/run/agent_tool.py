@@ -126,7 +126,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         if not messages:
             raise ConfigurationError(f"the prompt of {self!r} is empty")
         options: Options = {"limits": self._limits, "metadata": above.metadata, "on_input": above.spec.on_input}
-        task_id = nested_id(above.task_id, ctx.step, ctx.index)
+        task_id = nested_id(above.task_id, ctx.first_step or ctx.step, ctx.index)
         spec = self._spec(task_id, above.context_id, deps, options, messages=messages)
         return spec._replace(log=above.log, initiator=above.agent_name, begun_with=None)
 

@@ -106,9 +106,9 @@ class Fork:
         if event.task_id in ids:
             changes["task_id"] = ids[event.task_id]
         if isinstance(event, SubtaskEvent) and event.task_id in ids:
-            # As it is made of the slot, by whoever goes on with it.
+            # As it is made of the slot that called it first, by whoever goes on with it.
             new = nested_id(ids[event.task_id], event.step, event.index)
-            changes["subtask_id"] = ids[event.subtask_id] = new
+            changes["subtask_id"] = ids.setdefault(event.subtask_id, new)
         if event.parent_task_id in ids:
             changes["parent_task_id"] = ids[event.parent_task_id]
         if event.parent_task_id is not None and event.parent_task_id != self.task_id:

@@ -235,7 +235,10 @@ class StrategyRun:
             arguments: Its arguments.
             branch: The line of this one call, such as `rewoo/E1`; also its step and the id of the call.
         """
-        ctx = self.ctx.bind(step=branch, branch=branch)
+        return await self._called(tool, arguments, self.ctx.bind(step=branch, branch=branch))
+
+    async def _called(self, tool: str, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> ToolCompleteEvent:
+        branch = ctx.step or ""
         given = dict(arguments)
         call = marked(ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode()), ctx.host)
         request = ToolRequest(call, ctx.bind(call=call), await self.tools())
@@ -243,7 +246,9 @@ class StrategyRun:
         earlier = answer.attempt and answer.attempt < ctx.attempt
         if earlier and answer.error == CANCELED and getattr(ctx.host.tool(request), "idempotent", False):
             # It was cut off when an earlier attempt was cancelled, and may be made once more.
-            return await self.call(tool, arguments, branch=f"{branch}/again")
+            again = f"{branch}/again"
+            first = ctx.first_step or branch
+            return await self._called(tool, arguments, ctx.bind(step=again, branch=again, first_step=first))
         return answer
 
     async def _answered(self, request: ToolRequest) -> ToolCompleteEvent:
