@@ -244,7 +244,7 @@ class Agent(MakesRuns[D, O]):
 
         Args:
             name: What the model calls it; the name of the agent otherwise.
-            description: What it is for.
+            description: What it is for; by default, that it hands a task to the agent of that name.
             deps: Makes the dependencies of the nested run, sync or async; those of the caller's run by default.
             **options: See `AgentToolOptions`.
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from rxloop import Agent
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Tool
 from rxloop.protocol.events import CustomEvent, Event, ToolProgressEvent
 from rxloop.protocol.messages import ToolCall
+from rxloop.testing import ScriptedModel
 from rxloop.tools import FunctionTool, as_tool, tool
 from tools.fake_host import FakeHost
 
@@ -334,8 +336,12 @@ def test_as_tool_keeps_tools_and_refuses_what_is_none() -> None:
     assert as_tool(made) is made
     with pytest.raises(ConfigurationError, match="is a class"):
         as_tool(FunctionTool)
-    with pytest.raises(ConfigurationError, match="this is 3"):
+    with pytest.raises(ConfigurationError, match=r"this is 3$"):
         as_tool(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match=r"put a star before it, tools=\[\*\.\.\.\]"):
+        as_tool([made])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match=r"give its as_tool\(\)"):
+        as_tool(Agent(ScriptedModel()))  # pyright: ignore[reportArgumentType]
 
 
 LIGHT = """

@@ -65,7 +65,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
             made_of: The agent.
             spec: Makes what a run of it is made of.
             name: What the model calls it.
-            description: What it is for.
+            description: What it is for; by default, that it hands a task to the agent of that name.
             deps: Makes the dependencies of the run.
             options: The others.
         """

@@ -297,7 +297,12 @@ def as_tool(value: Callable[..., Any] | Tool) -> Tool:
         raise ConfigurationError(f"a tool is a function or an object; {value.__qualname__} is a class: make one of it")
     if callable(value):
         return FunctionTool(value)
-    raise ConfigurationError(f"a tool is a function or has `definition` and `call`, but this is {value!r}")
+    hint = ""
+    if isinstance(value, list | tuple):
+        hint = ": put a star before it, tools=[*...]"
+    elif hasattr(value, "as_tool"):
+        hint = ": give its as_tool()"
+    raise ConfigurationError(f"a tool is a function or has `definition` and `call`, but this is {value!r}{hint}")
 
 
 def check_name(name: str) -> None:

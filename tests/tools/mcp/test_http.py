@@ -230,6 +230,7 @@ async def _ended(run: Any) -> None:
         (lambda: mcp("npx", **cast("Any", {"nmae": "x"})), "no option 'nmae'"),
         (lambda: mcp("npx", only="x"), "take lists"),
         (lambda: mcp("npx", ttl=0), "ttl=0"),
+        (lambda: mcp("npx -y some-server"), r"mcp\('npx', '-y', 'some-server'\)"),
         (lambda: mcp("npx", approve=cast("Any", "never")), "'destructive'"),
     ],
 )

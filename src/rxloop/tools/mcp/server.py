@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -67,6 +68,14 @@ def mcp(
         return MCPServer(Http(checked_url(command_or_url), dict(headers or {}), auth), **options)
     if headers is not None or auth is not None:
         raise ConfigurationError("mcp(): headers= and auth= are for a URL; a program gets its credentials by env=")
+    words = command_or_url.split()
+    if (
+        len(words) > 1
+        and not args
+        and not Path(cwd or "", command_or_url).exists()
+        and not shutil.which(command_or_url)
+    ):
+        raise ConfigurationError(f"mcp(): the words of {command_or_url!r} are to be arguments: mcp({str(words)[1:-1]})")
     return MCPServer(Stdio(command_or_url, args, dict(env or {}), cwd), **options)
 
 
