@@ -14,7 +14,7 @@ def with_hints(*, reads: bool | None, open_world: bool | None) -> MCPTool:
     unused: Any = None
     definition = ToolDefinition(name="look", description="Looks.", parameters={})
     hints = types.ToolAnnotations(read_only_hint=reads, open_world_hint=open_world)
-    return MCPTool(unused, taken("shop", {}), "look", definition, hints)
+    return MCPTool(unused, taken("shop", {}), "look", definition, hints, None)
 
 
 @pytest.mark.parametrize("open_world", [True, None])
