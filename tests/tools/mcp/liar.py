@@ -45,6 +45,10 @@ def called(number: int, params: dict[str, Any]) -> None:
                     params={"progressToken": token, "progress": progress, "total": total},
                 )
             time.sleep(0.2)
+        case "flood":
+            token = params["_meta"]["progressToken"]
+            for progress in range(5_000):
+                send(method="notifications/progress", params={"progressToken": token, "progress": progress})
         case "session":
             send(id=number, error={"code": -32600, "message": "Session terminated"})
             return

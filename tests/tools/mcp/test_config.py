@@ -72,6 +72,7 @@ def test_a_file_that_is_not_there_or_no_json_is_an_error(tmp_path: Path) -> None
     [
         (("npx", "-y", "@modelcontextprotocol/server-everything@2026.8.31"), "everything"),
         (("uvx", "mcp-server-git"), "git"),
+        (("docker", "run", "-i", "-e", "TOKEN=planted-0451", "mcp/fetch"), "fetch"),
         (("python", "-m", "mcp_server_time"), "time"),
         (("node", "/opt/my tools/weather.js"), "weather"),
         (("/usr/bin/github-mcp-server", "stdio"), "github"),

@@ -22,6 +22,7 @@ from rxloop._version import __version__
 from rxloop.errors import RxloopError
 from rxloop.providers._secrets import redacted_of
 from rxloop.tools.mcp._asking import Answers
+from rxloop.tools.mcp._bounded import MOST, bounded
 from rxloop.tools.mcp._credentials import CredentialOfRun
 from rxloop.tools.mcp._link import Connect, Link
 from rxloop.tools.mcp._listing import Listing
@@ -29,8 +30,6 @@ from rxloop.tools.mcp._options import Http, Stdio, Taken
 
 _TAIL = 2_000
 """Characters of what a program wrote to stderr that are kept for the reason why it failed."""
-_EVENT = 32_000_000
-"""Bytes of one message of a server."""
 _AGAIN = 5.0
 """Seconds until a lost stream of changes is opened again."""
 
@@ -126,13 +125,14 @@ async def _transport(
         )
         return stdio_client(parameters, errlog=complaints.open())
     http = httpx2.AsyncClient(
-        headers={**place.headers, **credential.headers},
+        headers={**place.headers, **credential.headers, "Accept-Encoding": "identity"},
         auth=credential.auth,
+        event_hooks={"response": [bounded]},
         # A server may think as long as the timeout of the call lets it.
         timeout=httpx2.Timeout(30.0, read=None),
     )
     await stack.enter_async_context(http)
-    return streamable_http_client(place.url, http_client=http, max_sse_event_size=_EVENT)
+    return streamable_http_client(place.url, http_client=http, max_sse_event_size=MOST)
 
 
 async def _listen(connection: Connection) -> None:

@@ -25,8 +25,8 @@ class CredentialOfRun:
     auth: httpx2.Auth | None = field(default=None, repr=False)
 
     def secrets(self) -> tuple[str, ...]:
-        """What of it must not be seen."""
-        return secrets_of("", self.headers)
+        """What of it must not be seen: all of it, however a header is called."""
+        return secrets_of("", {f"auth {name}": value for name, value in self.headers.items()})
 
 
 NONE = CredentialOfRun(None)
@@ -55,12 +55,23 @@ def _made(given: Any) -> CredentialOfRun:
     if given is None:
         return NONE
     if isinstance(given, str):
-        return CredentialOfRun(given, {"Authorization": f"Bearer {given}"})
+        return _sent({"Authorization": f"Bearer {given}"})
     if isinstance(given, httpx2.Auth):
         return CredentialOfRun(given, auth=given)
     if isinstance(given, Mapping):
         headers = {str(name): str(value) for name, value in cast("Mapping[Any, Any]", given).items()}
-        return CredentialOfRun(tuple(sorted(headers.items())), headers)
+        return _sent(headers)
     raise ConfigurationError(
         f"auth= gave a {type(given).__qualname__}: it is to give a token, headers, an httpx2.Auth or None"
     )
+
+
+def _sent(headers: dict[str, str]) -> CredentialOfRun:
+    for name, value in headers.items():
+        # Found here, because those who find it later tell of it with the value.
+        if not (value.isascii() and value.isprintable()):
+            raise ConfigurationError(
+                f"auth= gave a value for {name!r} with a character that no header may have, "
+                "such as a line break at its end"
+            )
+    return CredentialOfRun(tuple(sorted(headers.items())), headers)

@@ -37,7 +37,8 @@ class Stdio:
     def name(self) -> str:
         """A name made of the program, or of the package that `npx`, `uvx` or `python -m` starts."""
         starters = {"npx", "uvx", "pipx", "node", "python", "python3", "bunx", "docker", "run", "exec", "tool"}
-        words = [word for word in (self.command, *self.args) if not word.startswith("-")]
+        # `NAME=value` may be a secret, as in `docker run -e TOKEN=...`, and names are for everybody.
+        words = [word for word in (self.command, *self.args) if not word.startswith("-") and "=" not in word]
         word = next((word for word in words if Path(word).stem not in starters), self.command)
         package = word.rpartition("/")[2].partition("@")[0] or word.strip("@").partition("@")[0]
         package = re.sub(r"\.(py|m?js|ts|exe|sh)$", "", package)

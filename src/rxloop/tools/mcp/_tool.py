@@ -25,6 +25,8 @@ _ROUNDS = 20
 """How often a server may ask before it gives the result of a call."""
 _LONGEST = 1_000
 """Characters of a progress message."""
+_PROGRESS = 1_000
+"""How often a server may tell of its progress in one call; beyond that it is told once a second."""
 _PAUSES = 50
 """How often a server may put off a call without a question."""
 
@@ -46,7 +48,7 @@ class MCPTool:
         name: str,
         definition: ToolDefinition,
         annotations: types.ToolAnnotations,
-        output: Mapping[str, Any] | None,
+        output: Mapping[str, Any] | None = None,
     ) -> None:
         self._connect = connect
         self._name = name
@@ -132,10 +134,15 @@ class MCPTool:
         rounds = Rounds(link, call)
         responses, state = await rounds.earlier()
         over = False
+        times, next_time = 0, 0.0
 
         async def told(progress: float, total: float | None, message: str | None) -> None:
+            nonlocal times, next_time
+            times += 1
+            now = asyncio.get_running_loop().time()
             # It may come after the result, when nobody is told any more.
-            if not over:
+            if not over and (times <= _PROGRESS or now >= next_time):
+                next_time = now + 1.0
                 text = message or (f"{progress:g}" if total is None else f"{progress:g} of {total:g}")
                 part = progress / total if total else None
                 call.ctx.progress(
