@@ -231,6 +231,23 @@ async def test_the_questions_below_a_call_that_is_answered_are_let_go() -> None:
     assert not fold(state, canceled_call(state.batch, 0, "cut off")).pending
 
 
+async def test_a_paused_run_that_is_cancelled_ends_the_runs_that_wait_below() -> None:  # L117
+    log = MemoryEventLog()
+    middle = researcher(call("leaf", prompt="x"), name="middle", tools=[asking(name="leaf").as_tool()])
+    agent = editor(middle.as_tool("research"), log=log)
+    run = agent.run("q")
+    await checked(run)
+    await agent.cancel(run.task_id)
+    whole = await log.read(run.task_id)
+    check_attempts(whole)
+    ends = [event for event in whole if isinstance(event, StatusUpdateEvent) and event.final]
+    assert [(event.agent_path, event.state) for event in ends[3:]] == [
+        (("middle", "leaf"), "canceled"),
+        (("middle",), "canceled"),
+        ((), "canceled"),
+    ]
+
+
 async def test_a_question_that_is_let_go_by_the_next_run_leaves_a_whole_history() -> None:  # L100
     agent = editor(asking().as_tool("research"), turns=[call("research", prompt="x"), "Never mind."])
     first = agent.run("q", context_id="c")

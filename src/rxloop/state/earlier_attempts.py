@@ -23,7 +23,7 @@ from rxloop.protocol.events import (
     ToolStartEvent,
 )
 from rxloop.state.batch import Slot
-from rxloop.state.fold import fold_all
+from rxloop.state.fold import PAUSED, fold_all
 from rxloop.state.run_state import RunState
 from rxloop.thoughts.graph import ThoughtGraph
 
@@ -102,7 +102,7 @@ class EarlierAttempts:
             if not event.agent_path or event.parent_task_id not in family or event.task_id in self._taken_up:
                 continue
             family.add(event.task_id)
-            if isinstance(event, StatusUpdateEvent) and event.final:
+            if isinstance(event, StatusUpdateEvent) and event.final and event.state not in PAUSED:
                 left.pop(event.task_id, None)
             elif isinstance(event, TaskEvent | StatusUpdateEvent):
                 left[event.task_id] = event
