@@ -65,6 +65,9 @@ def test_a_file_that_is_not_there_or_no_json_is_an_error(tmp_path: Path) -> None
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(ConfigurationError, match="is not JSON"):
         mcp_config(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigurationError, match="is not JSON"):
+        mcp_config(tmp_path / "bad.json")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not JSON: {error}") from error
 
 
