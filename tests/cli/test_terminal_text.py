@@ -61,6 +61,8 @@ def evil_lines(task_id: str) -> Iterator[bytes]:
         fields: dict[Any, Any] = {each.serialization_alias: spoilt(name, each.annotation) for name, each in own.items()}
         if kind == "message-added":
             fields["content"] = EVIL
+        if kind == "tool-complete":
+            fields["messages"] = [{"role": "system", "content": EVIL}]
         common: dict[str, Any] = {"kind": kind, "step": EVIL_ID, "metadata": {EVIL: EVIL}, **fields}
         made += [common, {**common, "agentPath": [EVIL], "parentTaskId": task_id, "branch": EVIL_ID}]
     made.append({"kind": "strange", EVIL: EVIL})
