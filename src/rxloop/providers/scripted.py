@@ -138,8 +138,7 @@ class ScriptedModel:
         self.requests: list[ModelRequest] = []
         self.open = 0
         self._turns = turns
-        self.name = name
-        """What the model is called on the stream."""
+        self._name = name
         self._reasoning = reasoning
         self._calls = 0
 
@@ -168,6 +167,11 @@ class ScriptedModel:
 
         # One turn more, so that one request too many fails with what the recording has left.
         return cls(*[answer] * (sum(map(len, answers.values())) + 1), name=name)
+
+    @property
+    def name(self) -> str:
+        """What the model is called on the stream."""
+        return self._name
 
     async def aclose(self) -> None:
         """Nothing to close: a script holds no connection."""
