@@ -35,6 +35,11 @@ def mcp_program(name: str) -> Path:
     return next((path for path in found if path.exists()), MCP_SERVERS / name)
 
 
+CLIENTS = Path(os.environ.get("RXLOOP_CLIENTS") or Path.home() / ".cache/rxloop/clients")
+"""Where `scripts/clients` puts the official clients of the protocols that the server speaks."""
+
+NODE = shutil.which("node")
+
 SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     "chromium": (lambda: CHROMIUM is not None, "there is no Chromium on the PATH (Debian: apt-get install chromium)"),
     "mermaid": (lambda: mermaid_file().is_file(), "there is no Mermaid (npm install --global mermaid@11)"),
@@ -45,6 +50,10 @@ SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     "mcp-conformance": (
         lambda: mcp_program("conformance").exists() and mcp_program("node").exists(),
         "there is no conformance suite of MCP (scripts/mcp-servers)",
+    ),
+    "node-clients": (
+        lambda: NODE is not None and (CLIENTS / ".installed").is_file(),
+        "there is no node with the official clients of the server's protocols (scripts/clients)",
     ),
 }
 """How each is found, and what is said where it is not. `@pytest.mark.service(name)` marks a test that needs it."""
