@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
-from rxloop.protocol.events import AnyEvent, Event
+from rxloop.protocol.events import Event
 from rxloop.server.access import Principal
 from rxloop.server.host import Host
 from rxloop.stream.sse import HEARTBEAT, frame, framed, frames
@@ -26,10 +26,10 @@ log = logging.getLogger("rxloop")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How events are written."""
+    """How a stream is written."""
 
     media_type: str
-    encode: Callable[[Event], bytes]
+    encode: Callable[[Any], bytes]
     first: bytes
     beat: bytes
     last: bytes
@@ -69,29 +69,31 @@ class EventStream(Response):
         self,
         host: Host,
         principal: Principal,
-        events: Stream[AnyEvent],
+        events: Stream[Any],
         form: Format,
         *,
         heartbeat: float | None,
         on_disconnect: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Take a stream for a principal.
 
         Args:
             host: Counts it, and ends it.
             principal: Who reads.
-            events: What is read; subscribed to once the answer begins.
+            events: What is read, events or what a view made of them; subscribed to once the answer begins.
             form: How it is written.
             heartbeat: Seconds of silence after which there is a sign of life; None for none.
             on_disconnect: What is done when the client has left before the end.
+            headers: More of them.
 
         Raises:
             Refused: The principal reads too many already.
         """
         host.take_stream(principal)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "content-type": form.media_type}
+        always = {"cache-control": "no-store", "x-accel-buffering": "no", "content-type": form.media_type}
         self.status_code, self.background = 200, None
-        self.init_headers(headers)
+        self.init_headers({**always, **(headers or {})})
         del self.headers["content-length"]
         self._host, self._principal, self._events, self._form = host, principal, events, form
         self._heartbeat, self._on_disconnect = heartbeat, on_disconnect

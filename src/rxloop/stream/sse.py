@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
 
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.buffer import Silence
 from rxloop.stream.stream import Reader
 
+T = TypeVar("T")
 HEARTBEAT = b": heartbeat\n\n"
 _wire_of: Callable[[Event], bytes] = vars(Event)["_wire"].__get__
 
@@ -42,12 +44,12 @@ def _one_line(text: str) -> bytes:
 
 
 async def frames(
-    events: Reader[Event],
+    events: Reader[T],
     heartbeat: float | None,
-    encode: Callable[[Event], bytes] = frame,
+    encode: Callable[[T], bytes],
     beat: bytes = HEARTBEAT,
 ) -> AsyncGenerator[bytes]:
-    """Write each event, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
+    """Write each item, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
     try:
         while True:
             try:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import Any
 
 import orjson
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.access import ANYBODY, Auth
 from rxloop.server.bodies import read_body, read_query
+from rxloop.server.door import Door
 from rxloop.server.host import Host, ServerLimits
 from rxloop.server.http.call import Call, Options
 from rxloop.server.http.openapi import document
@@ -27,35 +24,19 @@ from rxloop.server.http.queries import OnDisconnect
 from rxloop.server.refusals import on_error
 
 
-class Api:
-    """The HTTP API of a runtime: an ASGI application, to be served as it is or mounted in another one; see `api`."""
+class Api(Door):
+    """The HTTP API of a runtime; see `api`."""
 
     def __init__(self, host: Host, options: Options) -> None:
         """Serve a host; nothing is opened before the application is."""
-        self._host, self._options = host, options
+        self._options = options
         # One route for each path, so that a method which it has not is told of those that it has.
         by_path: dict[str, dict[str, Operation]] = {}
         for each in OPERATIONS:
             by_path.setdefault(each.path, {})[each.method] = each
-        routes = [Route(path, self._endpoint(made), methods=[*made]) for path, made in by_path.items()]
+        routes = [Route(path, self._endpoint(host, made), methods=[*made]) for path, made in by_path.items()]
         routes.append(Route("/openapi.json", self._document, methods=["GET"]))
-        self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: on_error})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it."""
-        await self._app(scope, receive, send)
-
-    async def drain(self, seconds: float | None = None) -> None:
-        """Come to an end without breaking anything off: for the shutdown of whatever serves this.
-
-        `/readyz` answers 503 and no run is started; the runs that go on have their time, and are given up then, so that
-        another process goes on with them; then each stream ends with a comment, and its client comes back elsewhere.
-        The log stays open: close it last.
-
-        Args:
-            seconds: How long runs have to end; None is the `grace` of the runtime.
-        """
-        await self._host.drain(seconds)
+        super().__init__(host, routes, on_error)
 
     @cached_property
     def openapi(self) -> dict[str, Any]:
@@ -66,20 +47,8 @@ class Api:
         servers = [{"url": request.scope.get("root_path") or "/"}]
         return Response(orjson.dumps({**self.openapi, "servers": servers}), media_type="application/json")
 
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        runtime = self._host.runtime
-        if runtime.open:
-            yield
-            return
-        async with runtime:
-            try:
-                yield
-            finally:
-                await self.drain()
-
-    def _endpoint(self, by_method: Mapping[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
-        host, options = self._host, self._options
+    def _endpoint(self, host: Host, by_method: Mapping[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
+        options = self._options
 
         async def endpoint(request: Request) -> Response:
             operation = by_method["GET" if request.method == "HEAD" else request.method]

@@ -1,0 +1,59 @@
+"""A door: the application that serves one protocol over a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
+from starlette.types import ExceptionHandler, Receive, Scope, Send
+
+from rxloop.server.host import Host
+
+
+class Door:
+    """A runtime behind one protocol: an ASGI application, to be served as it is or mounted in another one.
+
+    Served by itself it enters the runtime and leaves it; mounted in another application, that one does.
+    """
+
+    def __init__(self, host: Host, routes: Sequence[BaseRoute], on_error: ExceptionHandler) -> None:
+        """Serve a host; nothing is opened before the application is.
+
+        Args:
+            host: Has the runtime, and knows who may do what.
+            routes: What is served.
+            on_error: Says in the words of the protocol that there is no such path or method.
+        """
+        self._host = host
+        self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: on_error})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI has it."""
+        await self._app(scope, receive, send)
+
+    async def drain(self, seconds: float | None = None) -> None:
+        """Come to an end without breaking anything off: for the shutdown of whatever serves this.
+
+        Nothing new is taken; the runs that go on have their time, and are given up then, so that another process goes
+        on with them; then each stream ends with a last word, and its client comes back elsewhere. Several doors of
+        one runtime are drained side by side. The log stays open: close it last.
+
+        Args:
+            seconds: How long runs have to end; None is the `grace` of the runtime.
+        """
+        await self._host.drain(seconds)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        runtime = self._host.runtime
+        if runtime.open:
+            yield
+            return
+        async with runtime:
+            try:
+                yield
+            finally:
+                await self.drain()
