@@ -1,0 +1,248 @@
+"""The chat fold: of the public events of a run, what has begun in it, and what of that has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+import orjson
+
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    LLMCallEvent,
+    StatusUpdateEvent,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    ToolCompleteEvent,
+    ToolProgressEvent,
+    ToolStartEvent,
+    ends_attempt,
+)
+from rxloop.protocol.messages import ToolCall
+from rxloop.server.chat import changes as to
+from rxloop.server.chat.changes import Change
+
+Emit = Callable[[Change | Event], None]
+_ToolEvent = ToolStartEvent | ToolProgressEvent | ToolCompleteEvent
+
+
+class ChatFold:
+    """What has begun in a run and has not ended; `take` is given its public events, in order."""
+
+    def __init__(self, emit: Emit) -> None:
+        """Give each change, and each event that is none, to `emit`."""
+        self._emit = emit
+        self._open: dict[tuple[str, str | None], _Step] = {}
+        """By run and step."""
+        self._tries: Counter[tuple[str, str | None]] = Counter()
+        self._calls: dict[tuple[str, str | None, int], _Call] = {}
+        """By run, step and place: the newest call of each slot."""
+
+    def take(self, event: Event) -> None:
+        """Fold the next event."""
+        match event:
+            case ContentDeltaEvent():
+                self._step(event).write(event, event.delta)
+            case ThoughtDeltaEvent():
+                self._step(event).think(event, event.delta)
+            case ToolCallDeltaEvent():
+                self._call(event, event.index, event.name).write(event, event.fragment)
+            case LLMCallEvent():
+                self._begin(event)
+            case ContentCompleteEvent():
+                self._complete(event)
+            case ToolStartEvent() | ToolProgressEvent() | ToolCompleteEvent():
+                self._work(event)
+            case ThoughtStreamEvent() if event.source in ("reasoning", "tag"):
+                self._step(event).thought(event)
+            case StatusUpdateEvent() if ends_attempt(event):
+                # All of it is closed by now, but for what the reader has not been told.
+                for key in [key for key in self._open if key[0] == event.task_id]:
+                    self._end(key, event, "canceled")
+                self._emit(event)
+            case _:
+                self._emit(event)
+
+    def _begin(self, event: Event) -> _Step:
+        key = event.task_id, event.step
+        if key in self._open:
+            self._end(key, event, "void")
+        self._tries[key] += 1
+        place = event.task_id if event.step is None else f"{event.task_id}:{event.step}"
+        step = self._open[key] = _Step(self._emit, _numbered(place, self._tries[key]))
+        self._emit(to.StepBegan(event, step.id))
+        return step
+
+    def _step(self, event: Event) -> _Step:
+        """The open step of an event; one whose beginning the reader was not told begins with it."""
+        return self._open.get((event.task_id, event.step)) or self._begin(event)
+
+    def _end(
+        self,
+        key: tuple[str, str | None],
+        event: Event,
+        outcome: Literal["complete", "canceled", "void"],
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        step = self._open.pop(key)
+        step.close(event)
+        for place, call in step.calls.items():
+            if place not in kept and not call.answered:
+                call.void(event)
+        self._emit(to.StepEnded(event, step.id, outcome))
+
+    def _complete(self, event: ContentCompleteEvent) -> None:
+        key = event.task_id, event.step
+        step = self._step(event)
+        if not event.content.startswith(step.text):
+            # It came out differently: what was shown is taken back.
+            self._end(key, event, "void")
+            step = self._begin(event)
+        if event.reasoning and not step.reasoned:
+            step.think(event, event.reasoning)
+        step.write(event, event.content[len(step.text) :])
+        left_out = set(event.left_out)
+        places = (place for place in range(len(event.tool_calls) + len(left_out)) if place not in left_out)
+        shown = dict(zip(places, event.tool_calls, strict=False))
+        for place, call in shown.items():
+            self._call(event, place, call.name).complete(event, call)
+        canceled = event.finish_reason == "canceled"
+        kept = frozenset[int]() if canceled else frozenset(shown)
+        self._end(key, event, "canceled" if canceled else "complete", kept)
+
+    def _call(self, event: Event, place: int, name: str) -> _Call:
+        step = self._step(event)
+        call = step.calls.get(place)
+        if call is None:
+            step.close(event)
+            call = step.calls[place] = _Call(self._emit, event, step, place, name)
+            self._calls[event.task_id, event.step, place] = call
+        return call
+
+    def _work(self, event: _ToolEvent) -> None:
+        call = self._calls.get((event.task_id, event.step, event.index))
+        if call is None:
+            # Nobody has announced it: it begins before its message does, or has none.
+            apart = (event.task_id, event.step) not in self._open
+            call = self._call(event, event.index, event.name)
+            if apart:
+                call.complete(event, event.call)
+                self._end((event.task_id, event.step), event, "complete", frozenset((event.index,)))
+        call.complete(event, event.call)
+        match event:
+            case ToolStartEvent():
+                self._emit(to.CallStarted(event, call.id))
+            case ToolProgressEvent():
+                self._emit(to.CallProgress(event, call.id))
+            case ToolCompleteEvent():
+                call.answered = True
+                self._emit(to.CallResult(event, call.id))
+
+
+def _numbered(id: str, number: int) -> str:
+    """Name the first of several by the id alone."""
+    return id if number == 1 else f"{id}:{number}"
+
+
+class _Step:
+    """One try of a step."""
+
+    __slots__ = ("_emit", "_reasoning", "_thought", "_thoughts", "_writing", "_written", "calls", "id", "reasoned")
+
+    def __init__(self, emit: Emit, id: str) -> None:
+        self._emit = emit
+        self.id = id
+        self.calls: dict[int, _Call] = {}
+        self.reasoned = False
+        self._written: list[str] = []
+        self._writing = False
+        self._reasoning: str | None = None
+        """The id of the reasoning that is open."""
+        self._thoughts = 0
+        self._thought: list[str] = []
+        """What has been shown of the reasoning since the last thought was complete."""
+
+    @property
+    def text(self) -> str:
+        """What has been shown of the text."""
+        if len(self._written) > 1:
+            self._written = ["".join(self._written)]
+        return self._written[0] if self._written else ""
+
+    def write(self, event: Event, delta: str) -> None:
+        """Show a piece of the text."""
+        if not delta:
+            return
+        if not self._writing:
+            self.close(event)
+            self._writing = True
+            self._emit(to.TextBegan(event, self.id))
+        self._written.append(delta)
+        self._emit(to.TextDelta(event, self.id, delta))
+
+    def think(self, event: Event, delta: str) -> None:
+        """Show a piece of the reasoning."""
+        if not delta:
+            return
+        if self._reasoning is None:
+            self.close(event)
+            self.reasoned = True
+            self._thoughts += 1
+            self._reasoning = _numbered(f"{self.id}:reasoning", self._thoughts)
+            self._emit(to.ReasoningBegan(event, self._reasoning))
+        self._thought.append(delta)
+        self._emit(to.ReasoningDelta(event, self._reasoning, delta))
+
+    def thought(self, event: ThoughtStreamEvent) -> None:
+        """Take the whole of a thought, of which nothing may have been shown yet, or all."""
+        shown = "".join(self._thought)
+        if event.content.startswith(shown):
+            self.think(event, event.content[len(shown) :])
+        self._thought.clear()
+        if self._reasoning is not None:
+            self.close(event)
+
+    def close(self, event: Event) -> None:
+        """End the text or the reasoning that is open, since something else follows."""
+        if self._writing:
+            self._writing = False
+            self._emit(to.TextEnded(event, self.id))
+        if self._reasoning is not None:
+            ended, self._reasoning = self._reasoning, None
+            self._emit(to.ReasoningEnded(event, ended))
+
+
+class _Call:
+    """One call of a tool."""
+
+    __slots__ = ("_begun", "_emit", "_ended", "answered", "id")
+
+    def __init__(self, emit: Emit, event: Event, step: _Step, place: int, name: str) -> None:
+        self._emit = emit
+        self._begun = self._ended = self.answered = False
+        self.id = f"{step.id}:{place}"
+        emit(to.CallBegan(event, self.id, name, step.id, place))
+
+    def write(self, event: Event, fragment: str) -> None:
+        """Show a piece of the arguments."""
+        if fragment and not self._ended:
+            self._begun = True
+            self._emit(to.CallDelta(event, self.id, fragment))
+
+    def complete(self, event: Event, call: ToolCall) -> None:
+        """Take the whole of the call."""
+        if self._ended:
+            return
+        if not self._begun:
+            self.write(event, call.raw if call.raw is not None else orjson.dumps(call.arguments).decode())
+        self._ended = True
+        self._emit(to.CallEnded(event, self.id, call))
+
+    def void(self, event: Event) -> None:
+        """Take the call back."""
+        self._ended = True
+        self._emit(to.CallVoided(event, self.id))
