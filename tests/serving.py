@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import uvicorn
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime
@@ -71,6 +72,11 @@ async def serving(
             await app.drain(0.2)
     for agent in agents:
         await agent.aclose()
+
+
+def client_of(url: str, token: str = "ann-key") -> httpx.AsyncClient:
+    """A plain client of one of `TOKENS`."""
+    return httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=30)
 
 
 class Raw:

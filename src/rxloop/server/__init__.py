@@ -27,3 +27,4 @@ if TYPE_CHECKING:
     from rxloop.server.host import ServerLimits as ServerLimits
     from rxloop.server.http.app import Api as Api
     from rxloop.server.http.app import api as api
+    from rxloop.server.shutdown import Shutdown as Shutdown

@@ -30,6 +30,11 @@ class Door:
         self._host = host
         self._app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: on_error})
 
+    @property
+    def host(self) -> Host:
+        """What it shares with the other doors: the runtime, who may do what, and the end."""
+        return self._host
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
         await self._app(scope, receive, send)
@@ -39,7 +44,7 @@ class Door:
 
         Nothing new is taken; the runs that go on have their time, and are given up then, so that another process goes
         on with them; then each stream ends with a last word, and its client comes back elsewhere. Several doors of
-        one runtime are drained side by side. The log stays open: close it last.
+        one runtime may be drained side by side, and each twice. The log stays open; `Shutdown` closes it, too.
 
         Args:
             seconds: How long runs have to end; None is the `grace` of the runtime.

@@ -26,7 +26,7 @@ log = logging.getLogger("rxloop")
 
 _AUTH_IN = 10.0
 """Seconds that it may take to find out who asks."""
-_LAST_WORDS_IN = 5.0
+LAST_WORDS_IN = 5.0
 """Seconds that streams have to end in."""
 
 
@@ -184,20 +184,28 @@ class Host:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def drain(self, seconds: float | None = None) -> None:
-        """Take nothing new, let runs end or give them up, then end the streams; see `Api.drain`."""
+    def refuse(self) -> None:
+        """Take nothing new from now on; `/readyz` says so."""
         self.draining = True
+
+    async def end_streams(self) -> None:
+        """End each stream with a last word, and what was begun by those that are over; for a few seconds."""
+        self.draining = self._last_words = True
+        for scope in list(self._open):
+            scope.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_IN):
+                if self._open:
+                    await self._closed.wait()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def drain(self, seconds: float | None = None) -> None:
+        """Take nothing new, let runs end or give them up, then end the streams; see `Door.drain`."""
+        self.refuse()
         try:
             await self.runtime.drain(seconds)
         finally:
-            self._last_words = True
-            for scope in list(self._open):
-                scope.cancel()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS_IN):
-                    if self._open:
-                        await self._closed.wait()
-                    await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.end_streams()
 
 
 def _draining() -> Refused:
