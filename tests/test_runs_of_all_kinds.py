@@ -1,0 +1,31 @@
+"""The runs that tests of doors and views are given: they come to an end, and are of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given, settings
+
+from families import check_attempts
+from misbehaving import PLANTED
+from runs_of_all_kinds import NAME, AnyRun, any_run
+from rxloop import Runtime
+from rxloop.testing import virtual_time
+
+
+async def played(kind: AnyRun) -> None:
+    log = kind.log()
+    async with Runtime({NAME: kind.agent()}, log=log) as runtime:
+        task_id = await asyncio.wait_for(kind.play(runtime), 60)
+        assert (await runtime.record(task_id)).state in ("completed", "failed", "canceled")
+    events = await log.read(task_id)
+    check_attempts(events)
+    shown = [event.to_json(public=True) for event in events if event.for_clients() is not None]
+    assert PLANTED.encode() not in b"".join(shown)
+
+
+@settings(max_examples=60)
+@given(kind=any_run())
+def test_every_run_comes_to_an_end(kind: AnyRun) -> None:
+    with virtual_time() as time:
+        time.run(played(kind))
