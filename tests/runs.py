@@ -1,6 +1,6 @@
 """Help for tests of whole runs: what happened on the stream, in short, and how a run ended."""
 
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence, Set
 from typing import Any
 
 from rxloop import AttemptError, Event, MemoryEventLog, Message, Result, Run, RunState
@@ -71,6 +71,12 @@ class FakeHost:
 
     def hides(self, name: str) -> bool:
         return False
+
+    def has_tools_beside(self, names: Set[str]) -> bool:
+        return False
+
+    def still_offered(self, step: str, tools: Any = None) -> Any:
+        return tools
 
     def earlier_message(self, step: str) -> Event | None:
         return None

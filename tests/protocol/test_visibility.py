@@ -68,7 +68,7 @@ def models() -> dict[str, type[BaseModel]]:
 PRIVATE = {
     "task": {"owner", "options"},
     "llm-call": {"problems"},
-    "content-complete": {"provider_state"},
+    "content-complete": {"provider_state", "offered"},
     "thought-stream": {"hidden_calls"},
     "tool-complete": {"messages"},
     "context-compressed": {"summary", "problems", "view"},

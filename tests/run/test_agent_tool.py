@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from families import checked, editor, of, researcher, search, tokens
+from families import checked, editor, in_virtual_time, of, researcher, search, tokens
 from runs import collect
-from rxloop import Agent, ConfigurationError, Limits, RunContext, ToolCompleteEvent, external, op
+from rxloop import Agent, ConfigurationError, Limits, RunContext, ToolCompleteEvent, external, op, tool
 from rxloop.testing import ScriptedModel, call
 
 
@@ -83,8 +84,15 @@ async def test_agents_are_nested_only_so_deep() -> None:
     assert not of(events, "middle", "inner")
 
 
+@in_virtual_time
 async def test_only_so_many_agents_go_on_side_by_side() -> None:
-    tools = [researcher(name=f"r{n}").as_tool() for n in range(4)]
+    @tool(name="search")
+    async def slow(question: str) -> str:
+        """Looks a question up for an hour."""
+        await asyncio.sleep(3600)
+        return "found"
+
+    tools = [researcher(name=f"r{n}", tools=[slow]).as_tool() for n in range(4)]
     turns = [[call(f"r{n}", prompt="x") for n in range(4)], "Done."]
     events = await checked(editor(*tools, turns=turns, limits=Limits(width=3)).run("q"))
     refused = [text for text in answers(events) if "3 agents are at work already (limits.width)" in text]

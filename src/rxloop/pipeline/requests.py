@@ -129,7 +129,7 @@ class ToolRequest(Request[Any]):
     call: ToolCall
     ctx: RunContext[Any] = field(repr=False)
     offered: tuple[ToolDefinition, ...] | None = field(default=None, repr=False)
-    """The tools that the model was offered; None where that is not known any more, after a resume."""
+    """The tools that the model was offered, and after a resume still is; None is all that the run has then."""
 
     @property
     def slot(self) -> tuple[str, int]:
@@ -173,6 +173,17 @@ class ToolRequest(Request[Any]):
 def marked(call: ToolCall, host: Host) -> ToolCall:
     """The call, marked as hidden if its tool is not for clients."""
     return call.model_copy(update={"hidden": True}) if not call.hidden and host.hides(call.name) else call
+
+
+def offer_of(tools: Sequence[ToolDefinition], calls: Sequence[ToolCall], host: Host) -> list[str] | None:
+    """What a message says of the tools that it was offered: nothing where those are all, and it calls no other one.
+
+    From it a resumed run knows what a call of the message may reach.
+    """
+    names = {tool.name for tool in tools}
+    if names.issuperset(call.name for call in calls) and not host.has_tools_beside(names):
+        return None
+    return [tool.name for tool in tools]
 
 
 @dataclass(frozen=True, slots=True)

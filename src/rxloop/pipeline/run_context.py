@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import RunArtifacts, Writes
     from rxloop.pipeline.asked import Asked
     from rxloop.pipeline.logs import EventLog
-    from rxloop.pipeline.requests import ModelRequest, ToolRequest
+    from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest
     from rxloop.pipeline.seams import Clock, Provider, Tool
     from rxloop.state.run_state import RunState
     from rxloop.stream.scope import Scope
@@ -118,6 +118,24 @@ class Host(Protocol):
 
     def offers(self, name: str) -> bool:
         """Whether the model has been offered a tool of that name."""
+        ...
+
+    def has_tools_beside(self, names: Set[str]) -> bool:
+        """Whether the run has tools of other names, offered now or not."""
+        ...
+
+    def still_offered(
+        self, step: str, tools: tuple[ToolDefinition, ...] | None = None
+    ) -> tuple[ToolDefinition, ...] | None:
+        """The tools that the message of that step, of an earlier attempt, may call.
+
+        Args:
+            step: The model call.
+            tools: Those that it may call now; None is all that the run has.
+
+        Returns:
+            Those that it was offered then as well: `tools`, if the message does not say that it lacked any.
+        """
         ...
 
     def tool(self, request: ToolRequest) -> Tool | str:

@@ -88,7 +88,7 @@ class ContentCompleteEvent(Event):
         "tool_calls": shown_calls,
         "left_out": hidden_places,
     }
-    incidental_fields = ("provider_state", "raw_finish_reason", "left_out")
+    incidental_fields = ("provider_state", "raw_finish_reason", "left_out", "offered")
     content: str = ""
     reasoning: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall])
@@ -101,6 +101,8 @@ class ContentCompleteEvent(Event):
     """Opaque data to be sent back with the message."""
     left_out: list[int] = Field(default_factory=list[int], exclude_if=absent)
     """In what clients get: the places of the calls that are not for them, which `tool_calls` lacks."""
+    offered: list[str] | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The tools that the request offered, where it held some back or the model has called another one; None is all."""
 
     @override
     def describe(self) -> str:

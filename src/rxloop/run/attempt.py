@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from reactivex.abc import DisposableBase
@@ -14,7 +14,7 @@ from rxloop.errors import InvalidEvent
 from rxloop.operators.loop._faults import stuck
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.logs import EventLog
-from rxloop.pipeline.requests import ModelRequest, ToolRequest, marked
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest, marked
 from rxloop.pipeline.run_context import ModelCall, RunContext
 from rxloop.pipeline.seams import Clock, KeepsArtifacts, Provider, Tool
 from rxloop.protocol.events import (
@@ -367,10 +367,25 @@ class Attempt:
         if tool is None or name not in offered:
             known = self._tools if request.offered is None else [each.name for each in request.offered]
             return self.spec.tools.why_not(name, list(known), [missing.family for missing in self._missing])
-        asked = self.recorder.earlier.asked_by.get(request.slot)
-        if request.offered is None and self.spec.tools.swapped(name, tool, asked):
+        earlier = self.recorder.earlier
+        asked = earlier.asked_by.get(request.slot)
+        if request.slot[0] in earlier.messages and self.spec.tools.swapped(name, tool, asked):
             return f"The tool {name!r} is another one now than when it was called, and was not called."
         return tool
+
+    def has_tools_beside(self, names: Set[str]) -> bool:
+        """Whether the run has tools of other names, offered now or not."""
+        return not (names >= self._tools.keys() and names >= self.spec.tools.plain.keys())
+
+    def still_offered(
+        self, step: str, tools: tuple[ToolDefinition, ...] | None = None
+    ) -> tuple[ToolDefinition, ...] | None:
+        """Those of the tools that the message of that step, of an earlier attempt, was offered as well."""
+        earlier = self.recorder.earlier.messages.get(step)
+        if earlier is None or earlier.offered is None:
+            return tools
+        now = [tool.definition for tool in self._tools.values()] if tools is None else tools
+        return tuple(tool for tool in now if tool.name in earlier.offered)
 
     def offers(self, name: str) -> bool:
         """Whether the model has been offered a tool of that name."""

@@ -12,7 +12,7 @@ import orjson
 
 from rxloop.errors import PipelineError, StageRefused
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest, marked
+from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest, marked, offer_of
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -241,8 +241,9 @@ class StrategyRun:
         branch = ctx.step or ""
         given = dict(arguments)
         call = marked(ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode()), ctx.host)
-        request = ToolRequest(call, ctx.bind(call=call), await self.tools())
-        answer = await self._answered(request)
+        tools = await self.tools()
+        request = ToolRequest(call, ctx.bind(call=call), ctx.host.still_offered(branch, tools))
+        answer = await self._answered(request, offer_of(tools, [call], ctx.host))
         earlier = answer.attempt and answer.attempt < ctx.attempt
         if earlier and answer.error == CANCELED and getattr(ctx.host.tool(request), "idempotent", False):
             # It was cut off when an earlier attempt was cancelled, and may be made once more.
@@ -251,10 +252,14 @@ class StrategyRun:
             return await self._called(tool, arguments, ctx.bind(step=again, branch=again, first_step=first))
         return answer
 
-    async def _answered(self, request: ToolRequest) -> ToolCompleteEvent:
+    async def _answered(self, request: ToolRequest, offered: list[str] | None) -> ToolCompleteEvent:
         ctx = request.ctx.bind(call=None)
         message = ContentCompleteEvent(
-            tool_calls=[request.call], finish_reason="tool_calls", step=ctx.step, branch=ctx.branch
+            tool_calls=[request.call],
+            finish_reason="tool_calls",
+            offered=offered,
+            step=ctx.step,
+            branch=ctx.branch,
         )
         answers: list[ToolCompleteEvent] = []
 

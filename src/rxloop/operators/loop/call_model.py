@@ -8,7 +8,7 @@ from reactivex import Observable, abc
 from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderError
 from rxloop.operators.loop._places import handling
 from rxloop.operators.loop.answering import answering
-from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest, marked
+from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolDefinition, ToolRequest, marked, offer_of
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.protocol.frozen import FrozenList
 from rxloop.protocol.messages import ErrorInfo, Message
@@ -72,7 +72,8 @@ def call_model() -> Operator[object]:
     def answer(request: ModelRequest) -> Observable[Signal]:
         earlier = request.ctx.host.earlier_message(request.step)
         if isinstance(earlier, ContentCompleteEvent):
-            return emit(earlier, *_tool_requests(earlier, request))
+            offered = request.ctx.host.still_offered(request.step, request.tools)
+            return emit(earlier, *_tool_requests(earlier, request, offered))
         return _call(*checked(request))
 
     operator = answering(ModelRequest, answer)
@@ -187,11 +188,12 @@ class _Call(abc.DisposableBase):
         if message.tool_calls:
             name = "content-complete: tool_calls"
             calls = [settled_model(marked(call, self._host), name) for call in message.tool_calls]
-            stamp(message)["tool_calls"] = FrozenList(calls)
+            offered = offer_of(self.request.tools, calls, self._host)
+            stamp(message).update(tool_calls=FrozenList(calls), offered=offered)
         # Before anybody sees its calls, so that the tools get what the log has.
         settle(message)
         self._observer.on_next(message)
-        for tool_request in _tool_requests(message, self.request):
+        for tool_request in _tool_requests(message, self.request, self.request.tools):
             self._observer.on_next(tool_request)
 
     def _on_error(self, error: Exception) -> None:
@@ -223,11 +225,13 @@ class _Call(abc.DisposableBase):
         self._observer.on_completed()
 
 
-def _tool_requests(message: ContentCompleteEvent, request: ModelRequest) -> list[ToolRequest]:
+def _tool_requests(
+    message: ContentCompleteEvent, request: ModelRequest, offered: tuple[ToolDefinition, ...] | None
+) -> list[ToolRequest]:
     if message.finish_reason == "canceled":
         return []
     return [
-        ToolRequest(call, request.ctx.bind(call=call, index=index), request.tools)
+        ToolRequest(call, request.ctx.bind(call=call, index=index), offered)
         for index, call in enumerate(message.tool_calls)
     ]
 

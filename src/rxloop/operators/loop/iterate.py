@@ -231,8 +231,10 @@ class _Iterations:
     def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
         self._fed = batch.step
         ctx = self._ctx.bind(step=batch.step)
+        offered = ctx.host.still_offered(batch.step)
         requests = [
-            ToolRequest(batch.calls[index], ctx.bind(call=batch.calls[index], index=index)) for index in batch.open
+            ToolRequest(batch.calls[index], ctx.bind(call=batch.calls[index], index=index), offered)
+            for index in batch.open
         ]
         return emit(*requests, IterationEnd(state.iteration, ctx))
 
