@@ -80,6 +80,16 @@ async def test_a_key_is_one_run_however_often_it_is_sent() -> None:
     assert his.json()["taskId"] != answers[0].json()["taskId"]
 
 
+async def test_a_key_that_comes_again_starts_no_run_and_so_counts_for_none() -> None:
+    limits = ServerLimits(runs=1)
+    async with serving(endless(), limits=limits) as served, using(served) as client:
+        key = {"idempotency-key": "request-1"}
+        first, again = [await client.post("/runs", json={"input": "Hi"}, headers=key) for _ in range(2)]
+        other = await client.post("/runs", json={"input": "Hi"})
+    assert (first.status_code, again.status_code, other.status_code) == (202, 202, 429)
+    assert first.json()["taskId"] == again.json()["taskId"]
+
+
 async def test_a_start_can_stream_its_events() -> None:
     async with serving(clerk("Hello.")) as served, using(served) as client:
         answer = await client.post("/runs", json={"input": "Hi"}, headers={"accept": "text/event-stream"})

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rxloop import Agent
+from rxloop import Agent, MemoryEventLog
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel
 from serving import Raw, Served, serving
@@ -193,3 +193,22 @@ async def test_a_body_that_never_comes_is_given_up() -> None:
         async with asyncio.timeout(10):
             assert b" 408 " in await raw.reader.readline()
         await raw.hang_up()
+
+
+async def test_a_run_that_is_removed_while_it_is_asked_for_is_gone_for_its_owner() -> None:
+    class Trimming(MemoryEventLog):
+        trims = False
+
+        async def read(self, task_id: str, **options: Any) -> Any:
+            if self.trims:
+                await self.delete(task_id)
+            return await super().read(task_id, **options)
+
+    log = Trimming()
+    async with serving(agent(), log=log) as served, client_of(served, "ann-key") as ann:
+        run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
+        log.trims = True
+        answer = await ann.get(f"/runs/{run['taskId']}")
+        later = await ann.get(f"/runs/{run['taskId']}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "gone")
+    assert later.status_code == 404

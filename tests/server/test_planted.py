@@ -8,7 +8,18 @@ import httpx
 import pytest
 
 from rxloop import Agent, MemoryEventLog, RunContext, ToolError, tool
-from rxloop.errors import ServerError
+from rxloop.errors import (
+    ConfigurationError,
+    ConflictError,
+    ContextBusy,
+    InvalidEvent,
+    InvalidInput,
+    NotAsked,
+    RunOver,
+    ServerError,
+    UnknownRun,
+)
+from rxloop.server.refusals import refusal_of
 from rxloop.testing import ScriptedModel, call
 from serving import Served, serving
 
@@ -34,7 +45,14 @@ async def fail() -> str:
     raise ToolError("It is closed.")
 
 
-TOOLS = [peek, ask, fail]
+@tool
+async def confirm(ctx: RunContext[Any]) -> str:
+    """Ask in a run that is nested in a hidden call: that is hidden, too."""
+    return await ctx.ask(f"{MARK} below?", str, options=[MARK, "no"])
+
+
+below: Agent[Any, Any] = Agent(ScriptedModel(call("confirm"), f"{MARK} below."), tools=[confirm], name=f"below_{MARK}")
+TOOLS = [peek, ask, fail, below.as_tool(f"consult_{MARK}", "Consult in secret.", hidden=True)]
 
 
 def agent(*turns: Any) -> Agent[Any, Any]:
@@ -75,6 +93,7 @@ async def everything(client: httpx.AsyncClient, run: Any) -> str:
 RUNS: dict[str, tuple[Any, ...]] = {
     "a hidden call": ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("fail")], "Done."),
     "a hidden question": (call(f"ask_{MARK}", _id=f"x-{MARK}"), "Done."),
+    "a question below a hidden call": (call(f"consult_{MARK}", prompt=f"{MARK}?"), "Done."),
     "a vendor's words": (ServerError(f"{MARK}: http://10.0.0.1/key=sk-123"),),
 }
 
@@ -93,3 +112,19 @@ async def test_no_byte_of_the_api_has_what_is_not_for_clients(name: str) -> None
             assert resumed.json()["state"] == "completed"
             said += resumed.text + await everything(client, resumed.json())
     assert MARK not in said, said[max(said.index(MARK) - 400, 0) : said.index(MARK) + 40]
+
+
+async def test_a_tool_that_is_called_like_a_hidden_one_is_refused_without_a_word_of_it() -> None:
+    async with serving(agent("Hello.")) as served, client_of(served) as client:
+        for name, words in ((f"peek_{MARK}", "the agent cannot do"), ("fail", "the tools cannot be used")):
+            answer = await client.post("/runs", json={"input": "Look", "tools": [{"name": name}]})
+            assert (answer.status_code, MARK in answer.text) == (422, False)
+            assert words in answer.text
+
+
+async def test_the_words_of_errors_are_for_the_log_of_the_server() -> None:
+    errors = [InvalidInput, NotAsked, ConfigurationError, InvalidEvent, ContextBusy, RunOver, ConflictError, UnknownRun]
+    for error in errors:
+        refused = refusal_of(error(f"{MARK} is what is wrong"))
+        assert refused is not None
+        assert MARK not in str(refused)

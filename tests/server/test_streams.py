@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import tracemalloc
 from contextlib import AsyncExitStack
 from typing import Any
@@ -112,6 +113,38 @@ async def test_the_end_is_204_for_whoever_has_all_and_for_nobody_else() -> None:
         # The header goes before the query, which an EventSource sends again each time.
         stale = await client.get(f"{path}?after={whole[0].cursor}", headers={"last-event-id": whole[-1].cursor})
         assert stale.status_code == 204
+
+
+CURSORS = ["garbage", "elsewhere/1.1.0", "{}/1.9999.0", "{}/0.3.0", "{}/9.2.0", "{}/1.\u0663.0", "{}/1.3", "/"]
+
+
+@pytest.mark.parametrize("way", ["after", "last-event-id"])
+@pytest.mark.parametrize("cursor", CURSORS)
+async def test_a_cursor_that_is_none_of_this_run_gets_a_gap_and_then_everything(cursor: str, way: str) -> None:  # L133
+    quick, slow = "Blue.", frames("-It -is -blue.|", 0.1)
+    async with serving(agent(quick, slow)) as served, client_of(served) as client:
+        over = (await client.post("/runs?wait=10", json={"input": "Look"})).json()
+        live = (await client.post("/runs", json={"input": "Look"})).json()
+        # A live run has no way to tell that it has not had so many attempts.
+        recorded = cursor.startswith("{}/9")
+        for run, query in (
+            (over if recorded else live, ""),
+            (over, ""),
+            (over, "speed=1000"),
+            (over, "until=attempt"),
+            (over, "kinds=task"),
+        ):
+            for accept in ("text/event-stream", "application/x-ndjson"):
+                given = cursor.format(run["taskId"])
+                params = {**dict([query.split("=")] if query else []), **({"after": given} if way == "after" else {})}
+                headers = [(b"accept", accept.encode()), *([] if way == "after" else [(way.encode(), given.encode())])]
+                text = (await client.get(run["events"], params=params, headers=headers)).text
+                kinds = re.findall('"kind":"([a-z-]+)"', text)
+                assert kinds[:2] == ["gap", "task"], (query, accept, kinds)
+                assert not text.partition("event: gap")[0].count("id: ")
+        # Who wants nothing of what there is lacks nothing.
+        nothing = await client.get(f"{over['events']}?kinds=tool-start&after=garbage")
+    assert nothing.status_code == 204
 
 
 async def test_two_conversations_never_cross() -> None:  # L138

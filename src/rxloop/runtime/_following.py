@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
-from rxloop.operators.views.after import read_cursor
+from rxloop.operators.views.after import UNKNOWN, read_cursor
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import AnyEvent, StatusUpdateEvent, ends_attempt
 from rxloop.recorded.follow import follow
@@ -22,9 +22,6 @@ from rxloop.stream.scope import Gate
 from rxloop.stream.stream import Stream
 
 logger = logging.getLogger("rxloop")
-
-_UNKNOWN = "/0.0.0"
-"""The cursor of no run, for what is not a cursor."""
 
 
 class Here(Protocol):
@@ -46,7 +43,7 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None, *, stri
     holds back its own reading, and nobody else's.
     """
     if after is not None and not read_cursor(after, strict=strict).task_id:
-        after = _UNKNOWN
+        after = UNKNOWN
     hold = Reading()
 
     async def work(push: Push[AnyEvent]) -> None:

@@ -169,10 +169,7 @@ class Runtime:
         """
         self._check_open()
         _check_options(options)
-        owner = options.get("owner")
-        # Two owners who choose the same key know nothing of each other.
-        whose = () if owner is None else (str(owner),)
-        task_id = id_of_key("runtime", agent, key, *whose) if key is not None else None
+        task_id = self.id_of(agent, key, options.get("owner")) if key is not None else None
         try:
             record = await self._agent(agent).submit(prompt, task_id=task_id, **options)
         except RunExists:
@@ -185,6 +182,12 @@ class Runtime:
         # One that is submitted already may be left by a call that was cancelled in the middle.
         self._drive(record.task_id, agent)
         return record
+
+    @staticmethod
+    def id_of(agent: str, key: str, owner: str | None = None) -> str:
+        """The id of the run that a key stands for, whether it was started or not; see `start`."""
+        # Two owners who choose the same key know nothing of each other.
+        return id_of_key("runtime", agent, key, *(() if owner is None else (str(owner),)))
 
     async def fork(
         self, task_id: str, at: int, *, prompt: Prompt | None = None, results: Mapping[str, Any] | None = None

@@ -74,20 +74,25 @@ def answer(refused: Refused) -> Response:
 
 
 def refusal_of(error: Exception) -> Refused | None:
-    """What is said to a client of an error; None of one that is a mistake of the server."""
+    """What is said to a client of an error; None of one that is a mistake of the server.
+
+    Never with the error's own words: they may name tools, calls and questions that are not for clients. Where they are
+    for the client that is answered, whoever knows that makes a `Refused` of them.
+    """
     match error:
         case Refused():
             return error
         case UnknownRun():
             return not_found()
         case ContextBusy():
-            return Refused(409, "context_busy", str(error))
+            return Refused(409, "context_busy", "the conversation has a run under way")
         case RunOver():
-            return Refused(409, "run_over", str(error))
+            return Refused(409, "run_over", "nobody goes on with the run: begin a new one in its conversation")
         case InvalidInput():
-            return Refused(422, "invalid_input", str(error))
+            return Refused(422, "invalid_input", "the answer does not fit the question")
         case ConfigurationError() | InvalidEvent():
-            return Refused(422, "invalid", str(error))
+            log.info("a request is refused: %s", error)
+            return Refused(422, "invalid", "the agent cannot do what is asked for")
         case ConflictError():
             return Refused(409, "conflict", "the run goes on elsewhere")
         case EventLogError():

@@ -12,7 +12,9 @@ from rxloop.operators.views._types import EventView
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.deltas import rest_after
 
-_CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d{1,18})\.(?P<seq>\d{1,18})\.(?P<sub>\d{1,18})")
+_CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d{1,18})\.(?P<seq>\d{1,18})\.(?P<sub>\d{1,18})", re.ASCII)
+UNKNOWN = "/0.0.0"
+"""The cursor of no run, for what is not a cursor."""
 
 
 class Cursor(NamedTuple):

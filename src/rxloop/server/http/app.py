@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.access import ANYBODY, Auth
 from rxloop.server.bodies import read_body, read_query
@@ -21,7 +21,7 @@ from rxloop.server.http.call import Call, Options
 from rxloop.server.http.openapi import document
 from rxloop.server.http.operations import OPERATIONS, Operation
 from rxloop.server.http.queries import OnDisconnect
-from rxloop.server.refusals import on_error
+from rxloop.server.refusals import Refused, on_error
 
 
 class Api(Door):
@@ -57,6 +57,9 @@ class Api(Door):
                 query = read_query(operation.query, request)
                 body = None if operation.body is None else await read_body(operation.body, request, host.limits)
                 return await operation.handler(Call(host, options, request, principal, body, query))
+            except UnknownRun:
+                # It was there when its owner was found out.
+                return await on_error(request, Refused(410, "gone", "the run was removed from the log"))
             except Exception as error:
                 return await on_error(request, error)
 

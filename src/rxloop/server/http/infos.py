@@ -10,12 +10,8 @@ from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent, ends_attempt
 from rxloop.protocol.http import RunInfo
 from rxloop.protocol.visibility import PUBLIC_METADATA, public_error
-from rxloop.server.host import Host
 from rxloop.server.http.call import Call
-from rxloop.state.conversation import read_log
-
-AT_REST = ("completed", "failed", "canceled", "input-required", "auth-required")
-"""The states in which nothing goes on."""
+from rxloop.server.questions import AT_REST, last_update
 
 
 async def at_rest(call: Call[Any, Any], record: RunRecord, seconds: float, after: str | None) -> RunRecord:
@@ -34,21 +30,6 @@ async def at_rest(call: Call[Any, Any], record: RunRecord, seconds: float, after
                     break
         return await host.runtime.record(record.task_id)
     return record if after is None else await host.runtime.record(record.task_id)
-
-
-async def last_update(host: Host, record: RunRecord) -> StatusUpdateEvent | None:
-    """What ended the last attempt of a run, if nothing has come since: that is all that has to be read."""
-    if record.state not in AT_REST:
-        return None
-    found = await read_log(host.runtime.log.read, record.task_id, after_seq=record.seq - 1)
-    last = found[-1] if found else None
-    return last if isinstance(last, StatusUpdateEvent) and ends_attempt(last) else None
-
-
-async def asks_in_secret(host: Host, record: RunRecord) -> bool:
-    """Whether one of the questions of a run is not for clients."""
-    last = await last_update(host, record)
-    return last is None or any(each.call is not None and each.call.hidden for each in last.pending)
 
 
 async def info_of(call: Call[Any, Any], record: RunRecord) -> RunInfo:

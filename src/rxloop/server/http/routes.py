@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 from typing import Any
 
@@ -11,7 +12,7 @@ import orjson
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from rxloop.errors import ConfigurationError, ConflictError, EventLogError, InvalidInput, NotAsked, UnknownRun
+from rxloop.errors import ConfigurationError, ConflictError, EventLogError, UnknownRun
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http import (
@@ -31,10 +32,9 @@ from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.history import history
 from rxloop.recorded.replay import replay
 from rxloop.recorded.stream import OVER
-from rxloop.run.ids import id_of_key
 from rxloop.server.host import Host
 from rxloop.server.http.call import Call
-from rxloop.server.http.infos import asks_in_secret, at_rest, info_of, short_info
+from rxloop.server.http.infos import at_rest, info_of, short_info
 from rxloop.server.http.queries import (
     EventsQuery,
     GraphQuery,
@@ -46,8 +46,10 @@ from rxloop.server.http.queries import (
     streams_in,
 )
 from rxloop.server.http.reading import has_more, streamed
+from rxloop.server.questions import answer
 from rxloop.server.refusals import Refused
 from rxloop.state.conversation import read_log
+from rxloop.tools.client_tool import ClientTool, client_tools
 
 REQUEST = "request"
 """In the metadata of a run that was started with a key: a digest of the body, for whoever uses the key again."""
@@ -66,10 +68,12 @@ async def start(call: Call[StartRun, StartQuery]) -> Response:
     key = None if given is None else orjson.dumps([owner, _checked_key(given)]).decode()
     if key is not None:
         metadata[REQUEST] = sha256(body.model_dump_json().encode()).hexdigest()
-    known = await _known(host, agent, key)
-    if known is None:
-        async with host.starting(call.principal):
-            await _check_context(call, body)
+    known = await _known(host, agent, key, owner)
+    if known is None or known.state == "submitted":
+        # Of one that was submitted before, nobody may have begun it.
+        async with host.starting(call.principal) if known is None else nullcontext():
+            if known is None:
+                await _check_context(call, body)
             record = await host.runtime.start(
                 agent,
                 messages_of(body.input),
@@ -77,7 +81,7 @@ async def start(call: Call[StartRun, StartQuery]) -> Response:
                 context_id=body.context_id,
                 owner=owner,
                 metadata=metadata,
-                client_tools=[each.model_dump() for each in body.tools] or None,
+                client_tools=_tools(host, agent, body) or None,
             )
             if body.context_id is not None:
                 await _check_first(call, record)
@@ -92,18 +96,7 @@ async def start(call: Call[StartRun, StartQuery]) -> Response:
 async def resume(call: Call[ResumeRun, StartQuery]) -> Response:
     """Answer questions of a run, which goes on."""
     record = await call.record()
-    call.host.check_open()
-    try:
-        await call.host.runtime.answer(record.task_id, call.body.inputs)
-    except NotAsked:
-        message = (
-            "the run does not wait for this answer, or has another one already: its `pending` says what it waits for"
-        )
-        raise Refused(409, "not_waiting", message) from None
-    except InvalidInput as error:
-        hidden = await asks_in_secret(call.host, record)
-        message = "the answer does not fit the question" if hidden else str(error)
-        raise Refused(422, "invalid_input", message) from None
+    await answer(call.host, record, call.body.inputs)
     return await _goes_on(call, record, f"{record.task_id}/{record.attempt}.{record.seq}.0")
 
 
@@ -111,7 +104,7 @@ async def _goes_on(call: Call[Any, StartQuery], record: RunRecord, after: str | 
     form = streams_in(call.request)
     if form is not None:
         asked = {"after": after, "until": "attempt", "onDisconnect": call.query.on_disconnect}
-        return streamed(call, record, EventsQuery.model_validate(asked), form)
+        return await streamed(call, record, EventsQuery.model_validate(asked), form)
     seq = record.seq
     record = await at_rest(call, record, call.query.wait, after)
     info = await info_of(call, record)
@@ -179,7 +172,7 @@ async def events(call: Call[None, EventsQuery]) -> Response:
         query = query.model_copy(update={"after": last})
     if not await has_more(call.host, record, query):
         return Response(status_code=204, headers={"cache-control": "no-store"})
-    return streamed(call, record, query, form)
+    return await streamed(call, record, query, form)
 
 
 async def runs(call: Call[None, RunsQuery]) -> Response:
@@ -265,21 +258,30 @@ def _agent_info(name: str, agent: Any) -> AgentInfo:
     return AgentInfo(name=name, model=agent.model.name, tools=agent.tool_names)
 
 
+def _tools(host: Host, agent: str, body: StartRun) -> Sequence[ClientTool]:
+    """The tools that a client brings with it; of a name that is taken by a hidden tool nothing is said."""
+    message = "the tools cannot be used"
+    try:
+        made = client_tools([each.model_dump() for each in body.tools])
+    except ConfigurationError as error:
+        # It speaks of nothing but what the client has sent.
+        raise Refused(422, "invalid", message, fields={"tools": str(error)}) from None
+    for name in {each.name for each in body.tools} & {*host.runtime.agents[agent].tool_names}:
+        raise Refused(422, "invalid", message, fields={"tools": f"the agent has a tool called {name!r}"})
+    return made
+
+
 def _checked_key(key: str) -> str:
     if not 0 < len(key) <= 200:
         raise Refused(422, "invalid", "an Idempotency-Key has 1 to 200 characters")
     return key
 
 
-async def _known(host: Host, agent: str, key: str | None) -> RunRecord | None:
-    """The run that a key stands for, if it was started, and is not left as it was submitted."""
-    if key is None:
-        return None
-    try:
-        record = await host.runtime.record(id_of_key("runtime", agent, key))
-    except UnknownRun:
-        return None
-    return None if record.state == "submitted" else record
+async def _known(host: Host, agent: str, key: str | None, owner: str | None) -> RunRecord | None:
+    """The run that a key stands for, if there is one."""
+    with suppress(UnknownRun):
+        return None if key is None else await host.runtime.record(host.runtime.id_of(agent, key, owner))
+    return None
 
 
 async def _check_context(call: Call[Any, Any], body: StartRun) -> None:
