@@ -1,0 +1,142 @@
+"""What a token costs from the model's socket to a client of a server: `python benchmarks/served.py`.
+
+So many clients at once, each with a run of its own; the model's endpoint drips a token every so many milliseconds.
+What is measured is the CPU of the server's process, uvicorn included, for each token that a client gets. The columns
+take turns in each round, and the ratios are those to a program written by hand (`served_by.py`) in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from urllib.parse import urlsplit
+
+from endpoint import HERE, server
+from tables import table
+
+BODIES = {"relay": b'{"input": "Tell me a story."}', "rxloop": b'{"input": "Tell me a story."}'}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One who is measured."""
+
+    name: str
+    app: str
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    python: str = sys.executable
+
+
+COLUMNS = [
+    Column("by hand, httpx", "relay"),
+    Column("rxloop, httpx", "rxloop", {"RXLOOP_TRANSPORT": "httpx"}),
+    Column("rxloop, aiohttp", "rxloop", {"RXLOOP_TRANSPORT": "aiohttp"}),
+]
+
+
+class Process:
+    """The server, in its process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._in, self._out = process.stdin, process.stdout
+        self.port = int(self._out.readline())
+
+    def cpu(self) -> float:
+        """Seconds of CPU so far."""
+        self._in.write("\n")
+        self._in.flush()
+        return float(self._out.readline())
+
+    def close(self) -> None:
+        """Let it end."""
+        self._in.close()
+
+
+@contextmanager
+def serving(column: Column, upstream: str) -> Generator[Process]:
+    """The server of a column."""
+    command = [column.python, str(HERE / "served_by.py"), column.app, upstream]
+    env = {**os.environ, **column.environment}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        served = Process(process)
+        try:
+            yield served
+        finally:
+            served.close()
+
+
+async def client(port: int, body: bytes, tokens: int) -> None:
+    """One client: asks, and reads all of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    headers = "\r\n".join(
+        (
+            "POST /runs HTTP/1.1",
+            "host: x",
+            "connection: close",
+            "content-type: application/json",
+            "accept: text/event-stream",
+            f"content-length: {len(body)}",
+        )
+    )
+    writer.write(f"{headers}\r\n\r\n".encode() + body)
+    count = 0
+    async for line in reader:
+        # Each token is a frame of its own, unless the server was so late that it put several into one.
+        count += line.count(b"word ") if b'"delta":' in line else 0
+    writer.close()
+    assert count == tokens, f"{count} tokens of {tokens}"
+
+
+async def clients(port: int, body: bytes, count: int, tokens: int) -> None:
+    """So many clients at once."""
+    await asyncio.gather(*(client(port, body, tokens) for _ in range(count)))
+
+
+def measured(column: Column, base: str, count: int, tokens: int, every: int) -> float:
+    """Microseconds of CPU for each token of each client."""
+    with serving(column, f"{base}/drip/{tokens}/{every}" if every else f"{base}/stream/{tokens}/1") as process:
+        # Once without the clock, so that everything is loaded and connected.
+        asyncio.run(clients(process.port, BODIES[column.app], count, tokens))
+        before = process.cpu()
+        asyncio.run(clients(process.port, BODIES[column.app], count, tokens))
+        return (process.cpu() - before) * 1e6 / (count * tokens)
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(prog="benchmarks/served.py", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--every", type=int, default=60, metavar="MS", help="milliseconds between two; 0 is a burst")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=[column.name for column in COLUMNS], help="these columns alone")
+    options = parser.parse_args()
+    columns = [column for column in COLUMNS if options.only is None or column.name in options.only]
+    costs: dict[str, list[float]] = {column.name: [] for column in columns}
+    with server() as base:
+        for number in range(1, options.rounds + 1):
+            for column in columns:
+                cost = measured(column, base, options.clients, options.tokens, options.every)
+                costs[column.name].append(cost)
+                print(f"round {number}: {column.name} {cost:.0f} us", file=sys.stderr)
+    hand = costs[columns[0].name]
+    rows = [["a token to a client", "CPU", "beside it by hand"]]
+    for name, values in costs.items():
+        ratios = [value / unit for value, unit in zip(values, hand, strict=True)]
+        rows.append(
+            [name, f"{median(values):.0f} µs", f"{median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"]
+        )
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

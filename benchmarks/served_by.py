@@ -1,0 +1,90 @@
+"""A server to be measured, in a process of its own: `served_by.py NAME UPSTREAM` prints its port.
+
+For each line on its standard input it prints the CPU time that it has taken, and it ends with that. It is also run by
+Pythons of other environments, so that each application imports what it needs by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import uvicorn
+
+
+def relay(upstream: str) -> Any:
+    """What one writes by hand: Starlette, httpx, and each token as an event of its own."""
+    from contextlib import asynccontextmanager
+
+    import httpx
+    import orjson
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import StreamingResponse
+    from starlette.routing import Route
+
+    http = httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None))
+
+    async def tokens(question: str) -> AsyncIterator[bytes]:
+        body = {"model": "bench", "stream": True, "messages": [{"role": "user", "content": question}]}
+        async with http.stream("POST", f"{upstream}/chat/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                for choice in orjson.loads(line[6:])["choices"]:
+                    if text := choice["delta"].get("content"):
+                        yield b"data: " + orjson.dumps({"delta": text}) + b"\n\n"
+
+    async def answer(request: Request) -> StreamingResponse:
+        return StreamingResponse(tokens((await request.json())["input"]), media_type="text/event-stream")
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with http:
+            yield
+
+    return Starlette(routes=[Route("/runs", answer, methods=["POST"])], lifespan=lifespan)
+
+
+def rxloop(upstream: str) -> Any:
+    """The HTTP API; the transport is that of the environment."""
+    from rxloop import Agent, MemoryEventLog, Runtime, openai_chat
+    from rxloop.server import api
+
+    agent = Agent(openai_chat("bench", base_url=upstream), thoughts=False)
+    return api(Runtime({"agent": agent}, log=MemoryEventLog()))
+
+
+APPS: dict[str, Callable[[str], Any]] = {"relay": relay, "rxloop": rxloop}
+
+
+class Server(uvicorn.Server):
+    """Tells its port."""
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        print(self.servers[0].sockets[0].getsockname()[1], flush=True)
+
+
+def main(name: str, upstream: str) -> None:
+    """Serve until the standard input ends."""
+    config = uvicorn.Config(APPS[name](upstream), port=0, log_level="warning", timeout_graceful_shutdown=1)
+    server = Server(config)
+
+    def control() -> None:
+        for _ in sys.stdin:
+            print(time.process_time(), flush=True)
+        server.should_exit = True
+
+    threading.Thread(target=control, daemon=True).start()
+    asyncio.run(server.serve())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
