@@ -16,7 +16,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from urllib.parse import urlsplit
 
 from endpoint import HERE, server
 from tables import table
@@ -132,9 +131,7 @@ def main() -> None:
     rows = [["a token to a client", "CPU", "beside it by hand"]]
     for name, values in costs.items():
         ratios = [value / unit for value, unit in zip(values, hand, strict=True)]
-        rows.append(
-            [name, f"{median(values):.0f} µs", f"{median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"]
-        )
+        rows.append([name, f"{median(values):.0f} µs", f"{median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"])
     print(table(rows))
 
 

@@ -15,7 +15,7 @@ from rxloop.protocol.events import AnyEvent, Event, State, StatusUpdateEvent, en
 from rxloop.state.conversation import read_log
 from rxloop.stream.buffer import Overflow
 from rxloop.stream.reading import Reading
-from rxloop.stream.sse import frame, frames
+from rxloop.stream.sse import frames
 from rxloop.stream.stream import Stream
 
 OVER: tuple[State, ...] = ("completed", "failed", "canceled")
@@ -54,7 +54,7 @@ class RecordedStream(Stream[AnyEvent]):
         Args:
             heartbeat: Seconds of silence after which a comment line is sent; None sends none.
         """
-        return frames(aiter(self.pipe(public())), heartbeat, frame)
+        return frames(aiter(self.pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
         """Tell whether a client that comes back gets anything, like `Run.has_more`; by what the log has now.

@@ -173,11 +173,11 @@ class Run(Pipes[AnyEvent], Generic[O]):
             raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
         # Imported here: importing rxloop is quicker without.
         from rxloop.operators.views.public import public
-        from rxloop.stream.sse import frame, frames
+        from rxloop.stream.sse import frames
 
         # The id comes from a client: one that is not a cursor is as good as one that is unknown.
         source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
-        return frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat, frame)
+        return frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
         """Whether a client that comes back gets anything.

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
 from rxloop.protocol.events import Event
 from rxloop.server.access import Principal
 from rxloop.server.host import Host
-from rxloop.stream.sse import HEARTBEAT, frame, framed, frames
-from rxloop.stream.stream import Stream
+from rxloop.stream.buffer import Silence
+from rxloop.stream.sse import HEARTBEAT, frame, framed
+from rxloop.stream.stream import Reader, Stream
 
 log = logging.getLogger("rxloop")
+
+_AT_ONCE = 1 << 16
+"""Bytes after which no more is put into one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +110,19 @@ class EventStream(Response):
             with cancelling:
                 async with anyio.create_task_group() as group:
 
-                    async def watch() -> None:
+                    def leave() -> None:
                         nonlocal left
-                        while (await receive())["type"] != "http.disconnect":
-                            pass
                         left = True
                         group.cancel_scope.cancel()
 
+                    async def watch() -> None:
+                        while (await receive())["type"] != "http.disconnect":
+                            pass
+                        leave()
+
                     group.start_soon(watch)
-                    left = not await self._write(scope, send) or left
+                    with _patient(send, self._host.limits.stalled, leave) as sending:
+                        left = not await self._write(scope, sending) or left
                     group.cancel_scope.cancel()
             if left:
                 if self._on_disconnect is not None:
@@ -124,20 +132,15 @@ class EventStream(Response):
 
     async def _write(self, scope: Scope, send: Send) -> bool:
         """Write all of it; gives whether the client has taken it."""
-        form, stalled = self._form, self._host.limits.stalled
+        form = self._form
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if scope["method"] == "HEAD":
             return await self._end(send, b"")
-        encoded = frames(aiter(self._events), self._heartbeat, form.encode, form.beat)
-        async with aclosing(encoded):
+        async with aclosing(_pieces(aiter(self._events), self._heartbeat, form)) as pieces:
             try:
                 await send({"type": "http.response.body", "body": form.first, "more_body": True})
-                async for piece in encoded:
-                    async with asyncio.timeout(stalled):
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-            except TimeoutError:
-                log.info("a client that took nothing for %g s is let go", stalled)
-                return False
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
             except OSError:
                 return False
             except RxloopError as error:
@@ -151,3 +154,58 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": last, "more_body": False})
                 return True
         return False
+
+
+async def _pieces(events: Reader[Any], heartbeat: float | None, form: Format) -> AsyncGenerator[bytes]:
+    """Write what is there, all of it in one piece: to send one takes longer than to write it."""
+    encode = form.encode
+    try:
+        while True:
+            try:
+                written = encode(await events.within(heartbeat))
+            except StopAsyncIteration:
+                return
+            except Silence:
+                yield form.beat
+                continue
+            more: list[bytes] = []
+            size = len(written)
+            for event in events.there():
+                more.append(encode(event))
+                size += len(more[-1])
+                if size > _AT_ONCE:
+                    break
+            yield b"".join((written, *more)) if more else written
+    finally:
+        await events.aclose()
+
+
+@contextmanager
+def _patient(send: Send, seconds: float, leave: Callable[[], None]) -> Generator[Send]:
+    """Send, and leave once a client has taken nothing for so long.
+
+    One timer looks now and then: nearly every send is over at once, and a timer for each would cost more than it.
+    """
+    loop = asyncio.get_running_loop()
+    since: float | None = None
+
+    async def sending(message: Message) -> None:
+        nonlocal since
+        since = loop.time()
+        await send(message)
+        since = None
+
+    def look() -> None:
+        nonlocal timer
+        until = (loop.time() if since is None else since) + seconds
+        if since is not None and until <= loop.time():
+            log.info("a client that took nothing for %g s is let go", seconds)
+            leave()
+        else:
+            timer = loop.call_at(until, look)
+
+    timer = loop.call_later(seconds, look)
+    try:
+        yield sending
+    finally:
+        timer.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from reactivex import abc
@@ -114,10 +115,7 @@ class ReadBuffer:
         late = False
         while True:
             if self._items:
-                item = self._items.popleft()
-                if self._holding and len(self._items) <= self._size // 2:
-                    self._release()
-                return item.value() if isinstance(item, _Text | _Dropped) else item
+                return self._take()
             if self._ended:
                 error, self._error = self._error, None
                 if error is not None:
@@ -137,6 +135,17 @@ class ReadBuffer:
                 if timer is not None:
                     timer.cancel()
             late = within is not None
+
+    def there(self) -> Iterator[Any]:
+        """Take what is there, for as long as there is something."""
+        while self._items:
+            yield self._take()
+
+    def _take(self) -> Any:
+        item = self._items.popleft()
+        if self._holding and len(self._items) <= self._size // 2:
+            self._release()
+        return item.value() if isinstance(item, _Text | _Dropped) else item
 
     def _relieved(self, item: Any) -> bool:
         """Tell whether a full buffer has dealt with the item, so that it need not be appended."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from typing import TypeVar
 
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.buffer import Silence
 from rxloop.stream.stream import Reader
 
-T = TypeVar("T")
 HEARTBEAT = b": heartbeat\n\n"
 _wire_of: Callable[[Event], bytes] = vars(Event)["_wire"].__get__
 
@@ -43,13 +41,8 @@ def _one_line(text: str) -> bytes:
     return text.encode()
 
 
-async def frames(
-    events: Reader[T],
-    heartbeat: float | None,
-    encode: Callable[[T], bytes],
-    beat: bytes = HEARTBEAT,
-) -> AsyncGenerator[bytes]:
-    """Write each item, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
+async def frames(events: Reader[Event], heartbeat: float | None) -> AsyncGenerator[bytes]:
+    """Write each event as a frame, and a heartbeat after each `heartbeat` seconds of silence (None: no heartbeat)."""
     try:
         while True:
             try:
@@ -57,8 +50,8 @@ async def frames(
             except StopAsyncIteration:
                 return
             except Silence:
-                yield beat
+                yield HEARTBEAT
             else:
-                yield encode(event)
+                yield frame(event)
     finally:
         await events.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 from reactivex import Observable, abc
@@ -265,6 +265,10 @@ class Reader(AsyncIterator[T], Generic[T]):
             scheduler = hold.scheduler()
             buffer.attach(source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
         return await buffer.get(seconds)
+
+    def there(self) -> Iterator[T]:
+        """Take the next items for as long as there are any, without waiting for one."""
+        return self._buffer.there()
 
     async def aclose(self) -> None:
         """End the subscription, and let go of the run."""
