@@ -29,16 +29,17 @@ def frame(event: Event) -> bytes:
 
 def framed(event: Event, data: bytes) -> bytes:
     """Put the JSON of an event into a frame; it is one line whatever is in it, since JSON escapes line ends."""
+    place, kind = event.cursor, event.kind
+    if not (place + kind).isprintable():
+        place, kind = _one_line(place), _one_line(kind)
     # A gap is not a place to come back to: with an id it would move the client's cursor.
-    place = b"" if isinstance(event, GapEvent) else b"id: %b\n" % _one_line(event.cursor)
-    return b"%bevent: %b\ndata: %b\n\n" % (place, _one_line(event.kind), data)
+    head = f"event: {kind}\n" if isinstance(event, GapEvent) else f"id: {place}\nevent: {kind}\n"
+    return b"%bdata: %b\n\n" % (head.encode(), data)
 
 
-def _one_line(text: str) -> bytes:
+def _one_line(text: str) -> str:
     """Put a text on one line: ids and kinds are checked where they come in, and a frame is safe by itself, too."""
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else "\ufffd" for char in text)
-    return text.encode()
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 async def frames(events: Reader[Event], heartbeat: float | None) -> AsyncGenerator[bytes]:
