@@ -10,7 +10,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
@@ -44,7 +44,7 @@ def relay(upstream: str) -> Any:
         return StreamingResponse(tokens((await request.json())["input"]), media_type="text/event-stream")
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         async with http:
             yield
 
