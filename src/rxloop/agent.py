@@ -200,6 +200,19 @@ class Agent(MakesRuns[D, O]):
         tools = self._made_of.tools
         return [name for name in tools.plain if not tools.hides(name)]
 
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of its answers, as `output_json` gives them; None for an agent that answers in text."""
+        return self._made_of.output.json_schema()
+
+    def output_json(self, content: str) -> Any:
+        """Read the content of an answer as JSON, for programs that know nothing of its type; text stays as it is.
+
+        Raises:
+            ValueError: It is no answer of this agent's `output_type`.
+        """
+        return self._made_of.output.as_json(content)
+
     @overload
     def as_tool(
         self: Agent[None, O],

@@ -39,6 +39,8 @@ class Connections:
         self._all = None if session is None else Bound("", session)
         self._own = Bound()
         self._by_header: dict[str, Bound] = {}
+        self._alone: set[str] = set()
+        """The owners of thoughts that came without a connection."""
 
     def of(self, ctx: ServerRequestContext[Any, Any]) -> Bound:
         """Return the owner and the session of the connection that a request came by."""
@@ -49,7 +51,11 @@ class Connections:
             return self._own
         name = ctx.request.headers.get(_HEADER)
         if name is None:
-            return Bound(_SHARED, None)
+            # Known by name where a log-in has said who asks: nobody finds the sessions of somebody else.
+            user = getattr(ctx.request.scope.get("user"), "username", None)
+            owner = _SHARED if user is None else f"{_SHARED}:{user}"
+            self._alone.add(owner)
+            return Bound(owner, None)
         if name not in self._by_header:
             self._by_header[name] = Bound()
             # The SDK keeps this stack for such ends, and has no public way to it.
@@ -60,8 +66,9 @@ class Connections:
     async def aclose(self) -> None:
         """Free the sessions of all connections."""
         if self._all is None:
-            for bound in (self._own, *self._by_header.values(), Bound(_SHARED, None)):
-                await self._sessions.clear_all_sessions(owner=bound.owner)
+            bound = (self._own, *self._by_header.values())
+            for owner in (*(each.owner for each in bound), *self._alone):
+                await self._sessions.clear_all_sessions(owner=owner)
 
     async def _free(self, name: str) -> None:
         bound = self._by_header.pop(name, None)

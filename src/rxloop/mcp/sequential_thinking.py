@@ -103,7 +103,7 @@ def sequential_thinking_server(
     if session is not None and (wrong := wrong_with_name(session)) is not None:
         raise ConfigurationError(f"session={session[:60]!r} {wrong}")
     kept = sessions if sessions is not None else connection_sessions()
-    handlers = _Handlers(kept, log)
+    handlers = Thinking(kept, log)
     server: Server[Connections] = Server(
         "rxloop-sequential-thinking",
         version=__version__,
@@ -147,10 +147,10 @@ def _need_connections(server: Server[Connections]) -> None:
     server.add_request_handler("server/discover", types.RequestParams, handler)
 
 
-class _Handlers:
-    """What the server answers."""
+class Thinking:
+    """What the server answers; the tools may stand beside those of another server."""
 
-    def __init__(self, sessions: ThinkingSessions, log: Callable[[ThoughtResult], None] | None) -> None:
+    def __init__(self, sessions: ThinkingSessions, log: Callable[[ThoughtResult], None] | None = None) -> None:
         self._sessions = sessions
         self._log = log
         self._tools: dict[str, Callable[[Bound, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
@@ -158,6 +158,10 @@ class _Handlers:
             published.HISTORY: self._history,
             published.CLEAR: self._clear,
         }
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tool of that name."""
+        return name in self._tools
 
     async def list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """The tools."""

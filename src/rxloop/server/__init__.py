@@ -27,4 +27,7 @@ if TYPE_CHECKING:
     from rxloop.server.host import ServerLimits as ServerLimits
     from rxloop.server.http.app import Api as Api
     from rxloop.server.http.app import api as api
+    from rxloop.server.mcp.door import McpServer as McpServer
+    from rxloop.server.mcp.door import mcp_server as mcp_server
+    from rxloop.server.mcp.tools import AgentTool as AgentTool
     from rxloop.server.shutdown import Shutdown as Shutdown

@@ -20,7 +20,7 @@ async def read_body(model: type[M], request: Request, limits: ServerLimits) -> M
     Raises:
         Refused: It is too large, too slow, no JSON, or does not fit.
     """
-    data = await _bytes(request, limits)
+    data = await read_bytes(request, limits)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if data and media_type != "application/json":
         raise Refused(415, "media_type", "send the body as application/json")
@@ -30,7 +30,12 @@ async def read_body(model: type[M], request: Request, limits: ServerLimits) -> M
         raise misfit(error, "body") from None
 
 
-async def _bytes(request: Request, limits: ServerLimits) -> bytes:
+async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
+    """Read a body as it is; it is counted while it comes.
+
+    Raises:
+        Refused: It is too large, or too slow.
+    """
     data = bytearray()
     try:
         async with asyncio.timeout(limits.body_seconds):

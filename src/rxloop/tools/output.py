@@ -36,6 +36,8 @@ class Output(NamedTuple):
     """What the system prompt says of the answer, where it has to."""
     tool: FinalAnswer | None = None
     """What the model gives the answer by, where that is a tool."""
+    adapter: TypeAdapter[Any] | None = None
+    """Validates the answer; None where that is text."""
 
     def prompt(self, model: Provider) -> str | None:
         """Say what the system prompt tells this model about the answer.
@@ -47,6 +49,19 @@ class Output(NamedTuple):
         if self.schema is not None and (able or (self.mode == "native" and able is None)):
             return None
         return self.instructions
+
+    def json_schema(self) -> dict[str, Any] | None:
+        """Make the JSON Schema of the answer as `as_json` gives it; None where the answer is text."""
+        return None if self.adapter is None else self.adapter.json_schema(mode="serialization")
+
+    def as_json(self, text: str) -> Any:
+        """Read the text of an answer as JSON, as programs get it; the text itself where the answer is text.
+
+        Raises:
+            ValueError: It is no such answer.
+        """
+        value = self.parse(text)
+        return value if self.adapter is None else self.adapter.dump_python(value, mode="json", by_alias=True)
 
 
 def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
@@ -75,9 +90,10 @@ def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
             raise ValueError(_for_the_model(error)) from error
 
     if mode == "tool":
-        return Output(parse, mode, instructions=_BY_TOOL, tool=_tool(adapter, schema))
+        return Output(parse, mode, instructions=_BY_TOOL, tool=_tool(adapter, schema), adapter=adapter)
     native = mode != "prompted" and is_object(schema)
-    return Output(parse, mode, schema if native else None, _AS_JSON + orjson.dumps(schema).decode())
+    words = _AS_JSON + orjson.dumps(schema).decode()
+    return Output(parse, mode, schema if native else None, words, adapter=adapter)
 
 
 def adapter_of(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:

@@ -1,0 +1,308 @@
+"""What the tools do: a call starts a run or goes on with one, tells of it while it goes on, and gives its result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import anyio
+import mcp_types as types
+from mcp.server import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from rxloop.errors import InvalidInput, NotAsked, RxloopError, ToolError
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.server.access import ANYBODY, Principal
+from rxloop.server.host import Host
+from rxloop.server.http.infos import asks_in_secret, last_update
+from rxloop.server.mcp import results
+from rxloop.server.mcp.progress import Progress, heard
+from rxloop.server.mcp.questions import Asks, Questions, check_credential
+from rxloop.server.mcp.results import Told
+from rxloop.server.mcp.tools import CONTINUE, Offered, continuing, to_continue
+from rxloop.server.refusals import Refused, not_found, refusal_of
+
+log = logging.getLogger("rxloop")
+
+Context = ServerRequestContext[Any, Any]
+Given = types.CallToolResult | types.InputRequiredResult
+OnDisconnect = Literal["keep", "cancel"]
+PRINCIPAL = "rxloop.principal"
+"""Where the scope of a request has who asks."""
+
+_WAITING = ("input-required", "auth-required")
+_BETWEEN = 0.1
+"""Seconds between two messages of progress that may be left out."""
+_TRIES = 3
+"""How often a person is asked the same question when the answer does not fit."""
+
+
+class Misfit(ToolError):
+    """An answer that the run does not take; the text says why."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a tool, and the run that it is about."""
+
+    ctx: Context
+    principal: Principal
+    agent: Offered
+    run: Told | None = None
+    starting: asyncio.Task[RunRecord] | None = None
+    steps: int = 0
+    last: float = -math.inf
+
+    @property
+    def told(self) -> Told:
+        """The run, once there is one."""
+        assert self.run is not None
+        return self.run
+
+    @property
+    def modern(self) -> bool:
+        """Whether the client is told what is asked by the result of the call, and calls again with the answers."""
+        return self.ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+    @property
+    def asks(self) -> Asks:
+        """Which questions the client can put to a person."""
+        if not (self.modern or self.ctx.session.can_send_request):
+            return Asks()
+        return Asks.of(self.ctx.session.client_capabilities)
+
+    async def tell(self, step: Progress) -> None:
+        """Tell the client of a step forward, if it wants to know; the number only ever rises."""
+        now = asyncio.get_running_loop().time()
+        if step.passing:
+            if now - self.last < _BETWEEN:
+                return
+            self.last = now
+        self.steps += 1
+        await self.ctx.session.report_progress(self.steps, message=step.message)
+
+
+class Calls:
+    """Carries out the calls of a server's clients."""
+
+    def __init__(
+        self, host: Host, tools: Mapping[str, Offered], *, wait: float | None, on_disconnect: OnDisconnect
+    ) -> None:
+        self._host, self._tools, self._wait, self._on_disconnect = host, tools, wait, on_disconnect
+        self._by_agent = {each.agent_name: each for each in tools.values()}
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tool of that name."""
+        return name in self._tools or name == CONTINUE
+
+    def list_tools(self) -> list[types.Tool]:
+        """The tools, as clients see them."""
+        return [*(each.tool for each in self._tools.values()), continuing()]
+
+    async def call(self, ctx: Context, params: types.CallToolRequestParams) -> Given:
+        """Carry out a call; whatever goes wrong becomes a result that a model can read.
+
+        Raises:
+            MCPError: There is no such tool.
+        """
+        if not self.has(params.name):
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}")
+        try:
+            return await self._carry_out(ctx, self._principal(ctx), params)
+        except ToolError as error:
+            return results.failed(str(error))
+        except Exception as error:
+            refused = refusal_of(error)
+            if refused is None:
+                log.error("the tool %s failed", params.name, exc_info=error)
+                return results.failed("the server failed")
+            return results.failed(str(refused))
+
+    def _principal(self, ctx: Context) -> Principal:
+        if ctx.request is not None:
+            found = ctx.request.scope.get(PRINCIPAL)
+            if isinstance(found, Principal):
+                return found
+        if self._host.secured:
+            raise Refused(401, "unauthorized", "over pipes nobody says who asks: serve it by HTTP, or without auth=")
+        return ANYBODY
+
+    async def _carry_out(self, ctx: Context, principal: Principal, params: types.CallToolRequestParams) -> Given:
+        arguments = params.arguments or {}
+        if params.name == CONTINUE or params.request_state is not None:
+            retried = params.request_state is not None
+            task_id, answers = (params.request_state or "", {}) if retried else to_continue(arguments)
+            record = await self._host.record(principal, task_id)
+            agent = self._by_agent.get(record.agent_name)
+            if agent is None or (params.name != CONTINUE and agent is not self._tools[params.name]):
+                raise not_found()
+            call = Call(ctx, principal, agent, Told(record.task_id, record.context_id))
+            if retried:
+                going_on = self._retried(call, record, params.input_responses or {})
+            else:
+                going_on = self._continue(call, record, answers)
+        else:
+            call = Call(ctx, principal, self._tools[params.name])
+            going_on = self._begin(call, arguments)
+        try:
+            return await going_on
+        except asyncio.CancelledError:
+            if self._is_given_up(ctx):
+                self._host.later(self._cancel(call))
+            raise
+
+    def _is_given_up(self, ctx: Context) -> bool:
+        """Whether a call that is cancelled takes its run with it."""
+        if self._host.draining:
+            return False
+        # The SDK has no public way to tell a cancel of the client from a connection that is gone.
+        outbound = ctx.session._request_outbound  # pyright: ignore[reportPrivateUsage]
+        return outbound.cancel_requested.is_set() or self._on_disconnect == "cancel"
+
+    async def _cancel(self, call: Call) -> None:
+        with suppress(RxloopError):
+            if call.run is None and call.starting is not None:
+                record = await call.starting
+                call.run = Told(record.task_id, record.context_id)
+            if call.run is not None:
+                await self._host.runtime.cancel(call.run.task_id, "the client cancelled it")
+
+    # -- runs
+
+    async def _begin(self, call: Call, arguments: Mapping[str, Any]) -> Given:
+        host = self._host
+        prompt, context_id = await call.agent.prompt(arguments)
+        async with host.starting(call.principal):
+            if context_id is not None and not await host.check_context(call.principal, context_id):
+                raise Refused(404, "not_found", "there is no such conversation")
+            call.starting = asyncio.ensure_future(
+                host.runtime.start(
+                    call.agent.agent_name, prompt, context_id=context_id, owner=call.principal.id or None
+                )
+            )
+            # A call that is cancelled meanwhile has to know which run is its own.
+            record = await asyncio.shield(call.starting)
+        call.run = Told(record.task_id, record.context_id)
+        await call.tell(Progress(f"{call.agent.tool.name} is at work (run {record.task_id})"))
+        return await self._on(call, None, None)
+
+    async def _continue(self, call: Call, record: RunRecord, answers: Mapping[str, Any]) -> Given:
+        """Go on with a run by the tool for that."""
+        end = await self._end(record)
+        if not answers:
+            return await self._on(call, end, _cursor(record))
+        questions = Questions(() if end is None else end.pending)
+        for each in questions.left:
+            if each.input_id in answers:
+                check_credential(each, answers[each.input_id])
+        await self._answer(call, answers)
+        questions.taken(answers)
+        if questions.left:
+            return results.waiting(call.told, "input-required", questions.left)
+        return await self._on(call, None, _cursor(record))
+
+    async def _retried(self, call: Call, record: RunRecord, said: Mapping[str, Any]) -> Given:
+        """Go on with a run whose caller has been told what is asked."""
+        return await self._on(call, await self._end(record), _cursor(record), said)
+
+    async def _on(
+        self, call: Call, end: StatusUpdateEvent | None, after: str | None, said: Mapping[str, Any] | None = None
+    ) -> Given:
+        """Follow a run, and put its questions to the client, until there is a result.
+
+        Args:
+            call: The call.
+            end: The end of its last attempt, if it is at rest.
+            after: Where to read on.
+            said: What the client has said to the questions of that end.
+        """
+        while True:
+            end = end or await self._follow(call, after)
+            if end is None:
+                return results.going_on(call.told)
+            if end.state not in _WAITING:
+                return results.over(call.told, end, call.agent)
+            questions = Questions(end.pending)
+            for _ in range(_TRIES):
+                if said is None:
+                    requests = questions.requests(call.asks, by_id=not call.modern)
+                    if not requests:
+                        break
+                    if call.modern:
+                        asked = cast("dict[str, types.InputRequest]", requests)
+                        return types.InputRequiredResult(input_requests=asked, request_state=call.told.task_id)
+                    said = await _elicit(call, requests)
+                answers, said = questions.read(said), None
+                try:
+                    if answers:
+                        await self._answer(call, answers)
+                except Misfit as error:
+                    questions.misfit(answers, str(error))
+                else:
+                    questions.taken(answers)
+                if not questions.left:
+                    break
+            if questions.left:
+                return results.waiting(call.told, end.state, questions.left)
+            end, after = None, end.cursor
+
+    async def _follow(self, call: Call, after: str | None) -> StatusUpdateEvent | None:
+        """Tell the client of a run until it comes to rest; None if it takes longer than a call waits."""
+        host, task_id = self._host, call.told.task_id
+        host.take_stream(call.principal)
+        scope = anyio.CancelScope(deadline=math.inf if self._wait is None else anyio.current_time() + self._wait)
+        with host.streaming(call.principal, scope), scope:
+            async for each in host.runtime.follow(task_id, after=after).pipe(heard()):
+                if isinstance(each, StatusUpdateEvent):
+                    return each
+                await call.tell(each)
+        return None
+
+    async def _end(self, record: RunRecord) -> StatusUpdateEvent | None:
+        """The end of the last attempt of a run as clients may see it; None if it is not at rest."""
+        last = await last_update(self._host, record)
+        shown = None if last is None else last.for_clients()
+        return shown if isinstance(shown, StatusUpdateEvent) else None
+
+    async def _answer(self, call: Call, answers: Mapping[str, Any]) -> None:
+        """Give the answers to the run.
+
+        Raises:
+            Misfit: One of them does not fit.
+            Refused: The run does not wait for it, or has another one.
+        """
+        self._host.check_open()
+        try:
+            await self._host.runtime.answer(call.told.task_id, answers)
+        except NotAsked:
+            raise Refused(409, "not_waiting", "the run does not wait for this answer, or has one already") from None
+        except InvalidInput as error:
+            record = await self._host.runtime.record(call.told.task_id)
+            hidden = await asks_in_secret(self._host, record)
+            raise Misfit("The answer does not fit the question." if hidden else str(error)) from None
+
+
+async def _elicit(call: Call, requests: Mapping[str, types.ElicitRequest]) -> dict[str, types.ElicitResult]:
+    """Put questions to whoever sits before a client of a protocol before 2026, one after the other."""
+    session, said = call.ctx.session, dict[str, types.ElicitResult]()
+    belongs = ServerMessageMetadata(related_request_id=call.ctx.request_id)
+    for input_id, request in requests.items():
+        try:
+            said[input_id] = await session.send_request(request, types.ElicitResult, metadata=belongs)
+        except (MCPError, ValidationError) as error:
+            log.info("a client could not put a question: %s", error)
+            said[input_id] = types.ElicitResult(action="cancel")
+    return said
+
+
+def _cursor(record: RunRecord) -> str:
+    return f"{record.task_id}/{record.attempt}.{record.seq}.0"

@@ -1,0 +1,138 @@
+"""The server: a door over streamable HTTP, and the same over pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import mcp_types as types
+from mcp.server import Server
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.routing import Route
+
+from rxloop._version import __version__
+from rxloop.errors import ConfigurationError
+from rxloop.mcp._connections import connected
+from rxloop.mcp.sequential_thinking import Thinking, connection_sessions
+from rxloop.runtime.runtime import Runtime
+from rxloop.server.access import Auth
+from rxloop.server.door import Door
+from rxloop.server.host import Host, ServerLimits
+from rxloop.server.mcp.calls import Calls, Context, Given, OnDisconnect
+from rxloop.server.mcp.endpoint import Endpoint, on_error
+from rxloop.server.mcp.tools import Chosen, offered
+from rxloop.thinking.sessions import ThinkingSessions
+
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+
+
+class McpServer(Door):
+    """An MCP server whose tools are agents; see `mcp_server`.
+
+    Attributes:
+        server: The server of the official SDK, for other transports: `rxloop.mcp.transports.serve_stdio(door.server)`.
+            Enter the runtime before, and call `drain` after.
+    """
+
+    def __init__(self, host: Host, server: Server[Any], path: str, security: TransportSecuritySettings | None) -> None:
+        """Serve a host; nothing is opened before the application is."""
+        self.server = server
+        super().__init__(host, [Route(path, Endpoint(host, server, security))], on_error)
+
+
+def mcp_server(
+    runtime: Runtime,
+    *,
+    auth: Auth | None = None,
+    limits: ServerLimits | None = None,
+    agents: Chosen = None,
+    name: str = "rxloop",
+    instructions: str | None = None,
+    sequential_thinking: bool | ThinkingSessions = False,
+    wait: float | None = None,
+    on_disconnect: OnDisconnect = "cancel",
+    path: str = "/mcp",
+    allowed_hosts: Sequence[str] | None = None,
+) -> McpServer:
+    """Make an MCP server whose tools are the agents of a runtime.
+
+    A call is a run: its progress is told, its questions are put to the person before the client, and a cancel of the
+    client cancels it. The tool `continue_run` answers a run for clients that cannot ask, and waits for one whose caller
+    is gone. As an application it is served by itself, or mounted as the other doors are; `rxloop mcp module:agent`
+    serves it over stdin and stdout.
+
+    Args:
+        runtime: Has the agents, and the log.
+        auth: Tells who asks; `bearer({...})` knows people by tokens. Without it everybody sees all runs.
+        limits: How much clients may take.
+        agents: Which agents are tools, by their names; as a mapping, each with its description or an `AgentTool`. By
+            default all of them.
+        name: What the server is called.
+        instructions: What the client's model is told of the server as a whole.
+        sequential_thinking: Offer the tools of sequential thinking, too; sessions with rules of your own, or True.
+        wait: Seconds after which a call is answered though its run goes on, for clients that do not wait for ever;
+            `continue_run` waits on. None waits for the end.
+        on_disconnect: What becomes of a run whose caller is gone: `cancel` cancels it, `keep` lets it go on. Over HTTP
+            a client of protocol 2026-07-28 cancels by closing the connection, and cannot be told from one that is gone.
+        path: Where it is served.
+        allowed_hosts: The names by which clients may call it over HTTP, beside those of this machine. Without `auth`
+            there are none by default, so that no page in a browser reaches it; with it all names are good.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+
+    Example:
+        >>> runtime = Runtime({"support": support}, log=SqliteEventLog("app.db"))
+        >>> app = mcp_server(runtime, agents={"support": "Answers questions about orders."}, auth=bearer(tokens))
+        >>> uvicorn.run(app)
+    """
+    if wait is not None and not wait > 0:
+        raise ConfigurationError(f"wait must be more than 0 seconds, or None for the end of the run, not {wait!r}")
+    if on_disconnect not in ("keep", "cancel"):
+        raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
+    if not path.startswith("/"):
+        raise ConfigurationError(f"path must begin with /, not {path!r}")
+    host = Host(runtime, auth, limits or ServerLimits())
+    calls = Calls(host, offered(runtime.agents, agents), wait=wait, on_disconnect=on_disconnect)
+    server = _server(name, instructions, calls, sequential_thinking)
+    return McpServer(host, server, path, _security(auth, allowed_hosts))
+
+
+def _server(name: str, instructions: str | None, calls: Calls, thinking: bool | ThinkingSessions) -> Server[Any]:
+    sessions = connection_sessions() if thinking is True else thinking or None
+    thoughts = None if sessions is None else Thinking(sessions)
+
+    async def list_tools(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        beside = [] if thoughts is None else (await thoughts.list_tools(ctx, params)).tools
+        return types.ListToolsResult(tools=[*calls.list_tools(), *beside])
+
+    async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> Given:
+        if thoughts is not None and thoughts.has(params.name):
+            return await thoughts.call_tool(ctx, params)
+        return await calls.call(ctx, params)
+
+    for each in () if thoughts is None else ("sequentialthinking", "thinking_history", "clear_thinking"):
+        if calls.has(each):
+            raise ConfigurationError(f"an agent is called {each!r}, like a tool of sequential thinking: rename it")
+    more: dict[str, Any] = {} if sessions is None else {"lifespan": partial(connected, sessions, None)}
+    return Server(
+        name,
+        version=__version__,
+        instructions=instructions,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        **more,
+    )
+
+
+def _security(auth: Auth | None, allowed: Sequence[str] | None) -> TransportSecuritySettings | None:
+    if auth is not None and allowed is None:
+        # A page in a browser has no token.
+        return TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    names = [each for host in (*_LOCAL, *(allowed or ())) for each in (host, f"{host}:*")]
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=names,
+        allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names],
+    )

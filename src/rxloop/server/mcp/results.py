@@ -1,0 +1,131 @@
+"""What a call gives: the answer of a run, or where it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mcp_types as types
+
+from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.protocol.questions import PendingInput
+from rxloop.server.mcp.tools import CONTEXT, CONTINUE, Offered
+
+Result = types.CallToolResult
+
+_FOR_MODELS = types.Annotations(audience=["assistant"])
+_SCHEMA = 2_000
+"""Characters of a schema that a model reads of a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A run, as results name it."""
+
+    task_id: str
+    context_id: str
+
+    def meta(self, state: str) -> dict[str, Any]:
+        """What programs find in the metadata of a result."""
+        return {"rxloop/taskId": self.task_id, "rxloop/contextId": self.context_id, "rxloop/state": state}
+
+
+def over(run: Told, end: StatusUpdateEvent, agent: Offered) -> Result:
+    """The result of a run that is over.
+
+    Args:
+        run: The run.
+        end: Its last event, as clients may see it.
+        agent: What was called.
+    """
+    meta = run.meta(end.state)
+    if end.state != "completed":
+        why = end.error.message if end.error is not None else f"The run is {end.state}."
+        partial = [_text(f"What there was of the answer: {end.content}")] if end.content else []
+        return Result(content=[_text(why), *partial, _conversation(run)], is_error=True, _meta=meta)
+    content = end.content or ""
+    try:
+        structured = agent.structured(content)
+    except ValueError:
+        text = f"The answer is not of the type that {agent.tool.name} gives now: {content}"
+        return Result(content=[_text(text), _conversation(run)], is_error=True, _meta=meta)
+    return Result(content=[_text(content), _conversation(run)], structured_content=structured, _meta=meta)
+
+
+def going_on(run: Told) -> Result:
+    """The result of a run that is not over yet, but takes longer than its caller waits."""
+    words = f"Call {CONTINUE} with task_id {run.task_id!r} to wait for it."
+    return _not_over(run, "working", "The agent is still at work.", words, [])
+
+
+def waiting(run: Told, state: str, questions: Sequence[PendingInput]) -> Result:
+    """The result of a run that waits for answers, which this client cannot get from anybody by itself.
+
+    Args:
+        run: The run.
+        state: That of the run.
+        questions: As clients may see them.
+    """
+    lines = [f"- {_question(each)}" for each in questions]
+    what = "\n".join(["The agent waits for an answer:", *lines])
+    words = f"Ask the person, then call {CONTINUE} with task_id {run.task_id!r} and the answers by their input_id."
+    return _not_over(run, state, what, words, questions)
+
+
+def failed(why: str) -> Result:
+    """The result of a call that did not come to anything; a model reads why."""
+    return Result(content=[_text(why)], is_error=True)
+
+
+def _not_over(run: Told, state: str, what: str, then: str, questions: Sequence[PendingInput]) -> Result:
+    structured: dict[str, Any] = {"state": state, "taskId": run.task_id, "contextId": run.context_id}
+    if questions:
+        structured["questions"] = [_shown(each) for each in questions]
+    structured["next"] = then
+    return Result(content=[_text(f"{what}\n{then}")], structured_content=structured, _meta=run.meta(state))
+
+
+def _shown(question: PendingInput) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "inputId": question.input_id,
+        "prompt": question.prompt,
+        "inputKind": question.input_kind,
+        "options": question.options,
+        "answerSchema": question.answer_schema or None,
+        "url": question.url,
+        "publicKey": question.public_key,
+    }
+    if question.input_kind == "tool" and question.call is not None:
+        shown["call"] = {"name": question.call.name, "arguments": dict(question.call.arguments)}
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def _question(question: PendingInput) -> str:
+    """A question as a model reads it."""
+    if question.secret:
+        how = {True: "true once the person has been there, null to decline", False: "not from here"}
+        page = "" if question.url is None else f" at {question.url}"
+        given = "the ciphertext" if question.public_key is not None else how[question.url is not None]
+        return f"{question.input_id}: {question.prompt[:-1]}{page}. Answer: {given}."
+    if question.options:
+        wanted = f"one of {json.dumps(question.options)}"
+    elif question.answer_schema:
+        wanted = f"JSON that fits {json.dumps(question.answer_schema)[:_SCHEMA]}"
+    else:
+        wanted = "a value"
+    called = ""
+    if question.input_kind == "tool" and question.call is not None:
+        called = f" Carry out {question.call.name} with {json.dumps(dict(question.call.arguments))[:_SCHEMA]}."
+    return f"{question.input_id}: {question.prompt}{called} Answer: {wanted}."
+
+
+def _conversation(run: Told) -> types.TextContent:
+    """What the client's model needs to go on; people need not see it."""
+    text = f"[To go on with this conversation, give {CONTEXT} {run.context_id!r}.]"
+    return types.TextContent(type="text", text=text, annotations=_FOR_MODELS)
+
+
+def _text(text: str) -> types.TextContent:
+    return types.TextContent(type="text", text=text)

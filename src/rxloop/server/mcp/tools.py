@@ -1,0 +1,212 @@
+"""Agents as tools of MCP: what clients read of them, and what they send."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import mcp_types as types
+from pydantic import Field
+
+from rxloop.agent import Agent
+from rxloop.errors import ConfigurationError
+from rxloop.protocol.http import Id
+from rxloop.protocol.messages import Prompt
+from rxloop.stream.within import called
+from rxloop.tools import _docstring
+from rxloop.tools._schema import Parameters
+from rxloop.tools.output import is_object
+
+CONTINUE = "continue_run"
+"""The tool that goes on with a run: answers it, or waits for it once more."""
+CONTEXT = "context_id"
+"""The argument that names a conversation."""
+RESULT = "result"
+"""Where an answer stands that is not an object: structured content has to be one."""
+NOT_OVER: dict[str, Any] = {
+    "type": "object",
+    "description": "The run is not over: call continue_run.",
+    "properties": {
+        "state": {"type": "string", "enum": ["working", "input-required", "auth-required"]},
+        "taskId": {"type": "string"},
+        "contextId": {"type": "string"},
+        "questions": {"type": "array", "items": {"type": "object"}},
+        "next": {"type": "string"},
+    },
+    "required": ["state", "taskId", "contextId", "next"],
+}
+"""The structured content of a result with no answer yet."""
+_NOWHERE: Any = None
+"""The context of a run, which there is not yet."""
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTool:
+    """How an agent is offered as a tool.
+
+    Attributes:
+        description: What it is for, as the client's model reads it. By default, that it hands a task to the agent.
+        prompt: A function, the parameters of which are the arguments of the tool, and which gives the prompt; plain or
+            async. Its docstring explains them. Without it there is one argument, `prompt`.
+        title: What people read in the place of the name.
+        annotations: What clients may know of its effects, such as `{"readOnlyHint": True}`.
+    """
+
+    description: str | None = None
+    prompt: Callable[..., Any] | None = None
+    title: str | None = None
+    annotations: Mapping[str, Any] | None = None
+
+
+Chosen = Sequence[str] | Mapping[str, str | AgentTool] | None
+"""Which agents are tools: by their names, with a description or an `AgentTool` for each; None is all of them."""
+
+
+def _prompt(
+    prompt: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=100_000,
+            description="The whole task: the agent knows nothing else of this conversation.",
+        ),
+    ],
+) -> str:
+    return prompt
+
+
+def _context(
+    context_id: Annotated[
+        Id | None, Field(description="A conversation with the agent to go on with, as an earlier answer names it.")
+    ] = None,
+) -> None: ...
+
+
+def _continue(
+    task_id: Annotated[Id, Field(description="The run, as an earlier result names it.")],
+    answers: Annotated[
+        dict[str, Any] | None, Field(description="The answers to its questions, by their input_id.", max_length=64)
+    ] = None,
+) -> None: ...
+
+
+_CONTINUE = Parameters(_continue, CONTINUE, {})
+
+
+class Offered:
+    """An agent that is offered as a tool."""
+
+    def __init__(self, name: str, agent: Agent[Any, Any], how: AgentTool) -> None:
+        """Make a tool of an agent.
+
+        Raises:
+            ConfigurationError: The arguments of its prompt cannot be described.
+        """
+        self.agent_name, self._agent = name, agent
+        self._function = how.prompt or _prompt
+        told = _docstring.parse(how.prompt.__doc__ if how.prompt is not None else None)
+        tool_name = _NOT_IN_A_NAME.sub("_", name)[:64]
+        self._parameters = Parameters(self._function, tool_name, told.parameters)
+        self._context = Parameters(_context, tool_name, {})
+        if CONTEXT in self._parameters.schema.get("properties", {}):
+            raise ConfigurationError(f"agent {name!r}: prompt= has a parameter {CONTEXT}, which every tool has anyway")
+        answer = agent.output_schema
+        self._wrapped = answer is not None and not is_object(answer)
+        description = how.description or told.description or f"Hands a task to the agent {name}, and gives its answer."
+        self.tool = types.Tool(
+            name=tool_name,
+            title=how.title,
+            description=inspect.cleandoc(description),
+            input_schema=_together(self._parameters.schema, self._context.schema),
+            output_schema=None if answer is None else _output_schema(answer),
+            annotations=None if how.annotations is None else types.ToolAnnotations.model_validate(how.annotations),
+        )
+
+    async def prompt(self, arguments: Mapping[str, Any]) -> tuple[Prompt, str | None]:
+        """Make the prompt of the arguments of a call, and say which conversation it goes on with.
+
+        Raises:
+            ToolError: They do not fit.
+        """
+        own = {name: value for name, value in arguments.items() if name != CONTEXT}
+        positional, keyword = self._parameters.bind(own, _NOWHERE)
+        context = _bound(self._context, {name: arguments[name] for name in arguments if name == CONTEXT})[CONTEXT]
+        return await called(partial(self._function, *positional, **keyword)), context
+
+    def structured(self, content: str) -> Any:
+        """An answer as structured content; None where it is text.
+
+        Raises:
+            ValueError: It is none of this agent.
+        """
+        if self.tool.output_schema is None:
+            return None
+        value = self._agent.output_json(content)
+        return {RESULT: value} if self._wrapped else value
+
+
+def offered(agents: Mapping[str, Agent[Any, Any]], chosen: Chosen) -> dict[str, Offered]:
+    """Make tools of agents, by the names of the tools.
+
+    Raises:
+        ConfigurationError: There is no such agent, or two tools would have one name.
+    """
+    wanted = dict.fromkeys(agents if chosen is None else chosen)
+    if isinstance(chosen, Mapping):
+        wanted = dict(chosen)
+    found: dict[str, Offered] = {}
+    for name, how in wanted.items():
+        if name not in agents:
+            raise ConfigurationError(f"there is no agent {name!r}: the runtime has {', '.join(agents)}")
+        made = Offered(name, agents[name], how if isinstance(how, AgentTool) else AgentTool(description=how))
+        if made.tool.name in (*found, CONTINUE):
+            raise ConfigurationError(f"the agent {name!r} would be one more tool {made.tool.name!r}: rename it")
+        found[made.tool.name] = made
+    if not found:
+        raise ConfigurationError("agents= names none: leave it out for all agents of the runtime")
+    return found
+
+
+def continuing() -> types.Tool:
+    """The tool that goes on with a run."""
+    return types.Tool(
+        name=CONTINUE,
+        description=(
+            "Goes on with a run of an agent whose result said that it waits for an answer, or that it was not over "
+            "yet. Ask the person for the answers; never make them up."
+        ),
+        input_schema=_CONTINUE.schema,
+    )
+
+
+def to_continue(arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Read the arguments of `continue_run`: the run, and the answers.
+
+    Raises:
+        ToolError: They do not fit.
+    """
+    given = _bound(_CONTINUE, arguments)
+    return given["task_id"], given["answers"] or {}
+
+
+def _bound(parameters: Parameters, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return parameters.bind(arguments, _NOWHERE)[1]
+
+
+def _together(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    return {**own, "properties": {**own.get("properties", {}), **more["properties"]}}
+
+
+def _output_schema(answer: dict[str, Any]) -> dict[str, Any]:
+    """The schema of what a call gives: the answer, or what a run that is not over has to say."""
+    inner = {key: value for key, value in answer.items() if key != "$defs"}
+    if not is_object(answer):
+        inner = {"type": "object", "properties": {RESULT: inner}, "required": [RESULT]}
+    shared = {"$defs": answer["$defs"]} if "$defs" in answer else {}
+    return {"type": "object", "anyOf": [inner, NOT_OVER], **shared}
