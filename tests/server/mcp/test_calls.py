@@ -1,0 +1,229 @@
+"""Agents as tools, by the official client of MCP over real sockets, in both protocols that it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import pytest
+from mcp.shared.exceptions import MCPError
+from pydantic import BaseModel, Field
+
+from mcp import Client
+from mcp_desk import ERAS, LEGACY, MODERN, Desk, Steps, desk, meta, text
+from rxloop import Agent, RunContext, ToolError, tool
+from rxloop.errors import ServerError
+from rxloop.server import AgentTool
+from rxloop.testing import ScriptedModel, call, frames
+
+both = pytest.mark.parametrize("mode", ERAS)
+
+
+class Weather(BaseModel):
+    sky: str
+    degrees: float | None = None
+
+
+@tool
+async def search(ctx: RunContext[Any], what: str) -> str:
+    """Search."""
+    ctx.progress("half of it", 0.5)
+    return f"found {what}"
+
+
+@tool
+async def fail() -> str:
+    """Fail."""
+    raise ToolError("closed")
+
+
+def clerk(*turns: Any, name: str = "clerk", **options: Any) -> Agent[Any, Any]:
+    return Agent(ScriptedModel(*turns), name=name, **{"thoughts": False, **options})
+
+
+def endless() -> Agent[Any, Any]:
+    return clerk(call("search", what="more"), frames("-and so on", 0.01), tools=[search])
+
+
+async def rest(desk: Desk, task_id: str) -> str:
+    """Wait until a run has come to rest, and give its state."""
+    async with asyncio.timeout(10):
+        async for _ in desk.runtime.follow(task_id):
+            pass
+    return (await desk.runtime.record(task_id)).state
+
+
+@both
+async def test_an_agent_is_a_tool_and_a_call_gives_its_answer(mode: str) -> None:
+    async with desk(clerk("It is open."), agents={"clerk": "Knows when it is open."}) as there:
+        async with there.client(mode) as client:
+            listed = {each.name: each for each in (await client.list_tools()).tools}
+            result = await client.call_tool("clerk", {"prompt": "Is it open?"})
+        record = await there.runtime.record(meta(result, "taskId"))
+    assert [*listed] == ["clerk", "continue_run"]
+    assert listed["clerk"].description == "Knows when it is open."
+    assert listed["clerk"].input_schema["required"] == ["prompt"]
+    assert not result.is_error
+    assert text(result) == "It is open."
+    assert (record.context_id, record.state) == (meta(result, "contextId"), "completed")
+
+
+@both
+async def test_the_context_id_of_an_answer_goes_on_with_its_conversation(mode: str) -> None:
+    model = ScriptedModel("Oslo.", "You said Oslo.")
+    async with desk(Agent(model, name="clerk", thoughts=False)) as there, there.client(mode) as client:
+        first = await client.call_tool("clerk", {"prompt": "Which city?"})
+        assert meta(first, "contextId") in str(first.content[1]), "the model of the client reads it"
+        again = {"prompt": "What did I say?", "context_id": meta(first, "contextId")}
+        second = await client.call_tool("clerk", again)
+        unknown = await client.call_tool("clerk", {"prompt": "Hi", "context_id": "made-up"})
+    assert meta(second, "contextId") == meta(first, "contextId")
+    assert [message.text for message in model.requests[1].messages if message.role != "system"] == [
+        "Which city?",
+        "Oslo.",
+        "What did I say?",
+    ]
+    assert (unknown.is_error, text(unknown)) == (True, "there is no such conversation")
+
+
+@both
+async def test_an_answer_with_a_type_is_structured_content_that_fits_the_schema(mode: str) -> None:
+    sky = clerk('{"sky": "blue", "degrees": 3}', name="sky", output_type=Weather)
+    many = clerk("[1, 2]", name="many", output_type=list[int])
+    async with desk(sky, many) as there, there.client(mode) as client:
+        # The client itself holds the content against the schema.
+        await client.list_tools()
+        one = await client.call_tool("sky", {"prompt": "?"})
+        two = await client.call_tool("many", {"prompt": "?"})
+    assert one.structured_content == {"sky": "blue", "degrees": 3.0}
+    assert text(one) == '{"sky": "blue", "degrees": 3}'
+    assert two.structured_content == {"result": [1, 2]}
+
+
+@both
+async def test_a_prompt_with_parameters_makes_a_tool_with_typed_input(mode: str) -> None:
+    def order(number: Annotated[int, Field(ge=1)], urgent: bool = False) -> str:
+        """Looks after an order.
+
+        Args:
+            number: The number of the order.
+        """
+        return f"Order {number}{', at once' if urgent else ''}"
+
+    model = ScriptedModel("Done.")
+    agents = {"clerk": AgentTool(prompt=order, title="The clerk", annotations={"readOnlyHint": True})}
+    async with desk(Agent(model, name="clerk", thoughts=False), agents=agents) as there, there.client(mode) as client:
+        [listed, _] = (await client.list_tools()).tools
+        wrong = await client.call_tool("clerk", {"number": 0})
+        right = await client.call_tool("clerk", {"number": 7, "urgent": True})
+    assert listed.description == "Looks after an order."
+    assert listed.input_schema["properties"]["number"]["description"] == "The number of the order."
+    assert (listed.title, listed.annotations and listed.annotations.read_only_hint) == ("The clerk", True)
+    assert wrong.is_error
+    assert "number: Input should be greater than or equal to 1 (got 0)" in text(wrong)
+    assert text(right) == "Done."
+    assert model.requests[0].messages[-1].text == "Order 7, at once"
+
+
+@both
+async def test_progress_rises_and_tells_of_tools_and_thoughts(mode: str) -> None:
+    steps = Steps()
+    think = call("think_aloud", thought="First look.", thought_type="planning")
+    agent = clerk(think, call("search", what="tea"), "Found.", tools=[search], thoughts=True)
+    async with desk(agent) as there, there.client(mode) as client:
+        await client.call_tool("clerk", {"prompt": "Tea"}, progress_callback=steps)
+    assert steps.numbers == sorted(set(steps.numbers))
+    assert steps.messages[0].startswith("clerk is at work (run ")
+    assert "planning: First look." in steps.messages
+    assert "search(what='tea')" in steps.messages
+    assert "search: half of it (50%)" in steps.messages
+
+
+@both
+async def test_a_cancel_of_the_client_cancels_the_run(mode: str) -> None:
+    async with desk(endless()) as there, there.client(mode) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(20) as limit:
+                steps = Steps().when("search(", lambda: limit.reschedule(0))
+                await client.call_tool("clerk", {"prompt": "Go on"}, progress_callback=steps)
+        [record] = await there.runtime.log.runs()
+        assert await rest(there, record.task_id) == "canceled"
+        assert (await client.list_tools()).tools, "the session lives"
+
+
+async def test_a_run_goes_on_without_its_caller_where_that_is_wanted_and_is_waited_for_again() -> None:
+    agent = clerk(call("search", what="tea"), frames("-Found.|", 0.05), tools=[search])
+    async with desk(agent, on_disconnect="keep") as there:
+        async with there.client(MODERN) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(20) as limit:
+                    steps = Steps().when("search(", lambda: limit.reschedule(0))
+                    await client.call_tool("clerk", {"prompt": "Go on"}, progress_callback=steps)
+        [record] = await there.runtime.log.runs()
+        async with there.client(LEGACY) as client:
+            result = await client.call_tool("continue_run", {"task_id": record.task_id})
+            again = await client.call_tool("continue_run", {"task_id": record.task_id})
+    assert (text(result), text(again)) == ("Found.", "Found.")
+
+
+@both
+async def test_a_call_that_waits_long_enough_says_how_to_wait_on(mode: str) -> None:
+    agent = clerk(frames("-At -last.|", 0.2), name="slow", output_type=str)
+    async with desk(agent, wait=0.05) as there, there.client(mode) as client:
+        first = await client.call_tool("slow", {"prompt": "Take your time"})
+        assert first.structured_content is not None
+        assert (first.is_error, first.structured_content["state"]) == (False, "working")
+        assert await rest(there, first.structured_content["taskId"]) == "completed"
+        last = await client.call_tool("continue_run", {"task_id": first.structured_content["taskId"]})
+    assert f"Call continue_run with task_id '{meta(first, 'taskId')}'" in text(first)
+    assert text(last) == "At last."
+
+
+@both
+async def test_a_run_that_fails_is_a_result_with_a_sentence_for_clients(mode: str) -> None:
+    broken = clerk(ServerError("http://10.0.0.1/key=sk-123"), name="broken")
+    async with desk(broken) as there, there.client(mode) as client:
+        result = await client.call_tool("broken", {"prompt": "Hi"})
+    assert (result.is_error, text(result)) == (True, "The model's provider failed.")
+    assert meta(result, "state") == "failed"
+
+
+@both
+async def test_what_is_not_there_and_what_does_not_fit_is_said(mode: str) -> None:
+    async with desk(clerk("Hi.")) as there, there.client(mode) as client:
+        with pytest.raises(MCPError, match="there is no tool 'nobody'"):
+            await client.call_tool("nobody", {})
+        missing = await client.call_tool("clerk", {})
+        more = await client.call_tool("clerk", {"prompt": "Hi", "temperature": 3})
+        unknown = await client.call_tool("continue_run", {"task_id": "0199"})
+        empty = await client.call_tool("clerk", {"prompt": ""})
+        assert await there.runtime.log.runs() == []
+    assert [each.is_error for each in (missing, more, unknown, empty)] == [True] * 4
+    assert "prompt: required, but missing" in text(missing)
+    assert "temperature: there is no such parameter" in text(more)
+    assert text(unknown) == "there is no such run"
+
+
+@both
+async def test_sequential_thinking_may_stand_beside_the_agents(mode: str) -> None:
+    thought = {"thought": "Two cases.", "thoughtNumber": 1, "totalThoughts": 2, "nextThoughtNeeded": True}
+    async with desk(clerk("Hi."), sequential_thinking=True) as there, there.client(mode) as client:
+        names = [each.name for each in (await client.list_tools()).tools]
+        result = await client.call_tool("sequentialthinking", thought)
+    assert names == ["clerk", "continue_run", "sequentialthinking", "thinking_history", "clear_thinking"]
+    assert result.structured_content is not None
+    assert result.structured_content["thoughtHistoryLength"] == 1
+
+
+async def test_the_server_serves_a_client_in_the_same_process() -> None:
+    async with desk(clerk("Hi.")) as there, Client(there.door.server) as client:
+        assert text(await client.call_tool("clerk", {"prompt": "Hi"})) == "Hi."
+
+
+async def test_many_calls_at_once_over_one_connection_each_get_their_own_run() -> None:
+    model = ScriptedModel(*(f"answer {number}" for number in range(50)))
+    async with desk(Agent(model, name="clerk", thoughts=False)) as there, there.client(LEGACY) as client:
+        calls = (client.call_tool("clerk", {"prompt": f"number {number}"}) for number in range(50))
+        results = await asyncio.gather(*calls)
+    assert {text(each) for each in results} == {f"answer {number}" for number in range(50)}
+    assert len({meta(each, "contextId") for each in results}) == 50
