@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import httpx2
@@ -28,14 +29,12 @@ class Desk:
         self.url, self.door, self.runtime = f"{url}/mcp", door, runtime
 
     @contextlib.asynccontextmanager
-    async def client(
-        self, mode: str, says: Says | None = None, *, token: str | None = None
-    ) -> AsyncGenerator[Client]:
+    async def client(self, mode: str, says: Says | None = None, *, token: str | None = None) -> AsyncGenerator[Client]:
         """An official client, with somebody before it who answers questions."""
 
-        async def elicit(context: Any, asked: types.ElicitRequestParams) -> types.ElicitResult:
+        async def elicit(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
             assert says is not None
-            return says(asked)
+            return says(params)
 
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
@@ -79,9 +78,6 @@ def meta(result: types.CallToolResult, name: str) -> str:
     return result.meta[f"rxloop/{name}"]
 
 
-Report = Callable[[float, float | None, str | None], Awaitable[None]]
-
-
 class Steps:
     """Takes the progress of a call."""
 
@@ -101,3 +97,14 @@ class Steps:
         """Do something once a message has that word."""
         self.waiting[word] = there
         return self
+
+
+async def given_up(client: Client, word: str, **arguments: Any) -> None:
+    """Call the clerk, and cancel the call once its progress has a word."""
+    there = asyncio.Event()
+    steps = Steps().when(word, there.set)
+    calling = asyncio.create_task(client.call_tool("clerk", {"prompt": "Go on", **arguments}, progress_callback=steps))
+    await there.wait()
+    calling.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await calling

@@ -69,7 +69,7 @@ class AgentOptions:
                 raise ConfigurationError(f"{option} does not go with --agent: that agent has tools of its own")
             named = self.model is not None or self.base_url is not None
             model = self._provider(None) if named else None
-            return Ready(_load_agent(self.agent), model, model)
+            return Ready(load_agent(self.agent), model, model)
         model = self._provider(recorded)
         # Everybody sees the thoughts, and nobody the calls that make them.
         thoughts = Thoughts(hidden=True)
@@ -180,18 +180,31 @@ def load(reference: str, option: str) -> Any:
     return found
 
 
-def _load_agent(reference: str) -> Agent[Any, Any]:
-    found = load(reference, "--agent")
+def load_agent(reference: str) -> Agent[Any, Any]:
+    """Load the agent that `module:agent` names, or that the function of that name makes.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    return agent_of(load(reference, "--agent"), reference, "--agent")
+
+
+def agent_of(found: Any, reference: str, option: str) -> Agent[Any, Any]:
+    """Take what was loaded as an agent, or as a function that makes one.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
     if inspect.iscoroutinefunction(found):
-        raise ConfigurationError(f"--agent {reference!r} is an async function: make the agent in one without async")
+        raise ConfigurationError(f"{option} {reference!r} is an async function: make the agent in one without async")
     if callable(found) and not isinstance(found, type):
         try:
             found = found()
         except Exception as error:
-            raise ConfigurationError(f"--agent {reference!r} did not give an agent: {failure(error)}") from error
+            raise ConfigurationError(f"{option} {reference!r} did not give an agent: {failure(error)}") from error
     if not isinstance(found, Agent):
         raise ConfigurationError(
-            f"--agent {reference!r} is {found!r}: it must be an Agent, or a function that gives one"
+            f"{option} {reference!r} is {found!r}: it must be an Agent, or a function that gives one"
         )
     return cast("Agent[Any, Any]", found)
 

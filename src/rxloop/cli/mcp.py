@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
+from rxloop.agent import Agent
+from rxloop.cli import options
+from rxloop.cli.agent_options import agent_of, load
+from rxloop.cli.store import opened
 from rxloop.cli.terminal import fail, running, say
 from rxloop.errors import ConfigurationError
-from rxloop.eventlog import SqliteSessionStore
+from rxloop.eventlog import MemoryEventLog, SqliteSessionStore
+from rxloop.pipeline.logs import EventLog
+
+if TYPE_CHECKING:
+    from rxloop.server.mcp.door import McpServer
+
+AGENTS = "agent"
+"""The command that serves agents; its name may be left out."""
+_NAMELESS = "agent"
+"""The name of an agent that nobody has given one."""
+
+Http = Annotated[bool, typer.Option("--http", help="Serve over streamable HTTP instead of stdin and stdout.")]
+HttpHost = Annotated[str, typer.Option("--host", metavar="HOST", help="With --http: the address.")]
+HttpPort = Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="With --http: the port.")]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host", metavar="NAME", help="With --http: another name by which clients may call; may be repeated."
+    ),
+]
+
+
+class _Group(TyperGroup):
+    """Takes `module:agent` in the place of a command's name."""
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, [AGENTS, *args] if ":" in args[0] else args)
+
 
 mcp = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -29,19 +66,10 @@ def _mcp() -> None:
 
 @mcp.command("sequential-thinking")
 def sequential_thinking(
-    http: Annotated[
-        bool, typer.Option("--http", help="Serve over streamable HTTP instead of stdin and stdout.")
-    ] = False,
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="With --http: the address.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="With --http: the port.")
-    ] = 8000,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host", metavar="NAME", help="With --http: another name by which clients may call; may be repeated."
-        ),
-    ] = None,
+    http: Http = False,
+    host: HttpHost = "127.0.0.1",
+    port: HttpPort = 8000,
+    allow_host: AllowHost = None,
     session: Annotated[
         str | None,
         typer.Option("--session", metavar="NAME", help="One session for all clients, which is kept."),
@@ -96,3 +124,84 @@ def sequential_thinking(
             await sessions.aclose()
 
     running(main())
+
+
+@mcp.command(AGENTS)
+def agents(
+    references: Annotated[
+        list[str],
+        typer.Argument(metavar="MODULE:AGENT...", help="Agents, functions that make one, or an `mcp_server`."),
+    ],
+    http: Http = False,
+    host: HttpHost = "127.0.0.1",
+    port: HttpPort = 8000,
+    allow_host: AllowHost = None,
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", metavar="SECONDS", help="Answer a call after so long, though its run goes on."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Let a run go on when the client that called is gone.")] = False,
+    db: options.Database = None,
+    no_log: options.NoLog = False,
+) -> None:
+    """Serve agents as tools: `rxloop mcp module:agent`.
+
+    A call is a run of the agent, kept in the database: what a process leaves when it dies, the next one goes on with.
+    """
+    try:
+        from rxloop.mcp.transports import serve_http, serve_stdio
+        from rxloop.server.mcp.calls import OnDisconnect
+
+        leaves: OnDisconnect = "keep" if keep else "cancel"
+        # Stdout belongs to the protocol, whatever a module prints.
+        with redirect_stdout(sys.stderr):
+            found = [(reference, load(reference, "rxloop mcp")) for reference in references]
+    except ConfigurationError as error:
+        fail(error)
+
+    async def main() -> None:
+        async with _log(db, kept=not no_log) as log:
+            door = _door(found, log, wait, leaves)
+            async with door.host.runtime as runtime:
+                try:
+                    if http:
+                        await serve_http(door.server, host, port, allowed_hosts=allow_host or (), ready=say)
+                    else:
+                        await serve_stdio(door.server)
+                finally:
+                    await door.drain()
+            for agent in runtime.agents.values():
+                await agent.aclose()
+
+    running(main())
+
+
+def _door(found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, leaves: Any) -> McpServer:
+    """Make a server of what was loaded.
+
+    Raises:
+        ConfigurationError: It is neither agents nor a server, or two agents have one name.
+    """
+    from rxloop.runtime.runtime import Runtime
+    from rxloop.server.mcp.door import McpServer, mcp_server
+
+    if len(found) == 1 and isinstance(found[0][1], McpServer):
+        return found[0][1]
+    agents: dict[str, Agent[Any, Any]] = {}
+    for reference, each in found:
+        with redirect_stdout(sys.stderr):
+            agent = agent_of(each, reference, "rxloop mcp")
+        name = agent.name if agent.name != _NAMELESS else reference.rpartition(":")[2].rpartition(".")[2]
+        if name in agents:
+            raise ConfigurationError(f"two agents are called {name!r}: give one of them another name=")
+        agents[name] = agent
+    return mcp_server(Runtime(agents, log=log), wait=wait, on_disconnect=leaves)
+
+
+@asynccontextmanager
+async def _log(db: Path | None, *, kept: bool) -> AsyncGenerator[EventLog]:
+    if not kept:
+        yield MemoryEventLog()
+        return
+    async with opened(db, write=True) as log:
+        yield log
