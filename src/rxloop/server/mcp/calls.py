@@ -18,17 +18,17 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from rxloop.errors import InvalidInput, NotAsked, RxloopError, ToolError
+from rxloop.errors import RxloopError, ToolError
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.server.access import ANYBODY, Principal
 from rxloop.server.host import Host
-from rxloop.server.http.infos import asks_in_secret, last_update
 from rxloop.server.mcp import results
 from rxloop.server.mcp.progress import Progress, heard
 from rxloop.server.mcp.questions import Asks, Questions, check_credential
 from rxloop.server.mcp.results import Told
 from rxloop.server.mcp.tools import CONTINUE, Offered, continuing, to_continue
+from rxloop.server.questions import answer, last_update
 from rxloop.server.refusals import Refused, not_found, refusal_of
 
 log = logging.getLogger("rxloop")
@@ -44,10 +44,6 @@ _BETWEEN = 0.1
 """Seconds between two messages of progress that may be left out."""
 _TRIES = 3
 """How often a person is asked the same question when the answer does not fit."""
-
-
-class Misfit(ToolError):
-    """An answer that the run does not take; the text says why."""
 
 
 @dataclass(slots=True)
@@ -204,7 +200,7 @@ class Calls:
         for each in questions.left:
             if each.input_id in answers:
                 check_credential(each, answers[each.input_id])
-        await self._answer(call, answers)
+        await answer(self._host, record, answers)
         questions.taken(answers)
         if questions.left:
             return results.waiting(call.told, "input-required", questions.left)
@@ -244,11 +240,13 @@ class Calls:
                 answers, said = questions.read(said), None
                 try:
                     if answers:
-                        await self._answer(call, answers)
-                except Misfit as error:
-                    questions.misfit(answers, str(error))
-                else:
+                        record = await self._host.record(call.principal, call.told.task_id)
+                        await answer(self._host, record, answers)
                     questions.taken(answers)
+                except Refused as error:
+                    if error.code != "invalid_input":
+                        raise
+                    questions.misfit(answers, str(error))
                 if not questions.left:
                     break
             if questions.left:
@@ -272,23 +270,6 @@ class Calls:
         last = await last_update(self._host, record)
         shown = None if last is None else last.for_clients()
         return shown if isinstance(shown, StatusUpdateEvent) else None
-
-    async def _answer(self, call: Call, answers: Mapping[str, Any]) -> None:
-        """Give the answers to the run.
-
-        Raises:
-            Misfit: One of them does not fit.
-            Refused: The run does not wait for it, or has another one.
-        """
-        self._host.check_open()
-        try:
-            await self._host.runtime.answer(call.told.task_id, answers)
-        except NotAsked:
-            raise Refused(409, "not_waiting", "the run does not wait for this answer, or has one already") from None
-        except InvalidInput as error:
-            record = await self._host.runtime.record(call.told.task_id)
-            hidden = await asks_in_secret(self._host, record)
-            raise Misfit("The answer does not fit the question." if hidden else str(error)) from None
 
 
 async def _elicit(call: Call, requests: Mapping[str, types.ElicitRequest]) -> dict[str, types.ElicitResult]:
