@@ -16,6 +16,11 @@ class _Lazy(ModuleType):
         setattr(self, name, value)
         return value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The import system puts every submodule here. A room that is called like a public function leaves that alone.
+        if name not in self._homes or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
     def __dir__(self) -> list[str]:
         return [*{*super().__dir__(), *self._homes}]
 

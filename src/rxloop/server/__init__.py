@@ -24,6 +24,8 @@ import_later(__name__)
 if TYPE_CHECKING:
     from rxloop.server.access import Principal as Principal
     from rxloop.server.access import bearer as bearer
+    from rxloop.server.agui.app import AgUi as AgUi
+    from rxloop.server.agui.app import agui as agui
     from rxloop.server.host import ServerLimits as ServerLimits
     from rxloop.server.http.app import Api as Api
     from rxloop.server.http.app import api as api

@@ -1,0 +1,333 @@
+"""The application that serves AG-UI."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+from ag_ui.core import RunAgentInput, ToolMessage
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rxloop.errors import ConfigurationError, ConflictError, EventLogError, InvalidInput, NotAsked, RunOver, UnknownRun
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.messages import Message
+from rxloop.recorded.history import history
+from rxloop.recorded.stream import OVER
+from rxloop.run.ids import id_of_key
+from rxloop.runtime.runtime import Runtime, StartOptions
+from rxloop.server.access import Auth, Principal
+from rxloop.server.agui.asking import check_ids, client_tools, digest, messages_of, new_messages, reasoning_of
+from rxloop.server.agui.frames import FORM, frame, refusal
+from rxloop.server.agui.questions import Abandoned, answers_to, questions_of
+from rxloop.server.agui.telling import Telling
+from rxloop.server.agui.thread import restated, runs_of
+from rxloop.server.agui.view import agui_frames
+from rxloop.server.bodies import read_body
+from rxloop.server.chat.chat import chat
+from rxloop.server.door import Door
+from rxloop.server.host import Host, ServerLimits
+from rxloop.server.refusals import Refused, on_error, refusal_of
+from rxloop.server.streams import EventStream
+from rxloop.state.conversation import read_log
+
+log = logging.getLogger("rxloop")
+
+OnDisconnect = Literal["keep", "cancel"]
+OptionsOf = Callable[[RunAgentInput, Principal], StartOptions | Awaitable[StartOptions]]
+"""Gives what a run is started with, plain or async, of what the client sends, such as its `state`."""
+_AT_REST = (*OVER, "input-required", "auth-required")
+_WAITING = ("input-required", "auth-required")
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    agent: str
+    options: OptionsOf | None
+    state: str | None
+    heartbeat: float | None
+    on_disconnect: OnDisconnect
+
+
+class AgUi(Door):
+    """AG-UI over a runtime; see `agui`."""
+
+    def __init__(self, host: Host, options: _Options) -> None:
+        """Serve a host; nothing is opened before the application is."""
+        self._options = options
+        routes = [
+            Route("/", self._endpoint(host, _Call.run), methods=["POST"]),
+            Route("/connect", self._endpoint(host, _Call.connect), methods=["POST"]),
+        ]
+        super().__init__(host, routes, on_error)
+
+    def _endpoint(
+        self, host: Host, handler: Callable[[_Call], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                principal = await host.principal(request)
+                asked = await read_body(RunAgentInput, request, host.limits)
+                check_ids(asked)
+                return await handler(_Call(host, self._options, principal, asked))
+            except Exception as error:
+                return _refused(request, error)
+
+        return endpoint
+
+
+def agui(
+    runtime: Runtime,
+    *,
+    auth: Auth | None = None,
+    limits: ServerLimits | None = None,
+    agent: str | None = None,
+    options: OptionsOf | None = None,
+    state: str | None = None,
+    heartbeat: float | None = 15.0,
+    on_disconnect: OnDisconnect = "cancel",
+) -> AgUi:
+    """Serve an agent to user interfaces that speak AG-UI, such as CopilotKit or `HttpAgent` of @ag-ui/client.
+
+    `POST /` starts a run or goes on with one; `POST /connect` tells a client that comes back all that it has missed.
+    Served by itself it enters the runtime and leaves it; mounted in another application, that one does.
+
+    Args:
+        runtime: Has the agents, and the log.
+        auth: Tells who asks; `bearer({...})` knows people by tokens. Without it everybody sees all threads.
+        limits: How much clients may take.
+        agent: Which one is served; it may be left out if there is only one.
+        options: Gives options for each run that is started, of what the client sends.
+        state: The name of the custom event by which a run says what the state of the application is now:
+            `ctx.emit(CustomEvent(name=state, data=...))`. Without it a run has no state.
+        heartbeat: Seconds of silence after which a stream gives a sign of life, so that proxies keep it; None for none.
+        on_disconnect: What becomes of a run whose client leaves before its end: `cancel`, since this is how clients of
+            AG-UI stop a run, or `keep`, for those that reconnect.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+
+    Example:
+        >>> app = agui(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=bearer({"secret": "ann"}))
+        >>> uvicorn.run(app)
+    """
+    names = ", ".join(runtime.agents)
+    if agent is None and len(runtime.agents) == 1:
+        [agent] = runtime.agents
+    if agent is None:
+        raise ConfigurationError(
+            f"agui(agent=...) has to name one of the agents {names}: make one door for each of them"
+        )
+    if agent not in runtime.agents:
+        raise ConfigurationError(f"agui(agent={agent!r}): there is no such agent; the runtime has {names}")
+    if heartbeat is not None and not heartbeat > 0:
+        raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
+    if on_disconnect not in ("keep", "cancel"):
+        raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
+    return AgUi(
+        Host(runtime, auth, limits or ServerLimits()), _Options(agent, options, state, heartbeat, on_disconnect)
+    )
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    """A refusal is a run that never began: clients read it as they read every other failure."""
+    refused = refusal_of(error)
+    if refused is None:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        refused = Refused(500, "internal", "the server failed")
+    return _answer(refusal(refused), refused.headers)
+
+
+def _answer(frames: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(frames, 200, {"cache-control": "no-store", **(headers or {})}, media_type="text/event-stream")
+
+
+class _Call:
+    """One request of a client."""
+
+    def __init__(self, host: Host, options: _Options, principal: Principal, asked: RunAgentInput) -> None:
+        self._host, self._runtime = host, host.runtime
+        self._options, self._principal, self._asked = options, principal, asked
+
+    async def run(self) -> Response:
+        """Start a run, go on with one that waits for what the client has, or attach to one that it has started."""
+        records = await runs_of(self._host, self._principal, self._asked.thread_id)
+        last = records[-1] if records else None
+        if last is not None and (last.agent_name != self._options.agent):
+            raise Refused(409, "other_agent", "the thread is one of another agent")
+        if last is not None and (self._asked.resume or last.attempt > 1 or last.state in _WAITING):
+            answered = await self._resume(last)
+            if answered is not None:
+                return answered
+        return await self._start(known=last is not None)
+
+    async def connect(self) -> Response:
+        """Tell a client all of a thread, and how its last run goes on."""
+        asked = self._asked
+        records = await runs_of(self._host, self._principal, asked.thread_id)
+        if not records:
+            # One of somebody else's would be told apart by any other answer.
+            ids = {"threadId": asked.thread_id, "runId": asked.run_id}
+            return _answer(frame("RUN_STARTED", ids) + frame("RUN_FINISHED", ids))
+        named = {each.tool_call_id: each.id for each in asked.messages if isinstance(each, ToolMessage)}
+        messages = await restated(self._host, records[:-1], named)
+        return self._told(await self._runtime.record(records[-1].task_id), lambda: messages, activities=True)
+
+    # -- going on with a run
+
+    async def _resume(self, last: RunRecord) -> Response | None:
+        """Answer what a run waits for; None if the client has nothing to say to that."""
+        found = questions_of(await read_log(self._runtime.log.read, last.task_id))
+        try:
+            answers = answers_to(self._asked, found)
+        except Abandoned:
+            await self._runtime.cancel(last.task_id, "the client has declined to answer")
+            if self._new(await self._stored()):
+                return None
+            return self._restated(await self._runtime.record(last.task_id))
+        if not answers:
+            return None
+        self._host.check_open()
+        if not answers.keys() <= found.open:
+            if answers.keys() & found.open:
+                # Of those that were answered earlier, the results are among the messages for good.
+                answers = {key: value for key, value in answers.items() if key in found.open}
+            elif self._asked.resume or self._is_last(answers, found):
+                return await self._answered_before(last, answers)
+            else:
+                return None
+        after = max(found.asked_at.values())
+        for message in self._new(await self._stored(), again=False):
+            await self._runtime.say(last.task_id, message)
+        await self._answer(last, answers)
+        return self._stream(last, Telling(**self._ids(), messages=lambda: messages_of(self._asked), after=after))
+
+    async def _answer(self, last: RunRecord, answers: dict[str, Any]) -> None:
+        try:
+            await self._runtime.answer(last.task_id, answers)
+        except NotAsked:
+            raise Refused(409, "not_waiting", "the thread does not wait for this answer, or has another one") from None
+        except InvalidInput:
+            # What does not fit may be of a hidden question.
+            raise Refused(422, "invalid_input", "the answer does not fit the question") from None
+
+    async def _answered_before(self, last: RunRecord, answers: dict[str, Any]) -> Response:
+        """A request that was sent again, since its stream broke off: the answers are there, if they are the same."""
+        await self._answer(last, answers)
+        return self._restated(await self._runtime.record(last.task_id))
+
+    def _is_last(self, answers: dict[str, Any], found: Any) -> bool:
+        """Whether the last message of the client is an answer, and not something new behind it."""
+        end = self._asked.messages[-1] if self._asked.messages else None
+        return isinstance(end, ToolMessage) and end.tool_call_id in found.by_call
+
+    # -- starting a run
+
+    async def _start(self, *, known: bool) -> Response:
+        stored = await self._stored() if known else ()
+        new = self._new(stored)
+        options = await self._start_options(new)
+        owner, agent = self._principal.id or None, self._options.agent
+        if owner is not None:
+            options["owner"] = owner
+        key = orjson.dumps(["ag-ui", self._asked.thread_id, self._asked.run_id]).decode()
+        attached = await self._attached(id_of_key("runtime", agent, key, *(() if owner is None else (owner,))), new)
+        if attached is not None:
+            return attached
+        if not new:
+            raise Refused(422, "nothing_new", "there is no new message of the user, and nothing waits for an answer")
+        async with self._host.starting(self._principal):
+            record = await self._runtime.start(agent, new, key=key, **options)
+            await self._check_first(record)
+        return self._stream(record, Telling(**self._ids(), messages=lambda: messages_of(self._asked)))
+
+    async def _start_options(self, new: Sequence[Message]) -> StartOptions:
+        asked, given = self._asked, StartOptions()
+        if self._options.options is not None:
+            made = self._options.options(asked, self._principal)
+            given = await made if inspect.isawaitable(made) else made
+        sent = {
+            "run_id": asked.run_id,
+            "request": digest(new),
+            "state": asked.state,
+            "context": [each.model_dump(mode="json") for each in asked.context or ()],
+            "forwarded_props": asked.forwarded_props,
+        }
+        metadata = {**(given.get("metadata") or {}), "agui": {name: each for name, each in sent.items() if each}}
+        tools = client_tools(asked)
+        return {"client_tools": tools, **given, "context_id": asked.thread_id, "metadata": metadata}
+
+    async def _attached(self, task_id: str, new: Sequence[Message]) -> Response | None:
+        """The run that was started by this request before, if it was.
+
+        Raises:
+            Refused: It was another request.
+        """
+        try:
+            record = await self._runtime.record(task_id)
+        except UnknownRun:
+            return None
+        if record.state == "submitted":
+            return None
+        if new and record.metadata.get("agui", {}).get("request") != digest(new):
+            raise Refused(422, "run_id_used", "this runId stands for another request")
+        return self._restated(record)
+
+    async def _check_first(self, record: RunRecord) -> None:
+        """See that nobody else has begun the thread at the same moment."""
+        try:
+            await self._host.check_context(self._principal, record.context_id)
+        except Refused:
+            await self._runtime.cancel(record.task_id, "the thread is somebody else's")
+            raise
+
+    # -- what they share
+
+    async def _stored(self) -> Sequence[Message]:
+        return await history(self._runtime.log, self._asked.thread_id, public=True)
+
+    def _new(self, stored: Sequence[Message], *, again: bool = True) -> list[Message]:
+        return new_messages(self._asked, stored, again=again)
+
+    def _ids(self) -> dict[str, Any]:
+        return {"thread_id": self._asked.thread_id, "run_id": self._asked.run_id, "state": self._options.state}
+
+    def _restated(self, record: RunRecord) -> Response:
+        """Tell of a run from where it stands; the client may have any part of it."""
+        return self._told(record, lambda: messages_of(self._asked), activities=False)
+
+    def _told(self, record: RunRecord, messages: Any, *, activities: bool) -> EventStream:
+        # Of a run at rest its last event is told, which says how it has ended.
+        after = record.seq - 1 if record.state in _AT_REST else record.seq
+        telling = Telling(
+            **self._ids(),
+            messages=messages,
+            after=after,
+            restated=True,
+            activities=activities,
+            stale=reasoning_of(self._asked),
+        )
+        return self._stream(record, telling, leaves=activities)
+
+    def _stream(self, record: RunRecord, telling: Telling, *, leaves: bool = False) -> EventStream:
+        runtime, task_id = self._runtime, record.task_id
+
+        async def cancel() -> None:
+            with suppress(EventLogError, ConflictError, RunOver):
+                await runtime.cancel(task_id, "the client left")
+
+        cancels = self._options.on_disconnect == "cancel" and not leaves
+        return EventStream(
+            self._host,
+            self._principal,
+            runtime.follow(task_id).pipe(chat(), agui_frames(telling)),
+            FORM,
+            heartbeat=self._options.heartbeat,
+            on_disconnect=cancel if cancels else None,
+        )

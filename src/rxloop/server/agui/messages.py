@@ -1,0 +1,122 @@
+"""The messages as the client has them: the fold of what it was told, for snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rxloop.server.agui.frames import Data
+
+Base = Callable[[], list[Data]]
+"""What the client has had before, read when it is needed."""
+
+
+class Messages:
+    """The messages of a client, each under its id, in the order in which it has them."""
+
+    def __init__(
+        self,
+        base: Iterable[str] = (),
+        written: Base = list,
+        answered: Iterable[str] = (),
+        named: Mapping[str, str] | None = None,
+    ) -> None:
+        """Begin with what the client has.
+
+        Args:
+            base: The ids of its messages.
+            written: Gives these messages.
+            answered: The calls to which it has answers, under ids of its own.
+            named: By call: under which id it has the answer to it.
+        """
+        self.answered = frozenset(answered)
+        self._named = named or {}
+        self.base = set(base)
+        """The ids of what it has had, as far as the run has said nothing of it."""
+        self._written = written
+        self._own: dict[str, Data] = {}
+        self._texts: dict[str, list[str]] = {}
+        self._results: dict[str, list[str]] = {}
+        """By the message of a call: the answers to its calls."""
+        self._place: dict[str, str] = {}
+        """By call: its message."""
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._own or id in self.base
+
+    def put(self, id: str, role: str, content: Any = None, **fields: Any) -> Data:
+        """Have a message, in place of one that the client had under that id."""
+        self.base.discard(id)
+        made = {"id": id, "role": role, **{name: value for name, value in fields.items() if value is not None}}
+        if content is not None:
+            made["content"] = content
+        self._own[id] = made
+        return made
+
+    def open(self, id: str, role: str, owner: str | None) -> list[str]:
+        """Let text be written into a message; gives where the pieces go."""
+        if id not in self._own:
+            self.put(id, role, subagentRunId=owner)
+        return self._texts.setdefault(id, [])
+
+    def begin_call(self, id: str, name: str, message: str, owner: str | None) -> list[str]:
+        """Let a call be written into a message; gives where the pieces of its arguments go."""
+        if message not in self._own:
+            self.put(message, "assistant", subagentRunId=owner)
+        call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+        self._own[message].setdefault("toolCalls", []).append(call)
+        self._place[id] = message
+        return self._texts.setdefault(f"call {id}", [])
+
+    def answer(self, id: str, call: str, content: Any, owner: str | None) -> None:
+        """Have the answer to a call, behind its message."""
+        named = self._named.get(call, id)
+        self.put(named, "tool", content, toolCallId=call, subagentRunId=owner)
+        self._results.setdefault(self._place.get(call, ""), []).append(named)
+
+    def drop(self, ids: Iterable[str]) -> None:
+        """Let go of messages."""
+        for each in ids:
+            self._own.pop(each, None)
+            self._texts.pop(each, None)
+
+    def drop_call(self, id: str) -> None:
+        """Let go of a call, and of its message if there is nothing else in it."""
+        message = self._own.get(self._place.pop(id, ""))
+        if message is None:
+            return
+        message["toolCalls"] = [call for call in message["toolCalls"] if call["id"] != id]
+        if not message["toolCalls"]:
+            del message["toolCalls"]
+            if not self._texts.get(message["id"]):
+                self.drop([message["id"]])
+
+    def all(self, *, activities: bool) -> list[Data]:
+        """Give all messages, in order; with the activities or without them."""
+        own: list[Data] = []
+        behind = {each for results in self._results.values() for each in results}
+        for name, message in self._own.items():
+            if name in behind or (message["role"] == "activity" and not activities):
+                continue
+            own.append(self._whole(message))
+            own += [self._own[each] for each in self._results.get(name, ()) if each in self._own]
+        own += [self._own[each] for each in self._results.get("", ()) if each in self._own]
+        before = self._written()
+        answered = {message["toolCallId"]: message for message in before if message.get("role") == "tool"}
+        # A result that the client has under an id of its own stays under that.
+        own = [answered.get(each["toolCallId"], each) if each["role"] == "tool" else each for each in own]
+        mine = {message["id"] for message in own}
+        first = [message for message in before if message["id"] not in mine and message["id"] not in self._own]
+        return [*first, *own]
+
+    def _whole(self, message: Data) -> Data:
+        made = dict(message)
+        if message["id"] in self._texts:
+            made["content"] = "".join(self._texts[message["id"]])
+        if "toolCalls" in message:
+            made["toolCalls"] = [self._whole_call(call) for call in message["toolCalls"]]
+        return made
+
+    def _whole_call(self, call: Data) -> Data:
+        arguments = "".join(self._texts.get(f"call {call['id']}", ()))
+        return {**call, "function": {**call["function"], "arguments": arguments}}

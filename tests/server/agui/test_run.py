@@ -1,0 +1,19 @@
+"""A run over AG-UI, with the official client."""
+
+from __future__ import annotations
+
+import pytest
+
+from agui_clients import door, node
+from rxloop import Agent
+from rxloop.testing import ScriptedModel, frames
+
+pytestmark = pytest.mark.service("node-clients")
+
+
+async def test_a_text_streams() -> None:
+    agent = Agent(ScriptedModel(frames("It -is -7 C.|", 0.001)), thoughts=False, name="clerk")
+    async with node() as clients, door(agent) as served:
+        told = (await clients.agent(served.url, "t1").say("Weather?")).checked()
+    print(told.types, told.messages)
+    assert told.messages[-1]["content"] == "It is 7 C."
