@@ -59,6 +59,12 @@ def test_no_module_takes_the_place_of_an_exported_function() -> None:
     assert modules & {*rxloop.__all__} == set()
 
 
+def test_a_room_that_is_called_like_a_public_function_does_not_take_its_place() -> None:
+    code = "import rxloop.server.a2a.app; from rxloop.server import PushOptions, a2a; print(callable(a2a))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "True\n"
+
+
 def test_a_name_that_there_is_not_is_said_so() -> None:
     with pytest.raises(AttributeError, match="module 'rxloop' has no attribute 'Agnet'"):
         _ = rxloop.Agnet  # pyright: ignore[reportAttributeAccessIssue]

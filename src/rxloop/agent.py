@@ -197,8 +197,13 @@ class Agent(MakesRuns[D, O]):
     @property
     def tool_names(self) -> list[str]:
         """The names of its tools that clients may know of; families of tools are asked only in a run."""
+        return [*self.tool_descriptions]
+
+    @property
+    def tool_descriptions(self) -> dict[str, str]:
+        """What those tools are for, by their names."""
         tools = self._made_of.tools
-        return [name for name in tools.plain if not tools.hides(name)]
+        return {name: each.definition.description for name, each in tools.plain.items() if not tools.hides(name)}
 
     @property
     def output_schema(self) -> dict[str, Any] | None:

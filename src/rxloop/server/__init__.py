@@ -22,6 +22,9 @@ import_later(__name__)
 
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
+    from rxloop.server.a2a.app import A2A as A2A
+    from rxloop.server.a2a.app import a2a as a2a
+    from rxloop.server.a2a.push import PushOptions as PushOptions
     from rxloop.server.access import Principal as Principal
     from rxloop.server.access import bearer as bearer
     from rxloop.server.agui.app import AgUi as AgUi

@@ -1,0 +1,245 @@
+"""One request to the door: who asks, a body that is no trap, and streams that end with the server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import anyio
+import orjson
+from a2a.server.context import ServerCallContext
+from a2a.server.jsonrpc_models import JSONParseError
+from a2a.server.request_handlers.response_helpers import build_error_response
+from a2a.server.routes.common import DefaultServerCallContextBuilder
+from a2a.utils.error_handlers import build_rest_error_payload
+from a2a.utils.errors import (
+    A2AError,
+    InternalError,
+    InvalidParamsError,
+    InvalidRequestError,
+    TaskNotFoundError,
+)
+from sse_starlette.event import ensure_bytes  # pyright: ignore[reportUnknownVariableType]
+from sse_starlette.sse import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive
+from typing_extensions import override
+
+from rxloop.server.access import Principal
+from rxloop.server.bodies import read_bytes
+from rxloop.server.host import Host
+from rxloop.server.refusals import Refused, refusal_of
+from rxloop.server.streams import SSE, EventStream, Format
+from rxloop.stream.bridges import Push, from_task
+from rxloop.stream.reading import Reading
+from rxloop.stream.stream import Stream
+
+log = logging.getLogger("rxloop")
+
+_DEEPEST = 64
+"""How deep JSON may be nested; what A2A's messages hold goes a little deeper in protobuf, which takes 100."""
+_ASKED = "rxloop.a2a"
+_STATUS = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+}
+
+
+@dataclass(slots=True)
+class Asked:
+    """Who asks, and what is to be answered in place of the handler's answer."""
+
+    principal: Principal
+    request: Request
+    refused: Refused | None = None
+
+    async def left(self) -> None:
+        """Wait until the client has left."""
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+
+    @contextmanager
+    def in_words_of_a2a(self) -> Generator[None]:
+        """Say every error as A2A does, and of those that are mistakes of the server nothing."""
+        try:
+            yield
+        except A2AError:
+            raise
+        except Exception as error:
+            refused = refusal_of(error)
+            if refused is None:
+                log.error("%s %s failed", self.request.method, self.request.url.path, exc_info=error)
+                raise InternalError from None
+            if refused.status == 404:
+                raise TaskNotFoundError from None
+            if refused.status in (400, 409, 422):
+                raise InvalidParamsError(str(refused)) from None
+            # What has no word in A2A: too many at once, a server that goes away.
+            self.refused = refused
+            raise InternalError(str(refused)) from None
+
+
+class Contexts(DefaultServerCallContextBuilder):
+    """Hands what is known of a request to the handler."""
+
+    @override
+    def build(self, request: Request) -> ServerCallContext:
+        context = super().build(request)
+        context.state[_ASKED] = request.scope[_ASKED]
+        return context
+
+
+def asked_of(context: ServerCallContext) -> Asked:
+    """What is known of the request that a handler answers."""
+    return cast("Asked", context.state[_ASKED])
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def guarded(host: Host, endpoint: Endpoint, *, rpc: bool, heartbeat: float | None) -> Endpoint:
+    """Put a route of the SDK behind what all doors share: who asks, limits, streams that are counted and drained.
+
+    Args:
+        host: Knows all that.
+        endpoint: The route of the SDK.
+        rpc: It speaks JSON-RPC, and not REST.
+        heartbeat: Seconds of silence after which a stream gives a sign of life; None for none.
+    """
+
+    async def serve(request: Request) -> Response:
+        try:
+            principal = await host.principal(request)
+            body = b"" if request.method in ("GET", "HEAD", "DELETE") else await read_bytes(request, host.limits)
+        except Exception as error:
+            return on_error(request, error)
+        if body:
+            body = _harmless(body)
+            if body is None:
+                return _unreadable(rpc)
+        inner = Request(request.scope, _replayed(body, request.receive))
+        asked = inner.scope[_ASKED] = Asked(principal, inner)
+        response = await endpoint(inner)
+        if asked.refused is not None:
+            return _refusal(asked.refused)
+        if not isinstance(response, EventSourceResponse):
+            return response
+        frames = Stream(*_held(cast("Any", response).body_iterator), overflow="block")
+        try:
+            return EventStream(host, principal, frames, _FRAMES, heartbeat=heartbeat)
+        except Refused as refused:
+            return _refusal(refused)
+
+    return serve
+
+
+def _harmless(body: bytes) -> bytes | None:
+    """Write JSON anew: without NaN, doubled keys, numbers that no number can be; None of what is none, or too deep."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    level: list[Any] = [value]
+    for _ in range(_DEEPEST):
+        level = [each for part in level for each in _inside(part)]
+        if not level:
+            return orjson.dumps(value)
+    return None
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from cast("dict[str, Any]", value).values()
+    elif isinstance(value, list):
+        yield from cast("list[Any]", value)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Give a body that was read once more, and then what the client does after it."""
+    left = [body]
+
+    async def again() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return again
+
+
+def _held(items: AsyncGenerator[Any]) -> tuple[Any, Reading]:
+    """The frames of the SDK, as a source that waits for a reader that is slow."""
+    hold = Reading()
+
+    async def work(push: Push[Any]) -> None:
+        async with aclosing(items):
+            async for item in items:
+                push(item)
+                if hold.gate.closed:
+                    await hold.gate.wait()
+
+    return from_task(work, name="rxloop-a2a-stream"), hold
+
+
+def _frame(item: Any) -> bytes:
+    return ensure_bytes(item, "\n")
+
+
+_FRAMES = Format(SSE.media_type, _frame, b"", SSE.beat, SSE.last)
+
+
+@asynccontextmanager
+async def waiting(host: Host, asked: Asked) -> AsyncGenerator[Callable[[Stream[Any]], Awaitable[None]]]:
+    """Wait for a stream to end, as long as the client waits and the server stays; it counts as one that is read.
+
+    Raises:
+        Refused: The client waits for too many already.
+    """
+    host.take_stream(asked.principal)
+    scope = anyio.CancelScope()
+
+    async def wait_for(events: Stream[Any]) -> None:
+        with scope:
+            async with anyio.create_task_group() as group:
+
+                async def watch() -> None:
+                    await asked.left()
+                    group.cancel_scope.cancel()
+
+                group.start_soon(watch)
+                async for _ in events:
+                    pass
+                group.cancel_scope.cancel()
+
+    with host.streaming(asked.principal, scope):
+        yield wait_for
+
+
+# -- refusals
+
+
+def on_error(request: Request, error: Exception) -> Response:
+    """Answer a request that no handler has answered."""
+    refused = refusal_of(error)
+    if refused is None:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        refused = Refused(500, "internal", "the server failed")
+    return _refusal(refused)
+
+
+def _refusal(refused: Refused) -> Response:
+    status = _STATUS.get(refused.status, "INVALID_ARGUMENT")
+    error = {"code": refused.status, "status": status, "message": str(refused)}
+    return JSONResponse({"error": error}, refused.status, {"cache-control": "no-store", **refused.headers})
+
+
+def _unreadable(rpc: bool) -> Response:
+    if rpc:
+        return JSONResponse(build_error_response(None, JSONParseError()))
+    payload = build_rest_error_payload(InvalidRequestError("the body is no JSON, or is nested too deep"))
+    return JSONResponse(payload, 400)

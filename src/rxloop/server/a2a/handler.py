@@ -1,0 +1,328 @@
+"""The operations of A2A, over a runtime and its log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from a2a.server.context import ServerCallContext
+from a2a.server.request_handlers.request_handler import RequestHandler
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import (
+    ExtendedAgentCardNotConfiguredError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+from a2a.utils.input_mode_validator import validate_input_modes
+from a2a.utils.proto_utils import validate_proto_required_fields
+from a2a.utils.task import (
+    ListTasksCursor,
+    apply_history_length,
+    decode_list_tasks_cursor,
+    encode_list_tasks_cursor,
+    validate_history_length,
+    validate_page_size,
+)
+from typing_extensions import override
+
+from rxloop.errors import ConflictError, RunOver
+from rxloop.operators.views.after import read_cursor
+from rxloop.operators.views.until_final import until_final
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import Event
+from rxloop.protocol.run_events import State
+from rxloop.recorded.stream import OVER
+from rxloop.server.a2a.calls import Asked, asked_of, waiting
+from rxloop.server.a2a.card import addressed, url_of
+from rxloop.server.a2a.push import Push
+from rxloop.server.a2a.sending import going_on, starting
+from rxloop.server.a2a.task import STATES, TaskFold, Update, folded, updates
+from rxloop.server.access import Principal
+from rxloop.server.host import Host
+from rxloop.state.conversation import read_log
+
+ExtendedCard = pb.AgentCard | Callable[[Principal], pb.AgentCard]
+_PAGE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served, and how."""
+
+    host: Host
+    agent: str
+    card: pb.AgentCard
+    extended: ExtendedCard | None
+    url: str | None
+    thoughts: bool
+    push: Push | None
+
+    async def record(self, principal: Principal, task_id: str) -> RunRecord:
+        """What the log knows of a task of this agent.
+
+        Raises:
+            Refused: There is none, or it is somebody else's.
+            TaskNotFoundError: It is another agent's.
+        """
+        record = await self.host.record(principal, task_id)
+        if record.agent_name != self.agent:
+            raise TaskNotFoundError
+        return record
+
+    async def fold(self, task_id: str) -> TaskFold:
+        """Read a task."""
+        return folded(await read_log(self.host.runtime.log.read, task_id), thoughts=self.thoughts)
+
+
+class Tasks(RequestHandler):
+    """Answers each operation of A2A: a task is the fold of a run, and there is no other memory."""
+
+    def __init__(self, served: Served) -> None:
+        """Answer for one agent."""
+        self._served = served
+
+    @override
+    async def on_get_task(self, params: pb.GetTaskRequest, context: ServerCallContext) -> pb.Task | None:
+        served, asked = self._served, asked_of(context)
+        with asked.in_words_of_a2a():
+            validate_proto_required_fields(params)
+            validate_history_length(params)
+            record = await served.record(asked.principal, params.id)
+            return apply_history_length((await served.fold(record.task_id)).task, params)
+
+    @override
+    async def on_list_tasks(self, params: pb.ListTasksRequest, context: ServerCallContext) -> pb.ListTasksResponse:
+        asked = asked_of(context)
+        with asked.in_words_of_a2a():
+            validate_history_length(params)
+            if params.HasField("page_size"):
+                validate_page_size(params.page_size)
+            return await self._listed(params, asked.principal)
+
+    async def _listed(self, params: pb.ListTasksRequest, principal: Principal) -> pb.ListTasksResponse:
+        served = self._served
+        states: list[State] | None = None
+        if params.status:
+            states = [state for state, its in STATES.items() if its == params.status]
+            if not states:
+                return pb.ListTasksResponse(page_size=params.page_size or _PAGE)
+        found = await read_log(
+            served.host.runtime.log.runs,
+            agent_name=served.agent,
+            context_id=params.context_id or None,
+            states=states,
+            owner=None if "others" in principal.scopes else principal.id,
+        )
+        since = params.status_timestamp_after.ToMilliseconds() if params.HasField("status_timestamp_after") else None
+        shown = [each for each in found if principal.may_see(each) and (since is None or each.updated >= since)]
+        # The newest first, as A2A wants it; logs list in the order of the starts.
+        shown.sort(key=_place, reverse=True)
+        total, size = len(shown), params.page_size or _PAGE
+        if params.page_token:
+            after = decode_list_tasks_cursor(params.page_token)
+            if after is None or after.timestamp_ns is None:
+                raise InvalidParamsError("the pageToken is not one of this server")
+            shown = [each for each in shown if _place(each) < (after.timestamp_ns, after.task_id)]
+        page = shown[:size]
+        answer = pb.ListTasksResponse(page_size=size, total_size=total)
+        for record in page:
+            task = (await served.fold(record.task_id)).task
+            if not params.include_artifacts:
+                task.ClearField("artifacts")
+            answer.tasks.append(apply_history_length(task, params))
+        if len(shown) > size:
+            updated, task_id = _place(page[-1])
+            answer.next_page_token = encode_list_tasks_cursor(ListTasksCursor(updated, task_id))
+        return answer
+
+    @override
+    async def on_cancel_task(self, params: pb.CancelTaskRequest, context: ServerCallContext) -> pb.Task | None:
+        served, asked = self._served, asked_of(context)
+        with asked.in_words_of_a2a():
+            validate_proto_required_fields(params)
+            record = await served.record(asked.principal, params.id)
+            if record.state in OVER:
+                raise TaskNotCancelableError
+            with suppress(ConflictError):
+                # In its mail, where it stays until somebody has time for it.
+                await served.host.runtime.cancel(record.task_id)
+            return (await served.fold(record.task_id)).task
+
+    @override
+    async def on_message_send(self, params: pb.SendMessageRequest, context: ServerCallContext) -> pb.Task | pb.Message:
+        served, asked = self._served, asked_of(context)
+        with asked.in_words_of_a2a():
+            runtime, config = served.host.runtime, params.configuration
+            self._check(params)
+            if config.return_immediately:
+                task_id, _ = await self._begin(asked, params)
+            else:
+                # Before anything begins: whoever may not wait starts nothing.
+                async with waiting(served.host, asked) as wait_for:
+                    task_id, after = await self._begin(asked, params)
+                    await wait_for(runtime.follow(task_id, after=after).pipe(until_final()))
+            return apply_history_length((await served.fold(task_id)).task, config)
+
+    @override
+    async def on_message_send_stream(
+        self, params: pb.SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Any]:
+        asked = asked_of(context)
+        with asked.in_words_of_a2a():
+            self._check(params)
+            task_id, after = await self._begin(asked, params)
+            async with aclosing(self._told(task_id, after)) as told:
+                async for update in told:
+                    if isinstance(update, pb.Task):
+                        update = apply_history_length(update, params.configuration)
+                    yield update
+
+    @override
+    async def on_subscribe_to_task(
+        self, params: pb.SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Any]:
+        served, asked = self._served, asked_of(context)
+        with asked.in_words_of_a2a():
+            validate_proto_required_fields(params)
+            record = await served.record(asked.principal, params.id)
+            if record.state in OVER:
+                raise UnsupportedOperationError("the task is over, and nothing more comes of it")
+            async with aclosing(self._told(record.task_id, _cursor(record))) as told:
+                async for update in told:
+                    yield update
+
+    async def _told(self, task_id: str, after: str | None) -> AsyncGenerator[Update]:
+        """What a client is told of a task until it comes to rest.
+
+        Args:
+            task_id: The task.
+            after: What happened up to there comes as the task in one; None is from its beginning.
+        """
+        runtime, thoughts = self._served.host.runtime, self._served.thoughts
+        before: list[Event] = []
+        if after is not None:
+            seen = read_cursor(after, strict=True).seq
+            before = [event for event in await read_log(runtime.log.read, task_id) if event.seq <= seen]
+        events = runtime.follow(task_id, after=after).pipe(until_final(), updates(before, thoughts=thoughts))
+        async with aclosing(aiter(events)) as reader:
+            async for update in reader:
+                yield update
+
+    def _check(self, params: pb.SendMessageRequest) -> None:
+        validate_proto_required_fields(params)
+        validate_history_length(params.configuration)
+        if params.message.role != pb.ROLE_USER:
+            raise InvalidParamsError("a client's message has the role ROLE_USER")
+        validate_input_modes(params.message, self._served.card)
+
+    async def _begin(self, asked: Asked, params: pb.SendMessageRequest) -> tuple[str, str | None]:
+        """Start a task, or go on with one.
+
+        Returns:
+            The task, and the cursor of what has happened before; None for a new one.
+        """
+        served, config = self._served, params.configuration
+        wanted = config.task_push_notification_config if config.HasField("task_push_notification_config") else None
+        if wanted is not None:
+            await self._push.check(wanted)
+        if not params.message.task_id:
+            record, after = await starting(served.host, served.agent, asked, params), None
+        else:
+            record = await served.record(asked.principal, params.message.task_id)
+            if params.message.context_id and params.message.context_id != record.context_id:
+                raise InvalidParamsError("the contextId is not that of the task")
+            after = _cursor(record)
+            if record.state in OVER:
+                raise UnsupportedOperationError("the task is over: send the message without its taskId")
+            try:
+                await going_on(served.host, record, params.message, await served.fold(record.task_id))
+            except RunOver:
+                raise UnsupportedOperationError("the task is over: send the message without its taskId") from None
+        if wanted is not None:
+            await self._push.keep(record, wanted, after_seq=0 if after is None else record.seq)
+        return record.task_id, after
+
+    # -- push notifications
+
+    @property
+    def _push(self) -> Push:
+        if self._served.push is None:
+            raise PushNotificationNotSupportedError
+        return self._served.push
+
+    @override
+    async def on_create_task_push_notification_config(
+        self, params: pb.TaskPushNotificationConfig, context: ServerCallContext
+    ) -> pb.TaskPushNotificationConfig:
+        asked = asked_of(context)
+        with asked.in_words_of_a2a():
+            push = self._push
+            validate_proto_required_fields(params)
+            record = await self._served.record(asked.principal, params.task_id)
+            await push.check(params)
+            return await push.keep(record, params, after_seq=record.seq)
+
+    @override
+    async def on_get_task_push_notification_config(
+        self, params: pb.GetTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> pb.TaskPushNotificationConfig:
+        asked = asked_of(context)
+        with asked.in_words_of_a2a():
+            push = self._push
+            validate_proto_required_fields(params)
+            record = await self._served.record(asked.principal, params.task_id)
+            found = {each.id: each for each in await push.configs(record.task_id)}
+            if params.id not in found:
+                raise TaskNotFoundError
+            return found[params.id]
+
+    @override
+    async def on_list_task_push_notification_configs(
+        self, params: pb.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
+    ) -> pb.ListTaskPushNotificationConfigsResponse:
+        asked = asked_of(context)
+        with asked.in_words_of_a2a():
+            push = self._push
+            validate_proto_required_fields(params)
+            record = await self._served.record(asked.principal, params.task_id)
+            return pb.ListTaskPushNotificationConfigsResponse(configs=await push.configs(record.task_id))
+
+    @override
+    async def on_delete_task_push_notification_config(
+        self, params: pb.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> None:
+        asked = asked_of(context)
+        with asked.in_words_of_a2a():
+            push = self._push
+            validate_proto_required_fields(params)
+            record = await self._served.record(asked.principal, params.task_id)
+            await push.remove(record.task_id, params.id)
+
+    # -- the card
+
+    @override
+    async def on_get_extended_agent_card(
+        self, params: pb.GetExtendedAgentCardRequest, context: ServerCallContext
+    ) -> pb.AgentCard:
+        served, asked = self._served, asked_of(context)
+        with asked.in_words_of_a2a():
+            if not served.card.capabilities.extended_agent_card:
+                raise UnsupportedOperationError("there is no extended card")
+            if served.extended is None:
+                raise ExtendedAgentCardNotConfiguredError
+            card = served.extended if isinstance(served.extended, pb.AgentCard) else served.extended(asked.principal)
+            return addressed(card, url_of(asked.request, served.url))
+
+
+def _cursor(record: RunRecord) -> str:
+    return f"{record.task_id}/{record.attempt}.{record.seq}.0"
+
+
+def _place(record: RunRecord) -> tuple[int, str]:
+    """Where a task stands in a list: by its last change, in nanoseconds, and its id."""
+    return record.updated * 1_000_000, record.task_id

@@ -1,0 +1,179 @@
+"""What A2A messages and artifacts are made of: read from clients, and written for them."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Sequence
+from typing import Any, cast
+
+import orjson
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import InvalidParamsError
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.struct_pb2 import Struct
+
+from rxloop.protocol.events import ArtifactUpdateEvent, PendingInput
+from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
+
+_PARTS = 64
+_TEXT = 100_000
+_ADDRESS = re.compile(r"https?://[!-~]{1,2000}")
+_YES = ("yes", "y", "true", "ok", "approve", "approved")
+_NO = ("no", "n", "false", "refuse", "refused", "reject", "decline")
+
+
+# -- from clients
+
+
+def content_of(message: pb.Message) -> str | list[Part]:
+    """What somebody says, as a model gets it; data becomes its JSON.
+
+    Raises:
+        InvalidParamsError: A part is none, is too long, or is an address that nobody should fetch.
+    """
+    if not 0 < len(message.parts) <= _PARTS:
+        raise InvalidParamsError(f"a message has 1 to {_PARTS} parts")
+    parts = [_part(part) for part in message.parts]
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
+        return parts[0].text
+    return parts
+
+
+def _part(part: pb.Part) -> Part:
+    kind = part.WhichOneof("content")
+    if kind in ("text", "data"):
+        text = part.text if kind == "text" else orjson.dumps(data_of(part)).decode()
+        if not 0 < len(text) <= _TEXT:
+            raise InvalidParamsError(f"the text of a part has 1 to {_TEXT} characters")
+        return TextPart(text=text)
+    media_type = part.media_type or None
+    image = (media_type or "").startswith("image/")
+    if kind == "url":
+        if not _ADDRESS.fullmatch(part.url):
+            raise InvalidParamsError("the url of a part is an address that begins with http:// or https://")
+        if image:
+            return ImagePart(url=part.url, media_type=media_type)
+        return FilePart(url=part.url, media_type=media_type, filename=part.filename or None)
+    if kind == "raw":
+        if media_type is None:
+            raise InvalidParamsError("a raw part needs its mediaType")
+        if image:
+            return ImagePart(data=part.raw, media_type=media_type)
+        return FilePart(data=part.raw, media_type=media_type, filename=part.filename or None)
+    raise InvalidParamsError("a part has a text, raw bytes, a url or data")
+
+
+def data_of(part: pb.Part) -> Any:
+    """The data of a part, as JSON has it."""
+    return _whole_numbers(MessageToDict(part.data))
+
+
+def metadata_of(struct: Struct) -> dict[str, Any]:
+    """The metadata that a client has sent, as JSON has it."""
+    return cast("dict[str, Any]", _whole_numbers(MessageToDict(struct)))
+
+
+def _whole_numbers(value: Any) -> Any:
+    # Every number of A2A is a float; 5 has to be 5 again, for a tool that takes an integer.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole_numbers(each) for key, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_whole_numbers(each) for each in cast("list[Any]", value)]
+    return value
+
+
+def answers_of(message: pb.Message, pending: Sequence[PendingInput]) -> dict[str, Any]:
+    """The answers in a message: data `{"inputs": {id: value}}`, or for a single question its value, or a text.
+
+    Raises:
+        InvalidParamsError: Nobody can tell which question it answers.
+    """
+    data = [data_of(part) for part in message.parts if part.HasField("data")]
+    answers: dict[str, Any] = {}
+    for each in data:
+        if isinstance(each, dict) and isinstance(inputs := cast("dict[str, Any]", each).get("inputs"), dict):
+            answers |= cast("dict[str, Any]", inputs)
+    if answers:
+        return answers
+    if len(pending) != 1:
+        known = ", ".join(question.input_id for question in pending)
+        raise InvalidParamsError(f'answer by a data part {{"inputs": {{id: value}}}}; the task waits for {known}')
+    [question] = pending
+    if data:
+        return {question.input_id: data[0]}
+    text = "\n".join(part.text for part in message.parts if part.HasField("text")).strip()
+    if not text:
+        raise InvalidParamsError("answer by a text or a data part")
+    return {question.input_id: _spoken(question, text)}
+
+
+def _spoken(question: PendingInput, text: str) -> Any:
+    match question.input_kind:
+        case "text" | "credential":
+            return text
+        case "confirmation" if text.lower() in _YES:
+            return True
+        case "confirmation" if text.lower() in _NO:
+            return False
+        case "selection" if question.options is not None:
+            return next((option for option in question.options if str(option) == text), text)
+        case _:
+            try:
+                return orjson.loads(text)
+            except orjson.JSONDecodeError:
+                return text
+
+
+# -- for clients
+
+
+def struct_of(value: dict[str, Any]) -> Struct:
+    """Metadata, as A2A has it."""
+    return ParseDict(value, Struct())
+
+
+def data_part(value: Any) -> pb.Part:
+    """Data as a part."""
+    return ParseDict({"data": value}, pb.Part())
+
+
+def said(message: Message, message_id: str, task_id: str, context_id: str) -> pb.Message:
+    """A message of a conversation, as A2A has it."""
+    content = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
+    return pb.Message(
+        message_id=message.message_id or message_id,
+        task_id=task_id,
+        context_id=context_id,
+        role=pb.ROLE_USER if message.role == "user" else pb.ROLE_AGENT,
+        parts=[_shown(part) for part in content],
+    )
+
+
+def _shown(part: Part) -> pb.Part:
+    if isinstance(part, TextPart):
+        return pb.Part(text=part.text)
+    made = pb.Part(media_type=part.media_type or "", filename=getattr(part, "filename", None) or "")
+    if part.url is not None:
+        made.url = part.url
+    else:
+        made.raw = part.data or b""
+    return made
+
+
+def piece_of(event: ArtifactUpdateEvent) -> pb.Part:
+    """A piece of an artifact: bytes, a text, data, or `{"url": ...}` for what lies elsewhere."""
+    part = pb.Part(filename=event.name or "", media_type=event.media_type or "")
+    data: Any = event.data
+    match data:
+        case str() if event.encoding == "base64":
+            part.raw = b64decode(data)
+        case None | str():
+            part.text = data or ""
+        case {"url": str(url), **others} if not others:
+            part.url = url
+        case _:
+            part.MergeFrom(data_part(data))
+    return part

@@ -1,0 +1,299 @@
+"""Push notifications: webhooks that are told of a task, at least once, also after a restart.
+
+What clients have registered is kept beside the runs, in the artifacts of the log: for each task one artifact of lines
+of JSON, of which the webhooks are the fold. A webhook is told by one process, that which has its turn; what a process
+leaves when it dies, another one goes on with from the last event that was delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import uuid4
+
+import anyio
+import httpx
+import orjson
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import InvalidParamsError
+from a2a.utils.proto_utils import to_stream_response
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from rxloop.errors import ArtifactError, ConfigurationError, UnknownArtifact, UnknownRun
+from rxloop.pipeline.logs import EventLog, TakesTurns
+from rxloop.pipeline.seams import ArtifactStore, KeepsArtifacts
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import Event, StatusUpdateEvent, ends_attempt
+from rxloop.recorded.follow import follow
+from rxloop.recorded.stream import OVER
+from rxloop.server.a2a.addresses import Unsafe, post, read_url, safe_addresses
+from rxloop.server.a2a.task import TaskFold, folded
+from rxloop.server.access import ANYBODY
+from rxloop.server.host import Host
+from rxloop.state.conversation import read_log
+from rxloop.stream.waiting import all_over
+
+log = logging.getLogger("rxloop")
+
+_PLACE = "a2a push"
+"""The conversation that the artifacts belong to; no client can name it, since its ids have no space."""
+_MOST = 16
+"""Webhooks of one task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions:
+    """How webhooks are told.
+
+    Attributes:
+        private: Allow addresses that are not public, such as those of one's own network. Whoever may register webhooks
+            then makes this server call whatever it can reach.
+        timeout: Seconds that one request may take.
+        tries: How often a notification is tried before it is given up.
+        pause: Seconds before the second try; each further pause is twice as long, up to a minute.
+        look_every: Seconds between two looks for webhooks that a process has left when it died.
+    """
+
+    private: bool = False
+    timeout: float = 10.0
+    tries: int = 8
+    pause: float = 1.0
+    look_every: float = 30.0
+
+
+@dataclass(slots=True)
+class _Hook:
+    config: pb.TaskPushNotificationConfig
+    seq: int
+    """The last event that it was told of."""
+
+
+class Push:
+    """The webhooks of the tasks of an agent."""
+
+    def __init__(self, event_log: EventLog, options: PushOptions, *, thoughts: bool) -> None:
+        """Keep webhooks beside the runs of a log.
+
+        Raises:
+            ConfigurationError: The log has no artifacts.
+        """
+        if not isinstance(event_log, KeepsArtifacts):
+            raise ConfigurationError(
+                f"{event_log!r} keeps no artifacts, and webhooks have to be kept somewhere: push=None, or another log"
+            )
+        self._log, self._options, self._thoughts = event_log, options, thoughts
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._over: set[str] = set()
+        """The tasks that are over, and whose webhooks know it."""
+        self._client: httpx.AsyncClient | None = None
+        self._started = False
+
+    @property
+    def _store(self) -> ArtifactStore:
+        return cast("KeepsArtifacts", self._log).artifacts
+
+    def start(self, host: Host) -> None:
+        """Begin to tell webhooks, until the server goes away: of what happens, and of what a process has left."""
+        if not self._started and not host.draining:
+            self._started = True
+            host.take_stream(ANYBODY)
+            host.later(self._work(host))
+
+    async def _work(self, host: Host) -> None:
+        scope = anyio.CancelScope()
+        with host.streaming(ANYBODY, scope), scope:
+            async with httpx.AsyncClient(timeout=self._options.timeout, trust_env=False) as self._client:
+                try:
+                    await self._look()
+                finally:
+                    self._client, tasks = None, [*self._tasks.values()]
+                    for task in tasks:
+                        task.cancel()
+                    await all_over(tasks)
+
+    # -- what clients have registered
+
+    async def check(self, config: pb.TaskPushNotificationConfig) -> None:
+        """See that a webhook may be told.
+
+        Raises:
+            InvalidParamsError: Its url is none, or leads where no notification is to go.
+        """
+        try:
+            url = read_url(config.url)
+            if not self._options.private:
+                await safe_addresses(url)
+        except Unsafe as error:
+            raise InvalidParamsError(f"the url of the webhook cannot be used: {error}") from None
+        values = (config.id, config.token, config.authentication.scheme, config.authentication.credentials)
+        if any(len(value) > 4_000 or not value.isprintable() for value in values):
+            raise InvalidParamsError("a field of the webhook is too long, or has control characters")
+
+    async def keep(
+        self, record: RunRecord, config: pb.TaskPushNotificationConfig, *, after_seq: int
+    ) -> pb.TaskPushNotificationConfig:
+        """Register a webhook, and tell it of all that comes after an event.
+
+        Raises:
+            InvalidParamsError: The task has too many already.
+        """
+        kept = pb.TaskPushNotificationConfig()
+        kept.CopyFrom(config)
+        kept.task_id, kept.tenant = record.task_id, ""
+        kept.id = config.id or str(uuid4())
+        hooks = await self._hooks(record.task_id)
+        if kept.id not in hooks and len(hooks) >= _MOST:
+            raise InvalidParamsError(f"a task has at most {_MOST} webhooks")
+        await self._note(record.task_id, {"set": MessageToDict(kept), "seq": after_seq})
+        self._begin(record.task_id, kept.id)
+        return kept
+
+    async def configs(self, task_id: str) -> list[pb.TaskPushNotificationConfig]:
+        """The webhooks of a task."""
+        return [hook.config for hook in (await self._hooks(task_id)).values()]
+
+    async def remove(self, task_id: str, config_id: str) -> None:
+        """Forget a webhook; one that there is not is forgotten already."""
+        if config_id in await self._hooks(task_id):
+            await self._note(task_id, {"remove": config_id})
+        task = self._tasks.get((task_id, config_id))
+        if task is not None:
+            task.cancel()
+
+    async def _hooks(self, task_id: str) -> dict[str, _Hook]:
+        try:
+            written = await self._store.read(_PLACE, task_id)
+        except UnknownArtifact:
+            return {}
+        hooks: dict[str, _Hook] = {}
+        for line in written.splitlines():
+            change: dict[str, Any] = orjson.loads(line)
+            if "set" in change:
+                config = ParseDict(change["set"], pb.TaskPushNotificationConfig())
+                hooks[config.id] = _Hook(config, change["seq"])
+            elif "remove" in change:
+                hooks.pop(change["remove"], None)
+            elif change["told"] in hooks:
+                hooks[change["told"]].seq = max(change["seq"], hooks[change["told"]].seq)
+        return hooks
+
+    async def _note(self, task_id: str, change: dict[str, Any]) -> None:
+        """Write a change down; one artifact for each task, begun with its first webhook."""
+        options: dict[str, Any] = {"name": task_id, "media_type": "application/x-ndjson", "override": False}
+        # One that is there is fine.
+        with suppress(ArtifactError):
+            await self._store.create(_PLACE, task_id, key="webhooks", now=_now(), **options)
+        line = orjson.dumps(change) + b"\n"
+        await self._store.append(_PLACE, task_id, line, version=None, last=False, key=str(uuid4()), now=_now())
+
+    # -- telling
+
+    def _begin(self, task_id: str, config_id: str) -> None:
+        key = task_id, config_id
+        if self._client is None or key in self._tasks:
+            return
+        task = self._tasks[key] = asyncio.create_task(self._tell(task_id, config_id), name="rxloop-a2a-webhook")
+        task.add_done_callback(lambda done: self._tasks.pop(key, None))
+
+    async def _look(self) -> None:
+        """Take up the webhooks that somebody has left."""
+        while True:
+            try:
+                for artifact in await self._store.list(_PLACE):
+                    if artifact.artifact_id not in self._over:
+                        for config_id in await self._left(artifact.artifact_id):
+                            self._begin(artifact.artifact_id, config_id)
+            except Exception as error:
+                log.warning("webhooks that were left cannot be looked for: %s; trying again", error)
+            await asyncio.sleep(self._options.look_every)
+
+    async def _left(self, task_id: str) -> list[str]:
+        """The webhooks of a task that have not been told all."""
+        try:
+            record = await read_log(self._log.record, task_id)
+        except UnknownRun:
+            return []
+        over = record.state in OVER
+        left = [each for each, hook in (await self._hooks(task_id)).items() if hook.seq < record.seq or not over]
+        if over and not left:
+            self._over.add(task_id)
+        return left
+
+    async def _tell(self, task_id: str, config_id: str) -> None:
+        turns = cast("TakesTurns", self._log)
+        place, lost = f"{_PLACE}/{task_id}/{config_id}", asyncio.Event()
+        try:
+            if not await turns.take_turn(place, task_id, lost.set):
+                # Another process tells it; whether that lives on is seen by the next look.
+                return
+            try:
+                await self._tell_all(task_id, config_id, lost)
+            finally:
+                await turns.give_turn_back(place, task_id)
+        except Exception as error:
+            # It is taken up by the next look.
+            log.warning("the webhooks of the task %s are not told for now: %s", task_id, error)
+
+    async def _tell_all(self, task_id: str, config_id: str, lost: asyncio.Event) -> None:
+        hook = (await self._hooks(task_id)).get(config_id)
+        if hook is None:
+            return
+        events = await read_log(self._log.read, task_id)
+        fold = folded([each for each in events if each.seq <= hook.seq], thoughts=self._thoughts)
+        before = next((each for each in reversed(events) if each.seq <= hook.seq), None)
+        if before is not None and _is_end(before):
+            return
+        after = before.cursor if before is not None else None
+        async for event in follow(self._log, task_id, after=after, until="end"):
+            if lost.is_set():
+                return
+            if not await self._tell_of(event, fold, hook) or _is_end(event):
+                return
+
+    async def _tell_of(self, event: Event, fold: TaskFold, hook: _Hook) -> bool:
+        """Tell a webhook of an event; gives whether there is anybody to tell of the next one."""
+        told = fold.add(event)
+        for update in told:
+            body = orjson.dumps(MessageToDict(to_stream_response(update)))
+            if not await self._send(hook.config, body):
+                log.warning("the webhook %s of the task %s is given up", hook.config.id, hook.config.task_id)
+                await self._note(hook.config.task_id, {"remove": hook.config.id})
+                return False
+        if told:
+            await self._note(hook.config.task_id, {"told": hook.config.id, "seq": event.seq})
+        return True
+
+    async def _send(self, config: pb.TaskPushNotificationConfig, body: bytes) -> bool:
+        """Send a notification, again and again; gives whether it has arrived."""
+        assert self._client is not None
+        headers = {"content-type": "application/a2a+json", "a2a-version": "1.0"}
+        if config.token:
+            headers["x-a2a-notification-token"] = config.token
+        if config.authentication.scheme and config.authentication.credentials:
+            headers["authorization"] = f"{config.authentication.scheme} {config.authentication.credentials}"
+        pause = self._options.pause
+        for left in reversed(range(self._options.tries)):
+            try:
+                status = await post(self._client, config.url, body, headers, anywhere=self._options.private)
+                if 200 <= status < 300:
+                    return True
+                said = f"it answers {status}"
+            except (httpx.HTTPError, Unsafe) as error:
+                said = str(error) or type(error).__name__
+            log.info("a notification for the task %s has not arrived: %s; %d tries left", config.task_id, said, left)
+            if left:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 60.0)
+        return False
+
+
+def _is_end(event: Event) -> bool:
+    return isinstance(event, StatusUpdateEvent) and ends_attempt(event) and event.state in OVER
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

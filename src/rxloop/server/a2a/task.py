@@ -1,0 +1,263 @@
+"""A task of A2A as a fold of the public events of a run, and the view that tells a client of each change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from a2a.types import a2a_pb2 as pb
+from google.protobuf.timestamp_pb2 import Timestamp
+from reactivex import Observable, abc
+
+from rxloop.operators.views._types import View
+from rxloop.protocol.events import (
+    ArtifactUpdateEvent,
+    ContentCompleteEvent,
+    Event,
+    MessageAddedEvent,
+    StatusUpdateEvent,
+    TaskEvent,
+    ThoughtStreamEvent,
+)
+from rxloop.protocol.messages import Message, Usage
+from rxloop.protocol.questions import PendingInput
+from rxloop.protocol.run_events import State
+from rxloop.protocol.visibility import PUBLIC_METADATA
+from rxloop.server.a2a.parts import data_part, piece_of, said, struct_of
+from rxloop.server.chat.changes import CallProgress, Change, StepEnded, TextDelta
+from rxloop.server.chat.fold import ChatFold
+
+Update = pb.Task | pb.TaskStatusUpdateEvent | pb.TaskArtifactUpdateEvent
+"""What a client is told."""
+
+STATES: dict[State, pb.TaskState] = {
+    "submitted": pb.TASK_STATE_SUBMITTED,
+    "working": pb.TASK_STATE_WORKING,
+    "completed": pb.TASK_STATE_COMPLETED,
+    "failed": pb.TASK_STATE_FAILED,
+    "canceled": pb.TASK_STATE_CANCELED,
+    "input-required": pb.TASK_STATE_INPUT_REQUIRED,
+    "auth-required": pb.TASK_STATE_AUTH_REQUIRED,
+}
+
+
+def time_of(milliseconds: int) -> Timestamp:
+    """A time, as A2A has it."""
+    stamp = Timestamp()
+    stamp.FromMilliseconds(milliseconds)
+    return stamp
+
+
+class TaskFold:
+    """The fold of the events of one run.
+
+    `task` is what the events so far make of it; `pending` are the questions that wait, as clients may see them.
+    """
+
+    def __init__(self, *, thoughts: bool = False) -> None:
+        self.task = pb.Task()
+        self.pending: Sequence[PendingInput] = ()
+        self._thoughts = thoughts
+        self._changes: list[Change | Event] = []
+        self._chat = ChatFold(self._changes.append)
+        self._written = ""
+        """The id of the text that clients have of the answer; the first piece of another one takes its place."""
+
+    def add(self, event: Event) -> list[Update]:
+        """Fold one event in, and give what a client is told of it."""
+        if event.durable:
+            # Also of what is not for clients: it is the time by which tasks are listed.
+            self.task.status.timestamp.CopyFrom(time_of(event.timestamp))
+        shown = event.for_clients()
+        if shown is not None:
+            self._chat.take(shown)
+        changes, self._changes[:] = [*self._changes], []
+        return [update for change in changes for update in self._told(change)]
+
+    def _told(self, change: Change | Event) -> Sequence[Update]:
+        event = change if isinstance(change, Event) else change.event
+        if isinstance(event, ArtifactUpdateEvent):
+            return [self._artifact(event)]
+        # What nested runs and the branches of strategies say is not what the agent says.
+        if event.parent_task_id is not None or event.branch is not None:
+            return []
+        match change:
+            case TaskEvent():
+                return [self._begin(change)]
+            case StatusUpdateEvent(final=True) if change.state != "working":
+                return self._rest(change)
+            case StatusUpdateEvent():
+                self.pending = ()
+                return [self._status(change, change.state)]
+            case TextDelta():
+                append, self._written = change.id == self._written, change.id
+                return [self._answer(change.delta, append=append, last=False)]
+            case StepEnded(event=ContentCompleteEvent() as message, outcome="complete") if message.content:
+                if message.tool_calls or message.left_out:
+                    return [self._status(message, "working", message.content)]
+                self._keep(self._answer(message.content, append=False, last=False))
+                return []
+            case CallProgress():
+                return [self._status(event, "working", change.event.message)]
+            case ThoughtStreamEvent() if self._thoughts:
+                return [self._status(change, "working", change.content, thought=True)]
+            case MessageAddedEvent():
+                self.task.history.append(self._said(change, Message(role=change.role, content=change.content)))
+                return []
+            case _:
+                return []
+
+    def _begin(self, event: TaskEvent) -> pb.Task:
+        task_id, context_id = event.task_id, event.context_id
+        self.task.id, self.task.context_id = task_id, context_id
+        self.task.status.state = pb.TASK_STATE_SUBMITTED
+        for place, message in enumerate(event.messages):
+            self.task.history.append(said(message, f"{task_id}:{place}", task_id, context_id))
+        given = event.metadata.get(PUBLIC_METADATA)
+        if isinstance(given, dict):
+            self.task.metadata.CopyFrom(struct_of(cast("dict[str, Any]", given)))
+        return _copied(self.task)
+
+    def _rest(self, event: StatusUpdateEvent) -> list[Update]:
+        """What an attempt came to: the answer once more as a whole, and the state."""
+        updates: list[Update] = []
+        if event.content and event.state in ("completed", "failed", "canceled"):
+            whole = self._answer(event.content, append=False, last=True)
+            self._keep(whole)
+            updates.append(whole)
+        self.pending, self._written = event.pending, ""
+        message = None
+        if event.pending:
+            message = pb.Message(
+                role=pb.ROLE_AGENT,
+                parts=[
+                    pb.Part(text="\n".join(_asked(question) for question in event.pending)),
+                    data_part({"inputs": [each.model_dump(mode="json", by_alias=True) for each in event.pending]}),
+                ],
+            )
+        elif event.error is not None:
+            message = pb.Message(role=pb.ROLE_AGENT, parts=[pb.Part(text=event.error.message)])
+        elif event.state == "failed":
+            message = pb.Message(role=pb.ROLE_AGENT, parts=[pb.Part(text=event.reason or "The run failed.")])
+        updates.append(self._status(event, event.state, message, usage=event.usage))
+        return updates
+
+    def _status(
+        self,
+        event: Event,
+        state: State,
+        message: pb.Message | str | None = None,
+        *,
+        usage: Usage | None = None,
+        thought: bool = False,
+    ) -> pb.TaskStatusUpdateEvent:
+        task = self.task
+        status = pb.TaskStatus(state=STATES[state], timestamp=time_of(event.timestamp))
+        if isinstance(message, str):
+            message = self._said(event, Message(role="assistant", content=message))
+        if message is not None:
+            message.message_id, message.task_id = f"{task.id}:{event.seq}.{event.sub}", task.id
+            message.context_id = task.context_id
+            status.message.CopyFrom(message)
+        if event.durable and not thought:
+            # What was said before is history now; progress and thoughts are told to whoever is there, and forgotten.
+            if task.status.HasField("message"):
+                task.history.append(task.status.message)
+            task.status.CopyFrom(status)
+        ours: dict[str, Any] = {"cursor": event.cursor, **({"thought": True} if thought else {})}
+        if usage is not None:
+            ours["usage"] = usage.model_dump(mode="json", by_alias=True)
+        return pb.TaskStatusUpdateEvent(
+            task_id=task.id, context_id=task.context_id, status=status, metadata=struct_of({"rxloop": ours})
+        )
+
+    def _said(self, event: Event, message: Message) -> pb.Message:
+        return said(message, f"{self.task.id}:{event.seq}.{event.sub}", self.task.id, self.task.context_id)
+
+    def _answer(self, text: str, *, append: bool, last: bool) -> pb.TaskArtifactUpdateEvent:
+        artifact = pb.Artifact(artifact_id=f"{self.task.id}:answer", name="answer", parts=[pb.Part(text=text)])
+        return self._update(artifact, append=append, last=last)
+
+    def _artifact(self, event: ArtifactUpdateEvent) -> pb.TaskArtifactUpdateEvent:
+        artifact = pb.Artifact(artifact_id=event.artifact_id, name=event.name or "", parts=[piece_of(event)])
+        update = self._update(artifact, append=event.index > 0, last=event.last)
+        self._keep(update)
+        return update
+
+    def _update(self, artifact: pb.Artifact, *, append: bool, last: bool) -> pb.TaskArtifactUpdateEvent:
+        return pb.TaskArtifactUpdateEvent(
+            task_id=self.task.id, context_id=self.task.context_id, artifact=artifact, append=append, last_chunk=last
+        )
+
+    def _keep(self, update: pb.TaskArtifactUpdateEvent) -> None:
+        kept = next((each for each in self.task.artifacts if each.artifact_id == update.artifact.artifact_id), None)
+        if kept is None:
+            self.task.artifacts.append(update.artifact)
+        elif update.append:
+            _join(kept, update.artifact)
+        else:
+            kept.CopyFrom(update.artifact)
+
+
+def _join(kept: pb.Artifact, more: pb.Artifact) -> None:
+    """Append a piece; two texts, or two pieces of bytes, become one part."""
+    last, piece = kept.parts[-1], more.parts[0]
+    for kind in ("text", "raw"):
+        if last.HasField(kind) and piece.HasField(kind):
+            setattr(last, kind, getattr(last, kind) + getattr(piece, kind))
+            return
+    kept.parts.append(piece)
+
+
+def _asked(question: PendingInput) -> str:
+    return question.prompt if question.url is None else f"{question.prompt} {question.url}"
+
+
+def _copied(task: pb.Task) -> pb.Task:
+    copy = pb.Task()
+    copy.CopyFrom(task)
+    return copy
+
+
+def folded(events: Iterable[Event], *, thoughts: bool = False) -> TaskFold:
+    """Fold the events of a run, from its first one."""
+    fold = TaskFold(thoughts=thoughts)
+    for event in events:
+        fold.add(event)
+    return fold
+
+
+def updates(before: Sequence[Event] = (), *, thoughts: bool = False) -> View[Event, Update]:
+    """Tell a client of the changes of a task.
+
+    ::
+
+        source           --t--w--d--d--c--F|      t task, w working, d delta, c content-complete, F final
+        updates()        --T--s--a--a-----as|     T the whole task, s its status, a a piece of the answer
+        updates(before)  T----s--a--a-----as|     before: the events that the client has missed
+
+    The first delta of each text replaces the answer, so that what was said before a tool call, or was voided, vanishes;
+    at the end it comes once more as a whole.
+
+    Args:
+        before: The events of the run before those of the source, from its first one: the task as it stands comes first.
+        thoughts: Tell thoughts, too, as messages of the status.
+    """
+
+    def operator(source: Observable[Event]) -> Observable[Update]:
+        def subscribe(
+            observer: abc.ObserverBase[Update], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            fold = folded(before, thoughts=thoughts)
+            if before:
+                observer.on_next(_copied(fold.task))
+
+            def on_next(event: Event) -> None:
+                for update in fold.add(event):
+                    observer.on_next(update)
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    return operator

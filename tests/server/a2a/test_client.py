@@ -1,0 +1,231 @@
+"""A2A by its official client, over both bindings, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
+
+from a2a_clients import BINDINGS, all_of, answer_of, last_of, put_together, saying, serving_a2a, states
+from rxloop import Agent, RunContext, SqliteEventLog, ToolCompleteEvent, tool
+from rxloop.testing import ScriptedModel, call, frames, turn
+
+pytestmark = pytest.mark.parametrize("binding", BINDINGS)
+
+
+@tool(approve=True)
+async def pay(amount: int) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+
+@tool
+async def book(ctx: RunContext[Any]) -> str:
+    """Book a flight."""
+    ctx.progress("looking")
+    return await ctx.ask("Where to?", str)
+
+
+def clerk(*turns: Any, **options: Any) -> Agent[Any, Any]:
+    return Agent(ScriptedModel(*turns), tools=[pay, book], thoughts=False, name="clerk", **options)
+
+
+async def test_a_message_becomes_a_task_with_the_answer_as_an_artifact(binding: str) -> None:
+    async with serving_a2a(clerk("It is 7 C.")) as served, served.client(binding, streaming=False) as client:
+        task = await last_of(client.send_message(saying("Weather?")))
+        again = await client.get_task(pb.GetTaskRequest(id=task.id))
+    assert task == again
+    assert task.status.state == pb.TASK_STATE_COMPLETED
+    assert answer_of(task) == "It is 7 C."
+    assert [(message.role, message.parts[0].text) for message in task.history] == [(pb.ROLE_USER, "Weather?")]
+
+
+async def test_a_stream_begins_with_the_task_and_tells_the_answer_piece_by_piece(binding: str) -> None:
+    async with serving_a2a(clerk(frames("-It -is -7 C.|", 0.001))) as served, served.client(binding) as client:
+        told = await all_of(client.send_message(saying()))
+    assert told[0].task.status.state == pb.TASK_STATE_SUBMITTED
+    assert states(told) == ["SUBMITTED", "WORKING", "COMPLETED"]
+    pieces = [each.artifact_update for each in told if each.HasField("artifact_update")]
+    assert [(each.append, each.last_chunk) for each in pieces] == [(False, False), *[(True, False)] * 2, (False, True)]
+    assert [*put_together(told).values()] == ["It is 7 C."]
+    ours: Any = told[-1].status_update.metadata["rxloop"]
+    assert "usage" in ours
+
+
+async def test_what_is_said_before_a_tool_call_is_a_status_and_not_the_answer(binding: str) -> None:
+    turns = (turn(frames("-Let me -see.|", 0.001), calls=[call("book")]), frames("-To -Oslo.|", 0.001))
+    async with serving_a2a(clerk(*turns)) as served, served.client(binding) as client:
+        told = await all_of(client.send_message(saying()))
+        task_id = told[0].task.id
+        on = await all_of(client.send_message(saying("Oslo", task_id=task_id)))
+        task = await client.get_task(pb.GetTaskRequest(id=task_id))
+    said = [
+        each.status_update.status.message.parts[0].text
+        for each in told
+        if each.status_update.status.HasField("message")
+    ]
+    assert said == ["Let me see.", "looking", "Where to?"]
+    assert on[0].task.status.state == pb.TASK_STATE_INPUT_REQUIRED
+    assert states(on) == ["INPUT_REQUIRED", "WORKING", "COMPLETED"]
+    assert [*put_together(told + on).values()] == ["To Oslo."] == [answer_of(task)]
+    assert [message.parts[0].text for message in task.history] == ["Hi", "Let me see.", "Where to?"]
+
+
+@pytest.mark.parametrize("how", ["text", "data", "value"])
+async def test_a_question_is_answered_by_a_text_or_by_data(binding: str, how: str) -> None:
+    async with serving_a2a(clerk(call("pay", amount=5), "It is paid.")) as served:
+        async with served.client(binding, streaming=False) as client:
+            asked = await last_of(client.send_message(saying()))
+            assert asked.status.state == pb.TASK_STATE_INPUT_REQUIRED
+            text, data = asked.status.message.parts
+            inputs: Any = data.data.struct_value["inputs"]
+            [question] = [dict(each) for each in inputs]
+            assert question["prompt"] == text.text
+            said: Any = {
+                "text": ("yes", None),
+                "data": ("", {"inputs": {question["inputId"]: True}}),
+                "value": ("", True),
+            }
+            words, value = said[how]
+            # What does not fit changes nothing.
+            with pytest.raises(InvalidParamsError):
+                await last_of(client.send_message(saying("perhaps", task_id=asked.id)))
+            answered = await last_of(client.send_message(saying(words, data=value, task_id=asked.id)))
+            events = await served.runtime.log.read(asked.id)
+    results = [each.result for each in events if isinstance(each, ToolCompleteEvent)]
+    assert (answered.id, answered.context_id) == (asked.id, asked.context_id)
+    assert answer_of(answered) == "It is paid."
+    assert results == ["paid 5"]
+
+
+async def test_a_conversation_goes_on_in_a_new_task(binding: str) -> None:
+    agent = clerk("Oslo.", "Bergen.")
+    async with serving_a2a(agent) as served, served.client(binding, streaming=False) as client:
+        first = await last_of(client.send_message(saying("Where?")))
+        second = await last_of(client.send_message(saying("And then?", context_id=first.context_id)))
+    assert second.id != first.id
+    assert second.context_id == first.context_id
+    asked: Any = agent.model
+    assert [message.text for message in asked.requests[-1].messages] == ["Where?", "Oslo.", "And then?"]
+
+
+async def test_a_client_that_does_not_wait_reads_the_task_at_once_and_comes_back(binding: str) -> None:
+    async with serving_a2a(clerk(frames("-It -is -warm.|", 0.05))) as served:
+        async with served.client(binding, streaming=False) as client, served.client(binding) as reader:
+            config = pb.SendMessageConfiguration(return_immediately=True)
+            task = await last_of(client.send_message(saying(config=config)))
+            assert task.status.state in (pb.TASK_STATE_SUBMITTED, pb.TASK_STATE_WORKING)
+            assert (await client.get_task(pb.GetTaskRequest(id=task.id))).id == task.id
+            told = await all_of(reader.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
+    assert told[0].task.id == task.id
+    assert states(told)[-1] == "COMPLETED"
+    assert [*put_together(told).values()] == ["It is warm."]
+
+
+async def test_a_reader_that_was_cut_off_reads_on_and_has_the_same(binding: str) -> None:
+    async with serving_a2a(clerk(frames("-a -b -c -d|", 0.02))) as served, served.client(binding) as client:
+        stream = client.send_message(saying())
+        seen: list[pb.StreamResponse] = []
+        async for each in stream:
+            seen.append(each)
+            if put_together(seen):
+                break
+        await cast("Any", stream).aclose()
+        # In the middle of a text, all of it comes.
+        rest = await all_of(client.subscribe(pb.SubscribeToTaskRequest(id=seen[0].task.id)))
+        assert [*put_together(rest).values()] == ["a b c d"] == [*put_together(seen + rest).values()]
+
+
+async def test_a_task_is_cancelled_once_and_takes_no_more_messages(binding: str) -> None:
+    async with serving_a2a(clerk(frames("-and so on", 0.01))) as served:
+        async with served.client(binding, streaming=False) as client, served.client(binding) as reader:
+            config = pb.SendMessageConfiguration(return_immediately=True)
+            task = await last_of(client.send_message(saying(config=config)))
+            over = await client.cancel_task(pb.CancelTaskRequest(id=task.id))
+            assert over.status.state == pb.TASK_STATE_CANCELED
+            with pytest.raises(TaskNotCancelableError):
+                await client.cancel_task(pb.CancelTaskRequest(id=task.id))
+            with pytest.raises(UnsupportedOperationError):
+                await last_of(client.send_message(saying("Go on", task_id=task.id)))
+            with pytest.raises(UnsupportedOperationError):
+                await all_of(reader.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
+
+
+async def test_what_does_not_go_together_is_refused(binding: str) -> None:
+    async with serving_a2a(clerk("Yes.", "No.")) as served, served.client(binding, streaming=False) as client:
+        task = await last_of(client.send_message(saying()))
+        with pytest.raises(UnsupportedOperationError):
+            await last_of(client.send_message(saying(task_id=task.id)))
+        with pytest.raises(InvalidParamsError):
+            await last_of(client.send_message(saying(task_id=task.id, context_id="another")))
+        with pytest.raises(TaskNotFoundError):
+            await last_of(client.send_message(saying(task_id="01a20428-d3d7-7ba9-bf44-a933530ad41f")))
+        with pytest.raises(InvalidParamsError):
+            await last_of(client.send_message(saying(context_id="a b")))
+
+
+async def test_a_message_to_a_task_that_goes_on_steers_it(binding: str) -> None:
+    gate = asyncio.Event()
+
+    @tool
+    async def work() -> str:
+        """Works."""
+        await gate.wait()
+        return "worked"
+
+    model = ScriptedModel(call("work"), "Done, in red.")
+    agent: Agent[Any, Any] = Agent(model, tools=[work], thoughts=False, name="clerk")
+    async with (
+        serving_a2a(agent) as served,
+        served.client(binding) as reader,
+        served.client(binding, streaming=False) as client,
+    ):
+        config = pb.SendMessageConfiguration(return_immediately=True)
+        task = await last_of(client.send_message(saying("Paint it", config=config)))
+        await last_of(client.send_message(saying("In red", task_id=task.id, config=config)))
+        gate.set()
+        told = await all_of(reader.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
+        over = await client.get_task(pb.GetTaskRequest(id=task.id))
+    assert told
+    assert [message.parts[0].text for message in over.history] == ["Paint it", "In red"]
+    assert "In red" in [message.text for message in model.requests[-1].messages]
+
+
+async def test_tasks_are_listed_from_the_newest_page_by_page(binding: str) -> None:
+    async with serving_a2a(clerk(*["Yes."] * 5)) as served, served.client(binding, streaming=False) as client:
+        made = [await last_of(client.send_message(saying(str(place)))) for place in range(5)]
+        found: list[str] = []
+        token = ""
+        while True:
+            page = await client.list_tasks(pb.ListTasksRequest(page_size=2, page_token=token))
+            found += [task.id for task in page.tasks]
+            assert (page.total_size, page.page_size) == (5, 2)
+            assert not any(task.artifacts for task in page.tasks)
+            token = page.next_page_token
+            if not token:
+                break
+        assert sorted(found) == sorted(task.id for task in made)
+        assert len({*found}) == 5
+        one = await client.list_tasks(pb.ListTasksRequest(context_id=made[0].context_id, include_artifacts=True))
+        assert [answer_of(task) for task in one.tasks] == ["Yes."]
+        none = await client.list_tasks(pb.ListTasksRequest(status=pb.TASK_STATE_FAILED))
+        assert (len(none.tasks), none.total_size) == (0, 0)
+        with pytest.raises(InvalidParamsError):
+            await client.list_tasks(pb.ListTasksRequest(page_token="x"))
+
+
+async def test_a_task_is_the_same_after_a_restart_and_in_another_process(binding: str, tmp_path: Any) -> None:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    async with serving_a2a(clerk(call("pay", amount=5)), log=log) as served:
+        async with served.client(binding, streaming=False) as client:
+            asked = await last_of(client.send_message(saying()))
+    await log.aclose()
+    log = SqliteEventLog(tmp_path / "runs.db")
+    async with serving_a2a(clerk("Paid."), log=log) as served:
+        async with served.client(binding, streaming=False) as client:
+            assert await client.get_task(pb.GetTaskRequest(id=asked.id)) == asked
+            assert answer_of(await last_of(client.send_message(saying("yes", task_id=asked.id)))) == "Paid."
+    await log.aclose()
