@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import anyio
@@ -57,6 +57,8 @@ class Call:
     starting: asyncio.Task[RunRecord] | None = None
     steps: int = 0
     last: float = -math.inf
+    given: set[str] = field(default_factory=set[str])
+    """The questions that this call has brought an answer to."""
 
     @property
     def told(self) -> Told:
@@ -201,6 +203,7 @@ class Calls:
             if each.input_id in answers:
                 check_credential(each, answers[each.input_id])
         await answer(self._host, record, answers)
+        call.given.update(answers)
         questions.taken(answers)
         if questions.left:
             return results.waiting(call.told, "input-required", questions.left)
@@ -227,6 +230,10 @@ class Calls:
                 return results.going_on(call.told)
             if end.state not in _WAITING:
                 return results.over(call.told, end, call.agent)
+            if end.pending and call.given.issuperset(each.input_id for each in end.pending):
+                # It had come to rest without these answers, and goes on with them.
+                end, after = None, end.cursor
+                continue
             questions = Questions(end.pending)
             for _ in range(_TRIES):
                 if said is None:
@@ -243,6 +250,7 @@ class Calls:
                         record = await self._host.record(call.principal, call.told.task_id)
                         await answer(self._host, record, answers)
                     questions.taken(answers)
+                    call.given.update(answers)
                 except Refused as error:
                     if error.code != "invalid_input":
                         raise
