@@ -51,12 +51,11 @@ async def confirm(ctx: RunContext[Any]) -> str:
     return await ctx.ask(f"{MARK} below?", str, options=[MARK, "no"])
 
 
-below: Agent[Any, Any] = Agent(ScriptedModel(call("confirm"), f"{MARK} below."), tools=[confirm], name=f"below_{MARK}")
-TOOLS = [peek, ask, fail, below.as_tool(f"consult_{MARK}", "Consult in secret.", hidden=True)]
-
-
 def agent(*turns: Any) -> Agent[Any, Any]:
-    return Agent(ScriptedModel(*turns), tools=TOOLS, instructions=f"{MARK}: be brief.", name="clerk")
+    model = ScriptedModel(call("confirm"), f"{MARK} below.")
+    below: Agent[Any, Any] = Agent(model, tools=[confirm], name=f"below_{MARK}")
+    tools = [peek, ask, fail, below.as_tool(f"consult_{MARK}", "Consult in secret.", hidden=True)]
+    return Agent(ScriptedModel(*turns), tools=tools, instructions=f"{MARK}: be brief.", name="clerk")
 
 
 def client_of(served: Served) -> httpx.AsyncClient:

@@ -237,11 +237,11 @@ async def test_a_client_of_2026_may_come_back_with_the_answer_by_another_connect
             assert isinstance(asks, types.InputRequiredResult)
         assert asks.input_requests is not None
         [name] = asks.input_requests
-        said = {name: types.ElicitResult(action="accept", content={"hotel": "Bristol"})}
+        said: types.InputResponses = {name: types.ElicitResult(action="accept", content={"hotel": "Bristol"})}
         async with there.client(MODERN, accept()) as client:
             with pytest.raises(MCPError, match="there is no tool"):
                 await client.session.call_tool("other", {}, input_responses=said, request_state=asks.request_state)
-            state = {"input_responses": said, "request_state": asks.request_state}
+            state: dict[str, Any] = {"input_responses": said, "request_state": asks.request_state}
             done = await client.session.call_tool("clerk", {"prompt": "Go"}, **state)
             again = await client.session.call_tool("clerk", {"prompt": "Go"}, **state)
             wrong = await client.session.call_tool("clerk", {"prompt": "Go"}, request_state=f"{asks.request_state}0")
