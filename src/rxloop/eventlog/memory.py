@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
@@ -125,7 +125,13 @@ class MemoryEventLog:
         return self._run(task_id).record()
 
     async def runs(
-        self, *, after: str | None = None, limit: int | None = None, **wanted: Unpack[Choice]
+        self,
+        *,
+        latest_only: bool = False,
+        newest_first: bool = False,
+        after: str | None = None,
+        limit: int | None = None,
+        **wanted: Unpack[Choice],
     ) -> Sequence[RunRecord]:
         """The runs of the log, or those like this, in the order in which it got them, as `EventLog.runs` lists them.
 
@@ -135,12 +141,16 @@ class MemoryEventLog:
         """
         check_limit(limit)
         choice = Wanted(**wanted)
-        runs = iter((self._runs if choice.context_id is None else self._by_context.get(choice.context_id, {})).values())
+        kept = (self._runs if choice.context_id is None else self._by_context.get(choice.context_id, {})).values()
+        ordered = reversed(kept) if newest_first or latest_only else kept
+        found = ((run, record) for run in ordered if choice.matches(record := run.record()))
+        if latest_only:
+            latest = list(_one_of_each(found))
+            found = iter(latest if newest_first else latest[::-1])
         if after is not None:
-            number = self._run(after).number
-            runs = (run for run in runs if run.number > number)
-        records = (record for run in runs if choice.matches(record := run.record()))
-        return list(islice(records, limit))
+            place = self._run(after).number
+            found = (each for each in found if (each[0].number < place if newest_first else each[0].number > place))
+        return [record for _, record in islice(found, limit)]
 
     async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
         """Take the turn of a conversation for a run, as `TakesTurns.take_turn` says; here it is never lost."""
@@ -362,6 +372,15 @@ class _Watcher:
     def wake(self) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon(self._arrived)
+
+
+def _one_of_each(found: Iterable[tuple[_Run, RunRecord]]) -> Iterator[tuple[_Run, RunRecord]]:
+    """The first run of each conversation."""
+    seen = set[str]()
+    for run, record in found:
+        if run.context_id not in seen:
+            seen.add(run.context_id)
+            yield run, record
 
 
 def _place(event: Event) -> tuple[int, int]:

@@ -202,7 +202,13 @@ class SqliteEventLog:
         return found
 
     async def runs(
-        self, *, after: str | None = None, limit: int | None = None, **wanted: Unpack[Choice]
+        self,
+        *,
+        latest_only: bool = False,
+        newest_first: bool = False,
+        after: str | None = None,
+        limit: int | None = None,
+        **wanted: Unpack[Choice],
     ) -> Sequence[RunRecord]:
         """The runs of the log, or those like this, in the order in which it got them, as `EventLog.runs` lists them.
 
@@ -215,8 +221,10 @@ class SqliteEventLog:
         choice = Wanted(**wanted)
         if after is not None:
             await self.record(after)
-        where, values = condition(choice)
-        return await self._reading(lambda connection: records(connection, where, values, after, limit), [])
+        where, values = condition(choice, latest_only)
+        return await self._reading(
+            lambda connection: records(connection, where, values, after, limit, newest_first), []
+        )
 
     async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
         """Take the turn of a conversation for a run, as `TakesTurns.take_turn` says.

@@ -82,6 +82,8 @@ class EventLog(Protocol):
         since: int | None = None,
         until: int | None = None,
         metadata: Mapping[str, Any] | None = None,
+        latest_only: bool = False,
+        newest_first: bool = False,
         after: str | None = None,
         limit: int | None = None,
     ) -> Sequence[RunRecord]:
@@ -96,6 +98,8 @@ class EventLog(Protocol):
             since: Created at this time or later, in milliseconds since 1970.
             until: Created before this time.
             metadata: With these values in their metadata, and maybe others.
+            latest_only: Of the runs like that, only the newest one of each conversation: a list of conversations.
+            newest_first: The other way round.
             after: The last run of the page before; the list begins after it.
             limit: How many at most.
 

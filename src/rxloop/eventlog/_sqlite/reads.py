@@ -73,16 +73,23 @@ def record(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
 
 
 def records(
-    connection: sqlite3.Connection, where: str, values: Sequence[Any], after: str | None, limit: int | None
+    connection: sqlite3.Connection,
+    where: str,
+    values: Sequence[Any],
+    after: str | None,
+    limit: int | None,
+    newest_first: bool,
 ) -> list[RunRecord]:
     """The runs that meet a condition, by their numbers, from the one after that run."""
+    order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
     if after is not None:
-        where, values = f"{where} AND number > (SELECT number FROM runs WHERE task_id = ?)", [*values, after]
-    query = f"SELECT {RECORD} FROM runs WHERE {where} ORDER BY number LIMIT ?"
+        where = f"{where} AND number {beyond} (SELECT number FROM runs WHERE task_id = ?)"
+        values = [*values, after]
+    query = f"SELECT {RECORD} FROM runs WHERE {where} ORDER BY number {order} LIMIT ?"
     return [record_of(row) for row in connection.execute(query, (*values, -1 if limit is None else limit))]
 
 
-def condition(wanted: Wanted) -> tuple[str, list[Any]]:
+def condition(wanted: Wanted, latest_only: bool) -> tuple[str, list[Any]]:
     """What somebody wants as the condition of a query over the table `runs`, and its values."""
     where, values = ["1"], list[Any]()
     for column, value in (
@@ -107,7 +114,12 @@ def condition(wanted: Wanted) -> tuple[str, list[Any]]:
             " WHERE has.key = ? AND has.type = wanted.type AND has.value IS wanted.value)"
         )
         values += [as_json([value]), key]
-    return " AND ".join(where), values
+    met = " AND ".join(where)
+    if latest_only:
+        # Inside, the names of the columns are those of `later`.
+        later = "later.context_id = runs.context_id AND later.number > runs.number"
+        return f"{met} AND NOT EXISTS (SELECT 1 FROM runs AS later WHERE {later} AND {met})", values * 2
+    return met, values
 
 
 def record_of(row: Sequence[Any]) -> RunRecord:

@@ -54,6 +54,49 @@ async def runs_are_listed_page_by_page(log: EventLog) -> None:
         await log.runs(limit=0)
 
 
+@check(CHECKS)
+async def runs_are_listed_newest_first(log: EventLog) -> None:
+    """Page by page as well; what comes meanwhile belongs before the first page."""
+    for name in "abcde":
+        await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
+
+    equal(ids(await log.runs(newest_first=True)), ["e", "d", "c", "b", "a"])
+    equal(ids(await log.runs(newest_first=True, limit=2)), ["e", "d"])
+    await log.append("f", begun("f", context_id="c"), expected_seq=0)
+    equal(ids(await log.runs(newest_first=True, after="d", limit=2)), ["c", "b"])
+    equal(ids(await log.runs(newest_first=True, context_id="c", after="c")), ["a"])
+    equal(ids(await log.runs(newest_first=True, after="a")), [])
+    with raises(UnknownRun, "nowhere"):
+        await log.runs(newest_first=True, after="nowhere")
+
+
+@check(CHECKS)
+async def conversations_are_listed_by_their_latest_runs(log: EventLog) -> None:
+    """One run of each: the newest of those that are chosen, on whatever page."""
+    for name, context_id, owner in (
+        ("a", "1", "ann"),
+        ("b", "2", "bob"),
+        ("c", "1", "ann"),
+        ("d", "3", "ann"),
+        ("e", "2", None),
+        ("f", "1", "bob"),
+    ):
+        await log.append(name, [task(owner=owner, context_id=context_id, metadata={"name": name})], expected_seq=0)
+    await log.append("d", [end(2)], expected_seq=1)
+
+    equal(ids(await log.runs(latest_only=True)), ["d", "e", "f"])
+    equal(ids(await log.runs(latest_only=True, newest_first=True)), ["f", "e", "d"])
+    equal(ids(await log.runs(latest_only=True, newest_first=True, limit=1)), ["f"])
+    # Not c, the next one of the first page's conversation.
+    equal(ids(await log.runs(latest_only=True, newest_first=True, after="f", limit=2)), ["e", "d"])
+    equal(ids(await log.runs(latest_only=True, after="d")), ["e", "f"])
+    equal(ids(await log.runs(latest_only=True, owner="ann", newest_first=True)), ["d", "c"])
+    equal(ids(await log.runs(latest_only=True, owner="bob")), ["b", "f"])
+    equal(ids(await log.runs(latest_only=True, states=["submitted"])), ["e", "f"])
+    equal(ids(await log.runs(latest_only=True, metadata={"name": "a"})), ["a"])
+    equal(ids(await log.runs(latest_only=True, context_id="2")), ["e"])
+
+
 async def _three(log: EventLog) -> None:
     """Three runs that differ in everything that runs are chosen by."""
     ann: dict[str, Any] = {"tenant": "t", "n": 1, "deep": {"b": [1, None], "a": "é"}, "odd key.'": True}
