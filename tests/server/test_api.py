@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
+from rxloop import Agent, ConfigurationError, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.server import ServerLimits, api, bearer
 from rxloop.testing import ScriptedModel, call, frames
 from serving import TOKENS, Served, listening, serving
@@ -288,3 +288,47 @@ async def test_who_asks_may_be_found_out_by_a_function_that_fails_or_blocks() ->
 
 def test_bearer_takes_names_and_principals() -> None:
     assert callable(bearer(TOKENS))
+
+
+async def test_a_client_sets_of_the_model_calls_what_the_server_lets_it() -> None:
+    model = ScriptedModel("One.", "Two.")
+    options: dict[str, Any] = {"settings": ("temperature", "max_tokens")}
+    async with serving(Agent(model, name="clerk"), **options) as served, using(served) as client:
+        body = {"input": "Hi", "settings": {"temperature": 0.5, "maxTokens": 20}}
+        run = await client.post("/runs?wait=10", json=body)
+        refused = await client.post("/runs", json={"input": "Hi", "settings": {"seed": 7, "temperature": 0}})
+        wrong = await client.post("/runs", json={"input": "Hi", "settings": {"temperature": "hot"}})
+        unknown = await client.post("/runs", json={"input": "Hi", "settings": {"extraBody": {"key": "mine"}}})
+    assert run.json()["state"] == "completed"
+    assert (model.requests[0].settings.temperature, model.requests[0].settings.max_tokens) == (0.5, 20)
+    assert (refused.status_code, [*refused.json()["error"]["fields"]]) == (422, ["settings.seed"])
+    assert (wrong.status_code, unknown.status_code) == (422, 400)
+    assert len(model.requests) == 1
+
+
+def test_settings_that_there_are_not_are_refused_when_the_server_is_made() -> None:
+    for wrong in (("heat",), "temperature"):
+        with pytest.raises(ConfigurationError, match="settings must be names"):
+            api(Runtime({"clerk": clerk()}, log=MemoryEventLog()), settings=wrong)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_reader_is_told_what_it_gets_of_the_deltas(keep: bool) -> None:
+    log = MemoryEventLog(keep_deltas=keep)
+    script = frames("-It -is -so.|", 0.05)
+    other = Runtime({"clerk": clerk()}, log=log, grace=0.1, adopt_every=60)
+    stream = {"accept": "application/x-ndjson"}
+    async with serving(clerk(script), log=log) as served, using(served) as client, other:
+        async with listening(api(other)) as url, httpx.AsyncClient(base_url=url) as elsewhere:
+            run = (await client.post("/runs", json={"input": "Hi"})).json()
+            here, there = await asyncio.gather(client.get(run["events"]), elsewhere.get(run["events"]))
+            after = await client.get(run["events"])
+            replayed = await client.get(f"{run['events']}?speed=1000")
+            started = await client.post("/runs", json={"input": "Hi"}, headers=stream)
+            record = (await elsewhere.get(f"/runs/{run['taskId']}")).json()
+    kept = "kept" if keep else "none"
+    said = [each.headers["rxloop-deltas"] for each in (here, there, after, replayed, started)]
+    assert said == ["live", kept, kept, kept, "live"]
+    assert (run["deltas"], record["deltas"]) == ("live", kept)
+    has = ["content-delta" in each.text for each in (here, there, after, replayed)]
+    assert has == [True, keep, keep, keep]

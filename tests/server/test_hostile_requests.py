@@ -16,7 +16,10 @@ from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel
 from serving import Raw, Served, serving
 
-GETS = ["/runs/{}", "/runs/{}/events", "/runs/{}/graph", "/contexts/{}/messages", "/runs?after={}"]
+GETS = [
+    *("/runs/{}", "/runs/{}/events", "/runs/{}/graph", "/runs/{}/state", "/runs?after={}"),
+    *("/contexts/{}/messages", "/contexts/{}/runs", "/contexts?after={}"),
+]
 POSTS: dict[str, Any] = {
     "/runs/{}/resume": {"inputs": {"1.0.1": True}},
     "/runs/{}/say": {"input": "Hello"},
@@ -39,7 +42,7 @@ async def every(client: httpx.AsyncClient, ids: tuple[str, str]) -> dict[str, tu
     """What each route says of a run and a conversation."""
     said: dict[str, tuple[int, str]] = {}
     for path in GETS:
-        answer = await client.get(path.format(ids["contexts" in path]))
+        answer = await client.get(path.format(ids["contexts/" in path]))
         said[f"GET {path}"] = answer.status_code, answer.text
     for path, body in POSTS.items():
         answer = await client.post(path.format(ids[0]), json=body)
@@ -47,7 +50,7 @@ async def every(client: httpx.AsyncClient, ids: tuple[str, str]) -> dict[str, tu
     for accept in ("application/json", "text/event-stream"):
         answer = await client.post("/runs", json={"input": "x", "agent": "nobody"}, headers={"accept": accept})
         said[f"POST /runs {accept}"] = answer.status_code, answer.text
-    for path in ("/runs", "/agents"):
+    for path in ("/runs", "/contexts", "/agents"):
         answer = await client.get(path)
         said[f"GET {path}"] = answer.status_code, answer.text
     return said

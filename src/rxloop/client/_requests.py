@@ -57,7 +57,11 @@ class Requests:
         Raises:
             ApiError: It was refused, or the server is out of reach.
         """
-        return await self._patiently(model, "GET", path, params=_given(query))
+        return _read(model, await self._patiently("GET", path, params=_given(query)))
+
+    async def text(self, path: str, query: Mapping[str, Any] | None = None) -> str:
+        """Ask for a text, as `get` asks for a model."""
+        return (await self._patiently("GET", path, params=_given(query))).text
 
     async def post(
         self,
@@ -75,31 +79,34 @@ class Requests:
         """
         content = body.model_dump_json(by_alias=True, exclude_unset=True)
         headers = {"content-type": "application/json", **({"idempotency-key": key} if key else {})}
-        options: dict[str, Any] = {"params": _given(query), "content": content, "headers": headers}
-        if key is None:
-            return await self._once(model, "POST", path, options)
-        return await self._patiently(model, "POST", path, **options)
+        send = self._once if key is None else self._patiently
+        return _read(model, await send("POST", path, params=_given(query), content=content, headers=headers))
 
-    async def _patiently(self, model: type[M], method: str, path: str, **options: Any) -> M:
+    async def _patiently(self, method: str, path: str, **options: Any) -> httpx.Response:
         tries = Tries(self.retries)
         while True:
             try:
-                return await self._once(model, method, path, options)
+                return await self._once(method, path, **options)
             except ApiError as error:
                 await tries.again(error)
 
-    async def _once(self, model: type[M], method: str, path: str, options: Mapping[str, Any]) -> M:
+    async def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             response = await self.http.request(method, path, **options)
         except httpx.HTTPError as error:
             raise unreachable(error) from error
         if not response.is_success:
             raise refusal(response)
-        try:
-            # A later server may know more fields.
-            return model.model_validate_json(response.content, extra="ignore")
-        except ValidationError as error:
-            raise ApiError(f"the answer of {path} is not that of this API: {error}", code="protocol") from error
+        return response
+
+
+def _read(model: type[M], response: httpx.Response) -> M:
+    try:
+        # A later server may know more fields.
+        return model.model_validate_json(response.content, extra="ignore")
+    except ValidationError as error:
+        path = response.request.url.path
+        raise ApiError(f"the answer of {path} is not that of this API: {error}", code="protocol") from error
 
 
 def unreachable(error: Exception) -> ApiError:

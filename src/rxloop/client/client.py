@@ -18,6 +18,7 @@ from rxloop.protocol.http import (
     AgentInfo,
     AgentList,
     CancelRun,
+    ContextPage,
     ForkRun,
     MessageList,
     ResumeRun,
@@ -25,6 +26,7 @@ from rxloop.protocol.http import (
     RunPage,
     SayToRun,
     StartRun,
+    StateInfo,
 )
 from rxloop.protocol.messages import Message
 from rxloop.stream.stream import Stream
@@ -76,6 +78,7 @@ class Client:
         context_id: str | None = None,
         when_busy: Literal["wait", "refuse"] = "wait",
         tools: Sequence[Mapping[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         wait: float | None = None,
     ) -> RunInfo:
@@ -88,6 +91,7 @@ class Client:
             context_id: The conversation to go on with.
             when_busy: What to do while the conversation has a run under way.
             tools: What this client carries out: `name`, `description` and `parameters` of each tool.
+            settings: Of its model calls, such as `{"temperature": 0}`; the server says which it takes.
             metadata: Comes back with the run.
             wait: Seconds to wait for the run to come to rest.
 
@@ -104,6 +108,7 @@ class Client:
             "contextId": context_id,
             "whenBusy": when_busy,
             "tools": tools,
+            "settings": settings,
             "metadata": metadata,
         }
         body = _body(StartRun, given)
@@ -157,6 +162,28 @@ class Client:
         """
         return await self._requests.get(RunInfo, _run(task_id), {"wait": wait})
 
+    async def state(self, task_id: str, seq: int | None = None, *, internal: bool = False) -> StateInfo:
+        """How a run stood after one of its events, the newest one by default: its messages, open calls and questions.
+
+        Args:
+            task_id: The run.
+            seq: The last event that counts.
+            internal: With what is not for clients, where that is allowed.
+
+        Raises:
+            ApiError: There is no such run or event, or the server is out of reach.
+        """
+        query = {"seq": seq, "visibility": "all" if internal else None}
+        return await self._requests.get(StateInfo, f"{_run(task_id)}/state", query)
+
+    async def graph(self, task_id: str, form: Literal["json", "mermaid", "html"] = "json") -> str:
+        """The thoughts of a run, drawn.
+
+        Raises:
+            ApiError: There is no such run, or the server is out of reach.
+        """
+        return await self._requests.text(f"{_run(task_id)}/graph", {"form": form})
+
     async def runs(
         self,
         *,
@@ -165,7 +192,7 @@ class Client:
         after: str | None = None,
         limit: int | None = None,
     ) -> RunPage:
-        """One's own runs in the order in which they were started, a page at a time.
+        """One's own runs, newest first, a page at a time.
 
         Args:
             context_id: Of this conversation.
@@ -174,10 +201,22 @@ class Client:
             limit: How many.
 
         Raises:
+            ApiError: There is no such conversation, or the server is out of reach.
+        """
+        path = "runs" if context_id is None else f"{_context(context_id)}/runs"
+        return await self._requests.get(RunPage, path, {"state": state, "after": after, "limit": limit})
+
+    async def contexts(self, *, after: str | None = None, limit: int | None = None) -> ContextPage:
+        """One's own conversations, those with the newest runs first, a page at a time.
+
+        Args:
+            after: `next` of the page before.
+            limit: How many.
+
+        Raises:
             ApiError: It was refused, or the server is out of reach.
         """
-        query = {"contextId": context_id, "state": state, "after": after, "limit": limit}
-        return await self._requests.get(RunPage, "runs", query)
+        return await self._requests.get(ContextPage, "contexts", {"after": after, "limit": limit})
 
     async def messages(self, context_id: str) -> list[Message]:
         """The messages of a conversation, oldest first.
@@ -185,8 +224,7 @@ class Client:
         Raises:
             ApiError: There is no such conversation, or the server is out of reach.
         """
-        path = f"contexts/{quote(context_id, safe='')}/messages"
-        return (await self._requests.get(MessageList, path)).messages
+        return (await self._requests.get(MessageList, f"{_context(context_id)}/messages")).messages
 
     async def agents(self) -> list[AgentInfo]:
         """The agents of the server.
@@ -264,6 +302,10 @@ class Client:
 
 def _run(task_id: str) -> str:
     return f"runs/{quote(task_id, safe='')}"
+
+
+def _context(context_id: str) -> str:
+    return f"contexts/{quote(context_id, safe='')}"
 
 
 def _said(given: str | Sequence[str | Mapping[str, Any]]) -> Any:

@@ -8,15 +8,19 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field
 
 from rxloop.protocol.envelope import Timestamp, absent
-from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, Usage, Wire
+from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, ToolCall, Usage, Wire
 from rxloop.protocol.questions import PendingInput
 from rxloop.protocol.run_events import State
+from rxloop.protocol.settings import ReasoningEffort
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:~-]{1,128}$")]
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
 _QUARTET = "[A-Za-z0-9+/]"
 _Base64 = Annotated[str, Field(pattern=f"^({_QUARTET}{{4}})*({_QUARTET}{{4}}|{_QUARTET}{{3}}=|{_QUARTET}{{2}}==)$")]
 _Address = Annotated[str, Field(pattern=r"^https?://[!-~]+$", max_length=2_000)]
+Deltas = Literal["live", "kept", "none"]
+"""`live`: as they are made. `kept`: out of the log, which keeps them. `none`: whole messages alone, since another
+process drives the run, or nobody does, and the log does not keep them."""
 _Named = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -67,6 +71,17 @@ class ToolSpec(Wire):
     """JSON Schema of the arguments."""
 
 
+class RunSettings(Wire):
+    """Settings of the model calls of a run; the server says which of them a client may give."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    stop: Annotated[list[_Named], Field(max_length=16)] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+
+
 class StartRun(Wire):
     """Starts a run."""
 
@@ -81,6 +96,8 @@ class StartRun(Wire):
     """What to do while the conversation has a run under way."""
     tools: Annotated[list[ToolSpec], Field(max_length=128)] = Field(default_factory=list[ToolSpec])
     """What the client carries out in this run."""
+    settings: RunSettings | None = None
+    """What goes with the model calls, beside what the agent says."""
     metadata: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
     """Comes back with the run, and on its first event."""
 
@@ -127,6 +144,8 @@ class RunInfo(Wire):
     state: State
     attempt: int
     seq: int
+    deltas: Deltas
+    """What a stream of its events has of its deltas as things are now; the header `Rxloop-Deltas` of each says it."""
     cursor: str
     """The place of the newest event in the log: what is read after it is new."""
     created: Timestamp
@@ -151,11 +170,58 @@ class RunInfo(Wire):
 
 
 class RunPage(Wire):
-    """Some runs, in the order in which they were started."""
+    """Some runs, newest first."""
 
     runs: list[RunInfo]
     next: str | None = None
     """What to give as `after` for the next page; none on the last one."""
+
+
+class ContextInfo(Wire):
+    """A conversation, by its first run and its latest one."""
+
+    context_id: str
+    created: Timestamp
+    updated: Timestamp
+    task_id: str
+    """The latest run."""
+    agent: str
+    """The agent of the latest run."""
+    state: State
+    """The state of the latest run."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=absent)
+    """What the first run was started with, such as a title."""
+
+
+class ContextPage(Wire):
+    """Some conversations, those with the newest runs first."""
+
+    contexts: list[ContextInfo]
+    next: str | None = None
+    """What to give as `after` for the next page; none on the last one."""
+
+
+class StateInfo(Wire):
+    """How a run stood after one of its events."""
+
+    task_id: str
+    seq: int
+    """That of the last event which counts."""
+    attempt: int
+    state: State
+    reason: str | None = Field(default=None, exclude_if=absent)
+    error: ErrorInfo | None = Field(default=None, exclude_if=absent)
+    iteration: int
+    """The model calls of the main line that had begun."""
+    messages: list[Message]
+    """Those of the run; a message with calls comes once all of them are answered."""
+    calls: list[ToolCall] = Field(default_factory=list[ToolCall], exclude_if=absent)
+    """The calls that were not answered."""
+    pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=absent)
+    """The questions that waited for an answer."""
+    content: str
+    """The newest answer, or what there was of one."""
+    usage: Usage
 
 
 class MessageList(Wire):

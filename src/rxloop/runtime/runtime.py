@@ -266,6 +266,10 @@ class Runtime:
         """
         return await read_log(self.log.record, task_id)
 
+    def drives(self, task_id: str) -> bool:
+        """Whether this process drives a run, or is about to: `follow` has its deltas as they are made."""
+        return task_id in self._tasks
+
     @property
     def events(self) -> Stream[AnyEvent]:
         """The events of all runs that this process drives: of those that go on from their first one here, and of those

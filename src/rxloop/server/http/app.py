@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rxloop.errors import ConfigurationError, UnknownRun
+from rxloop.protocol.http import RunSettings
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.access import ANYBODY, Auth
 from rxloop.server.bodies import read_body, read_query
@@ -73,6 +74,7 @@ def api(
     limits: ServerLimits | None = None,
     heartbeat: float | None = 15.0,
     on_disconnect: OnDisconnect = "keep",
+    settings: Collection[str] = (),
 ) -> Api:
     """Make the HTTP API of a runtime.
 
@@ -86,6 +88,8 @@ def api(
         heartbeat: Seconds of silence after which a stream gives a sign of life, so that proxies keep it; None for none.
         on_disconnect: What becomes of a run whose reader leaves before its end, where the request does not say it:
             `keep` lets it go on, `cancel` cancels it.
+        settings: What clients may set of the model calls of their runs, such as `("temperature", "max_tokens")`, of the
+            fields of `settings` in the document; nothing by default, since an agent is tried with its own.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -98,4 +102,9 @@ def api(
         raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
     if on_disconnect not in ("keep", "cancel"):
         raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
-    return Api(Host(runtime, auth, limits or ServerLimits()), Options(heartbeat, on_disconnect))
+    unknown = sorted({*settings} - {*RunSettings.model_fields})
+    if isinstance(settings, str) or unknown:
+        known = ", ".join(RunSettings.model_fields)
+        raise ConfigurationError(f"settings must be names of settings, of {known}, not {settings!r}")
+    options = Options(heartbeat, on_disconnect, frozenset(settings))
+    return Api(Host(runtime, auth, limits or ServerLimits()), options)

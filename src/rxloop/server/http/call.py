@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +14,7 @@ from rxloop.pipeline.values import RunRecord
 from rxloop.server.access import Principal
 from rxloop.server.host import Host
 from rxloop.server.http.queries import OnDisconnect
+from rxloop.server.refusals import Refused
 
 B = TypeVar("B")
 Q = TypeVar("Q")
@@ -24,6 +26,8 @@ class Options:
 
     heartbeat: float | None
     on_disconnect: OnDisconnect
+    settings: frozenset[str]
+    """Those of a model call that clients may set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,35 @@ class Call(Generic[B, Q]):
         """
         return await self.host.record(self.principal, self.task_id)
 
+    async def context_id(self) -> str:
+        """The conversation in the address.
+
+        Raises:
+            Refused: There is none, or it is somebody else's.
+        """
+        context_id: str = self.request.path_params["context_id"]
+        if not await self.host.check_context(self.principal, context_id):
+            raise Refused(404, "not_found", "there is no such conversation")
+        return context_id
+
+    def check_visibility(self, visibility: str) -> None:
+        """See that whoever asks may have what is not for clients, if it is asked for.
+
+        Raises:
+            Refused: It needs the scope `internal`.
+        """
+        if visibility == "all" and "internal" not in self.principal.scopes:
+            raise Refused(403, "forbidden", "visibility=all is not for you")
+
     def path(self, *parts: str) -> str:
         """The path of something of this API, wherever it is mounted."""
         return "/".join((self.request.scope.get("root_path", "").rstrip("/"), *parts))
+
+
+def written(model: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Answer with a model."""
+    given = {"cache-control": "no-store", **(headers or {})}
+    return Response(model.model_dump_json(by_alias=True), status, given, media_type="application/json")
 
 
 Handler = Callable[[Call[Any, Any]], Coroutine[Any, Any, Response]]

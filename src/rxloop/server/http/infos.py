@@ -8,10 +8,14 @@ import anyio
 
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent, ends_attempt
-from rxloop.protocol.http import RunInfo
-from rxloop.protocol.visibility import PUBLIC_METADATA, public_error
+from rxloop.protocol.http import Deltas, RunInfo, StateInfo
+from rxloop.protocol.questions import public_question
+from rxloop.protocol.visibility import PUBLIC_METADATA, messages_for_clients, public_error
+from rxloop.recorded.stream import OVER
+from rxloop.server.host import Host
 from rxloop.server.http.call import Call
 from rxloop.server.questions import AT_REST, last_update
+from rxloop.state.run_state import RunState
 
 
 async def at_rest(call: Call[Any, Any], record: RunRecord, seconds: float, after: str | None) -> RunRecord:
@@ -52,6 +56,7 @@ def short_info(call: Call[Any, Any], record: RunRecord) -> RunInfo:
         state=record.state,
         attempt=record.attempt,
         seq=record.seq,
+        deltas=deltas_of(call.host, record),
         cursor=f"{record.task_id}/{record.attempt}.{record.seq}.0",
         created=record.created,
         updated=record.updated,
@@ -60,3 +65,41 @@ def short_info(call: Call[Any, Any], record: RunRecord) -> RunInfo:
         usage=record.usage,
         error=None if record.error is None else public_error(record.error, None),
     )
+
+
+def state_info(task_id: str, seq: int, state: RunState) -> StateInfo:
+    """Tell how a run stood, with what is not for clients."""
+    batch = state.batch
+    return StateInfo(
+        task_id=task_id,
+        seq=seq,
+        attempt=state.attempt,
+        state=state.state,
+        reason=state.reason,
+        error=state.error,
+        iteration=state.iteration,
+        messages=list(state.messages),
+        calls=[] if batch is None else [batch.calls[place] for place in batch.open],
+        pending=list(state.pending.values()),
+        content=state.content,
+        usage=state.usage,
+    )
+
+
+def for_clients(info: StateInfo) -> StateInfo:
+    """Show a state as clients may see it, by the rules of events."""
+    return info.model_copy(
+        update={
+            "messages": list(messages_for_clients(info.messages)),
+            "calls": [each for each in info.calls if not each.hidden],
+            "pending": [public_question(each) for each in info.pending],
+            "error": None if info.error is None else public_error(info.error, info.reason),
+        }
+    )
+
+
+def deltas_of(host: Host, record: RunRecord, *, replayed: bool = False) -> Deltas:
+    """What a stream of a run has of its deltas, as things are now."""
+    if not replayed and record.state not in OVER and host.runtime.drives(record.task_id):
+        return "live"
+    return "kept" if host.runtime.log.keeps_deltas else "none"

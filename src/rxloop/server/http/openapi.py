@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from rxloop._version import __version__
 from rxloop.protocol.envelope import EVENT_TYPES
-from rxloop.protocol.http import Problem, RunInfo
+from rxloop.protocol.http import Deltas, Problem, RunInfo
 from rxloop.server.http.operations import OPERATIONS, Operation
 from rxloop.server.streams import NDJSON, SSE
 
@@ -22,6 +22,13 @@ _LINKS = {
     if "{task_id}" in each.path
 }
 """What can be asked next of a run."""
+_HEADERS = {
+    "Rxloop-Deltas": {
+        "description": "Of a stream: `live` has the deltas as they are made, `kept` those that the log keeps, `none` "
+        "whole messages alone.",
+        "schema": {"type": "string", "enum": [*get_args(Deltas)]},
+    }
+}
 _IDS = {"task_id": "The run.", "context_id": "The conversation."}
 
 
@@ -73,14 +80,16 @@ def _operation(operation: Operation, refs: Any, secured: bool) -> dict[str, Any]
 def _answer(operation: Operation, status: int, refs: Any) -> dict[str, Any]:
     model = operation.answers[status]
     content: dict[str, Any] = {each: {"schema": {}} for each in operation.others}
+    headers: dict[str, Any] = {}
     if model is not None:
         content["application/json"] = {"schema": refs[model, "serialization"]}
     if operation.streams and status == 200:
         for form in (SSE, NDJSON):
             content[form.media_type] = {}
+        headers = {"headers": _HEADERS}
     links = {"links": _LINKS} if model is RunInfo else {}
     said = "Nothing more comes." if status == 204 else "As asked."
-    return {"description": said, **({"content": content} if content else {}), **links}
+    return {"description": said, **({"content": content} if content else {}), **headers, **links}
 
 
 def _parameters(operation: Operation) -> Iterable[dict[str, Any]]:

@@ -63,14 +63,32 @@ class EventsQuery(Query):
     """What becomes of the run if the client leaves."""
 
 
-class RunsQuery(Query):
+class PageQuery(Query):
+    """Which page of a list."""
+
+    after: Id | None = None
+    """`next` of the page before."""
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class RunsInContextQuery(PageQuery):
+    """Which runs of a conversation."""
+
+    state: State | None = None
+
+
+class RunsQuery(RunsInContextQuery):
     """Which runs."""
 
     context_id: Id | None = None
-    state: State | None = None
-    after: Id | None = None
-    """The last run of the page before."""
-    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class StateQuery(Query):
+    """After which event, and for whom."""
+
+    seq: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """The last event that counts; by default the newest one."""
+    visibility: Literal["public", "all"] = "public"
 
 
 class GraphQuery(Query):

@@ -6,21 +6,46 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from starlette.responses import Response
+
 from rxloop.errors import EventLogError
 from rxloop.operators.views.after import UNKNOWN, read_cursor
 from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.until_final import until_final
 from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import AnyEvent, Event
 from rxloop.recorded.replay import replay
 from rxloop.recorded.stream import OVER
 from rxloop.server.host import Host
 from rxloop.server.http.call import Call
-from rxloop.server.http.queries import EventsQuery, chosen, selected
+from rxloop.server.http.infos import deltas_of
+from rxloop.server.http.queries import EventsQuery, chosen, format_of_events, selected
 from rxloop.server.questions import AT_REST
+from rxloop.server.refusals import Refused
 from rxloop.server.streams import INTERNAL, EventStream, Format
 from rxloop.state.conversation import read_log
 from rxloop.stream.stream import Stream
+
+DELTAS = "rxloop-deltas"
+"""The header of a stream that says what it has of the deltas: see `deltas_of`."""
+
+
+async def events(call: Call[None, EventsQuery]) -> Response:
+    """Stream the events of a run."""
+    query, record = call.query, await call.record()
+    form = format_of_events(call.request)
+    if query.kinds is not None and (unknown := [kind for kind in query.kinds if kind not in EVENT_TYPES]):
+        raise Refused(422, "invalid", "there are no such kinds", fields={"kinds": ", ".join(unknown)})
+    call.check_visibility(query.visibility)
+    last = call.request.headers.get("last-event-id")
+    if last:
+        if len(last) > 200:
+            raise Refused(422, "invalid", "that is not a cursor", fields={"Last-Event-ID": "it is too long"})
+        query = query.model_copy(update={"after": last})
+    if not await has_more(call.host, record, query):
+        return Response(status_code=204, headers={"cache-control": "no-store"})
+    return await streamed(call, record, query, form)
 
 
 async def streamed(call: Call[Any, Any], record: RunRecord, query: EventsQuery, form: Format) -> EventStream:
@@ -39,6 +64,7 @@ async def streamed(call: Call[Any, Any], record: RunRecord, query: EventsQuery, 
         form if query.visibility == "public" else INTERNAL[form.media_type],
         heartbeat=call.options.heartbeat,
         on_disconnect=cancel if leave == "cancel" else None,
+        headers={DELTAS: deltas_of(call.host, record, replayed=query.speed is not None)},
     )
 
 

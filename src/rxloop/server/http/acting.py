@@ -1,51 +1,27 @@
-"""What each route of the API does."""
+"""What clients do with runs: start, answer, say, cancel, fork."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from hashlib import sha256
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
-from rxloop.errors import ConfigurationError, ConflictError, EventLogError, UnknownRun
+from rxloop.errors import ConfigurationError, ConflictError, UnknownRun
 from rxloop.pipeline.values import RunRecord
-from rxloop.protocol.envelope import EVENT_TYPES
-from rxloop.protocol.http import (
-    AgentInfo,
-    AgentList,
-    CancelRun,
-    ForkRun,
-    Health,
-    MessageList,
-    ResumeRun,
-    RunPage,
-    SayToRun,
-    StartRun,
-    messages_of,
-)
+from rxloop.protocol.http import CancelRun, ForkRun, ResumeRun, SayToRun, StartRun, messages_of
+from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.visibility import PUBLIC_METADATA
-from rxloop.recorded.history import history
-from rxloop.recorded.replay import replay
 from rxloop.recorded.stream import OVER
 from rxloop.server.host import Host
-from rxloop.server.http.call import Call
-from rxloop.server.http.infos import at_rest, info_of, short_info
-from rxloop.server.http.queries import (
-    EventsQuery,
-    GraphQuery,
-    InfoQuery,
-    Query,
-    RunsQuery,
-    StartQuery,
-    format_of_events,
-    streams_in,
-)
-from rxloop.server.http.reading import has_more, streamed
+from rxloop.server.http.call import Call, written
+from rxloop.server.http.infos import at_rest, info_of
+from rxloop.server.http.queries import EventsQuery, Query, StartQuery, streams_in
+from rxloop.server.http.reading import streamed
 from rxloop.server.questions import answer
 from rxloop.server.refusals import Refused
 from rxloop.state.conversation import read_log
@@ -53,9 +29,6 @@ from rxloop.tools.client_tool import ClientTool, client_tools
 
 REQUEST = "request"
 """In the metadata of a run that was started with a key: a digest of the body, for whoever uses the key again."""
-
-
-# -- starting and going on
 
 
 async def start(call: Call[StartRun, StartQuery]) -> Response:
@@ -81,6 +54,7 @@ async def start(call: Call[StartRun, StartQuery]) -> Response:
                 context_id=body.context_id,
                 owner=owner,
                 metadata=metadata,
+                settings=_settings(call),
                 client_tools=_tools(host, agent, body) or None,
             )
             if body.context_id is not None:
@@ -113,7 +87,7 @@ async def _goes_on(call: Call[Any, StartQuery], record: RunRecord, after: str | 
         left = [each for each in info.pending if each.input_id not in call.body.inputs]
         info = info.model_copy(update={"pending": left, "state": record.state if left else "working"})
     location = {"location": call.path("runs", record.task_id)}
-    return _json(info, 200 if info.at_rest else 202, location)
+    return written(info, 200 if info.at_rest else 202, location)
 
 
 async def say(call: Call[SayToRun, Query]) -> Response:
@@ -121,7 +95,7 @@ async def say(call: Call[SayToRun, Query]) -> Response:
     record = await call.record()
     [message] = messages_of(call.body.input)
     await call.host.runtime.say(record.task_id, message, interrupt=call.body.interrupt)
-    return _json(await info_of(call, await call.record()), 202)
+    return written(await info_of(call, await call.record()), 202)
 
 
 async def cancel(call: Call[CancelRun, Query]) -> Response:
@@ -131,7 +105,7 @@ async def cancel(call: Call[CancelRun, Query]) -> Response:
         # In its mail, where it stays until somebody has time for it.
         await call.host.runtime.cancel(record.task_id, call.body.reason)
     info = await info_of(call, await call.record())
-    return _json(info, 200 if info.state in OVER else 202)
+    return written(info, 200 if info.state in OVER else 202)
 
 
 async def fork(call: Call[ForkRun, Query]) -> Response:
@@ -145,103 +119,7 @@ async def fork(call: Call[ForkRun, Query]) -> Response:
         except ConfigurationError:
             # It names what the run has, calls that are not for clients included.
             raise Refused(422, "invalid", "the run has no such event, or no such call before it") from None
-    return _json(await info_of(call, made), 202, {"location": call.path("runs", made.task_id)})
-
-
-# -- reading
-
-
-async def record(call: Call[None, InfoQuery]) -> Response:
-    """Tell where a run stands."""
-    found = await at_rest(call, await call.record(), call.query.wait, None)
-    return _json(await info_of(call, found))
-
-
-async def events(call: Call[None, EventsQuery]) -> Response:
-    """Stream the events of a run."""
-    query, record = call.query, await call.record()
-    form = format_of_events(call.request)
-    if query.kinds is not None and (unknown := [kind for kind in query.kinds if kind not in EVENT_TYPES]):
-        raise Refused(422, "invalid", "there are no such kinds", fields={"kinds": ", ".join(unknown)})
-    if query.visibility == "all" and "internal" not in call.principal.scopes:
-        raise Refused(403, "forbidden", "visibility=all is not for you")
-    last = call.request.headers.get("last-event-id")
-    if last:
-        if len(last) > 200:
-            raise Refused(422, "invalid", "that is not a cursor", fields={"Last-Event-ID": "it is too long"})
-        query = query.model_copy(update={"after": last})
-    if not await has_more(call.host, record, query):
-        return Response(status_code=204, headers={"cache-control": "no-store"})
-    return await streamed(call, record, query, form)
-
-
-async def runs(call: Call[None, RunsQuery]) -> Response:
-    """List the runs of whoever asks, in the order in which they were started."""
-    query, principal = call.query, call.principal
-    if query.after is not None:
-        await call.host.record(principal, query.after)
-    found = await read_log(
-        call.host.runtime.log.runs,
-        context_id=query.context_id,
-        states=None if query.state is None else (query.state,),
-        owner=None if "others" in principal.scopes else principal.id,
-        after=query.after,
-        limit=query.limit + 1,
-    )
-    shown = [record for record in found if principal.may_see(record)][: query.limit]
-    more = len(found) > query.limit
-    infos = [short_info(call, record) for record in shown]
-    return _json(RunPage(runs=infos, next=shown[-1].task_id if more else None))
-
-
-async def messages(call: Call[None, Query]) -> Response:
-    """Give the messages of a conversation, as clients may see them."""
-    context_id = call.request.path_params["context_id"]
-    if not await call.host.check_context(call.principal, context_id):
-        raise Refused(404, "not_found", "there is no such conversation")
-    return _json(MessageList(messages=await history(call.host.runtime.log, context_id, public=True)))
-
-
-async def graph(call: Call[None, GraphQuery]) -> Response:
-    """Draw the thoughts of a run."""
-    record = await call.record()
-    thoughts = (await replay(call.host.runtime.log, record.task_id).result()).thoughts
-    match call.query.form:
-        case "json":
-            return Response(thoughts.to_json(), media_type="application/json")
-        case "mermaid":
-            return Response(thoughts.to_mermaid(), media_type="text/plain")
-        case "html":
-            return Response(thoughts.to_html(), media_type="text/html")
-
-
-async def agents(call: Call[None, Query]) -> Response:
-    """List the agents that runs can be started of."""
-    return _json(AgentList(agents=[_agent_info(name, each) for name, each in call.host.runtime.agents.items()]))
-
-
-async def healthz(call: Call[None, Query]) -> Response:
-    """Tell that the server is there."""
-    return _json(Health())
-
-
-async def readyz(call: Call[None, Query]) -> Response:
-    """Tell whether the server takes runs: it does not drain, and its log answers."""
-    call.host.check_open()
-    try:
-        async with asyncio.timeout(2):
-            await call.host.runtime.log.runs(limit=1)
-    except (TimeoutError, EventLogError):
-        raise Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"}) from None
-    return _json(Health())
-
-
-# -- what they share
-
-
-def _json(model: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    given = {"cache-control": "no-store", **(headers or {})}
-    return Response(model.model_dump_json(by_alias=True), status, given, media_type="application/json")
+    return written(await info_of(call, made), 202, {"location": call.path("runs", made.task_id)})
 
 
 def _agent(host: Host, name: str | None) -> str:
@@ -254,8 +132,16 @@ def _agent(host: Host, name: str | None) -> str:
     return name
 
 
-def _agent_info(name: str, agent: Any) -> AgentInfo:
-    return AgentInfo(name=name, model=agent.model.name, tools=agent.tool_names)
+def _settings(call: Call[StartRun, Any]) -> ModelSettings | None:
+    """What a client sets of the model calls, where the server lets it."""
+    given = call.body.settings
+    if given is None:
+        return None
+    refused = [name for name in given.model_fields_set if name not in call.options.settings]
+    if refused:
+        fields = {f"settings.{to_camel(name)}": "it is not for clients to set" for name in refused}
+        raise Refused(422, "invalid", "these settings are the server's", fields=fields)
+    return ModelSettings.model_validate(given.model_dump(exclude_unset=True))
 
 
 def _tools(host: Host, agent: str, body: StartRun) -> Sequence[ClientTool]:
