@@ -218,6 +218,14 @@ class Agent(MakesRuns[D, O]):
         """
         return self._made_of.output.as_json(content)
 
+    @property
+    def client_tool_names(self) -> list[str]:
+        """The names of its tools that the client of a run carries out, beside those that come with a run."""
+        # Imported here: importing rxloop is quicker without.
+        from rxloop.tools.client_tool import ClientTool
+
+        return [name for name, tool in self._made_of.tools.plain.items() if isinstance(tool, ClientTool)]
+
     @overload
     def as_tool(
         self: Agent[None, O],

@@ -36,3 +36,5 @@ if TYPE_CHECKING:
     from rxloop.server.mcp.door import mcp_server as mcp_server
     from rxloop.server.mcp.tools import AgentTool as AgentTool
     from rxloop.server.shutdown import Shutdown as Shutdown
+    from rxloop.server.ui_messages.door import UiStream as UiStream
+    from rxloop.server.ui_messages.door import ui_stream as ui_stream

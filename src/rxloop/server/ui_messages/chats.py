@@ -1,0 +1,171 @@
+"""A chat of a page in the log: its conversations, and the run that each of its messages has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple, cast
+
+import orjson
+from reactivex import from_iterable
+
+from rxloop.errors import UnknownRun
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import Event, TaskEvent
+from rxloop.protocol.messages import FilePart, Message, TextPart
+from rxloop.run.ids import id_of_key
+from rxloop.server.access import Principal
+from rxloop.server.chat.chat import chat
+from rxloop.server.host import Host
+from rxloop.server.refusals import Refused
+from rxloop.server.ui_messages.bodies import Asked
+from rxloop.server.ui_messages.chunks import Chunk, chunks
+from rxloop.server.ui_messages.message import ui_message
+from rxloop.state.conversation import conversation, read_log
+
+NOTE = "ui"
+"""In the metadata of a run that was begun here: what is to be known of it when its chat is asked for again."""
+
+
+class Place(NamedTuple):
+    """A run in a chat."""
+
+    record: RunRecord
+    newest: bool
+    """It stands in the conversation in which the chat goes on."""
+
+
+class Chat:
+    """A chat of a principal.
+
+    It is the conversation of the same id. An answer that is made anew begins another conversation, with a copy of what
+    stood before it, and the chat goes on there: a conversation has no second course.
+    """
+
+    def __init__(self, host: Host, principal: Principal, chat_id: str) -> None:
+        self._host, self._principal, self._chat_id = host, principal, chat_id
+        self.conversations: list[str] = [chat_id]
+        """Their ids, oldest first."""
+        self.begun = False
+
+    async def find(self) -> Chat:
+        """Look for its conversations.
+
+        Raises:
+            Refused: The chat is somebody else's.
+        """
+        self.begun = await self._host.check_context(self._principal, self._chat_id)
+        while self.begun and await self._host.check_context(self._principal, self.next_id()):
+            self.conversations.append(self.next_id())
+        return self
+
+    def next_id(self) -> str:
+        """The id of the conversation in which an answer is made anew."""
+        return id_of_key("chat", self._principal.id, self._chat_id, str(len(self.conversations)))
+
+    def key(self, message_id: str, context_id: str | None = None) -> str:
+        """What a message stands for, however often it is posted."""
+        return orjson.dumps(["ui", context_id or self.conversations[-1], message_id]).decode()
+
+    async def run_of(self, agent: str, message_id: str, *, newest: bool = False) -> Place | None:
+        """The run that a message has begun; the newest one, where it was begun anew."""
+        owner = (self._principal.id,) if self._principal.id else ()
+        for context_id in reversed(self.conversations[-1:] if newest else self.conversations):
+            try:
+                task_id = id_of_key("runtime", agent, self.key(message_id, context_id), *owner)
+                record = await self._host.runtime.record(task_id)
+            except UnknownRun:
+                continue
+            return Place(record, context_id == self.conversations[-1])
+        return None
+
+    async def not_begun(self, agent: str, asked: Sequence[Asked]) -> list[Asked]:
+        """Those messages of the person that no run has been begun with."""
+        for place in range(len(asked) - 1, 0, -1):
+            if await self.run_of(agent, asked[place - 1].id):
+                return list(asked[place:])
+        return list(asked)
+
+    async def before(self, record: RunRecord) -> list[Message]:
+        """The messages of the chat before a run, as that one has begun with them."""
+        return list((await conversation(self._host.runtime.log, record.context_id, before=record.task_id)).messages)
+
+    async def runs(self) -> list[RunRecord]:
+        """The runs that stand in the chat, in order."""
+        found: list[RunRecord] = []
+        context_id: str | None = self.conversations[-1]
+        before = ""
+        while context_id is not None:
+            records = list(await read_log(self._host.runtime.log.runs, context_id=context_id))
+            ids = [record.task_id for record in records]
+            found[:0] = records[: ids.index(before)] if before in ids else records
+            before = str(note_of(records[0]).get("replaces", "")) if records else ""
+            context_id = (await read_log(self._host.runtime.log.record, before)).context_id if before else None
+        return found
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """All of it, as UI messages."""
+        made: list[dict[str, Any]] = []
+        for record in await self.runs() if self.begun else ():
+            events = await read_log(self._host.runtime.log.read, record.task_id)
+            made += _asked(events, note_of(record).get("new"))
+            if record.state != "submitted":
+                made.append(_answered(record, events))
+        return made
+
+
+def note_of(record: RunRecord) -> dict[str, Any]:
+    """What is noted of a run that was begun here."""
+    note: Any = record.metadata.get(NOTE)
+    return cast("dict[str, Any]", note) if isinstance(note, Mapping) else {}
+
+
+def digest(asked: Asked) -> str:
+    """What a message says, in few characters: a message that is posted again may say something else."""
+    return sha256(asked.model_dump_json().encode()).hexdigest()
+
+
+def check_chat_id(chat_id: str) -> None:
+    """Refuse what is no id of a chat.
+
+    Raises:
+        Refused: There can be no such chat.
+    """
+    if not (0 < len(chat_id) <= 128 and chat_id.isascii() and chat_id.isprintable()):
+        raise Refused(404, "not_found", "there is no such conversation")
+
+
+def _answered(record: RunRecord, events: Sequence[Event]) -> dict[str, Any]:
+    found: list[Chunk] = []
+    made = chunks(record.task_id, record.context_id, client_tools=note_of(record).get("tools", ()))
+    from_iterable(events).pipe(chat(), made).subscribe(found.append)
+    return ui_message(found)
+
+
+def _asked(events: Sequence[Event], new: Any) -> list[dict[str, Any]]:
+    """The messages of the person that a run was begun with; the others stood before it."""
+    first = events[0].for_clients() if events else None
+    if not isinstance(first, TaskEvent):
+        return []
+    said = [message for message in first.messages if message.role == "user"]
+    count = new if isinstance(new, int) else len(said)
+    return [
+        {
+            "id": message.message_id or f"{first.task_id}:{place}",
+            "role": "user",
+            "parts": [{"type": "text", "text": message.content}]
+            if isinstance(message.content, str)
+            else [_part(part) for part in message.content],
+        }
+        for place, message in enumerate(said[-count:] if count else [])
+    ]
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    media_type = part.media_type or "application/octet-stream"
+    written = part.model_dump(mode="json")
+    url = part.url if part.url is not None else f"data:{media_type};base64,{written['data']}"
+    named = {"filename": part.filename} if isinstance(part, FilePart) and part.filename else {}
+    return {"type": "file", "mediaType": media_type, "url": url, **named}

@@ -1,0 +1,359 @@
+"""A chat as the chunks of the AI SDK's UI message stream: one message a run, over all of its attempts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, cast
+
+import orjson
+from reactivex import Observable, abc
+
+from rxloop.operators.views._types import View
+from rxloop.protocol.events import (
+    ArtifactUpdateEvent,
+    AskingEvent,
+    Event,
+    InputReceivedEvent,
+    PendingInput,
+    StatusUpdateEvent,
+    ToolCompleteEvent,
+    ends_attempt,
+)
+from rxloop.protocol.messages import Usage
+from rxloop.server.chat import changes as to
+from rxloop.server.chat.changes import Change
+from rxloop.server.ui_messages.data_parts import data_part
+
+log = logging.getLogger("rxloop")
+
+Chunk = dict[str, Any]
+"""A chunk as plain data; the types are those of `UIMessageChunk` of the package `ai`."""
+_Emit = Callable[[Chunk], None]
+
+_FINISH = {"length": "length", "content_filter": "content-filter", "tool_calls": "tool-calls", "stop": "stop"}
+LIMITS = ("max_iterations", "tool_failures", "tokens", "timeout", "attempts")
+"""The reasons with which an attempt ends at a limit: that is an end, and no error."""
+_BROKE_OFF = "The stream broke off, and the answer goes on without it: come back in a moment."
+_VOIDED = "This call came to nothing, and was not carried out."
+
+
+def chunks(
+    task_id: str, context_id: str, *, client_tools: Collection[str] = (), after: int = 0
+) -> View[Change | Event, Chunk]:
+    """Write a chat as the chunks of a UI message stream.
+
+    ::
+
+        source      --S-----T-----R-----N---w|      S StepBegan, T TextDelta, R CallResult, N StepEnded, w the end
+        chunks()    s-S-----T-----R---------(Nf)|   s start, N finish-step, f finish, error or abort
+
+    The message has the id of the run, and is the same however often the run pauses and goes on: a client that has its
+    first part gets the rest with `after`. A step that is tried again goes on in the step that is open, since no chunk
+    takes text back: `data-rxloop-void` says that the text and the reasoning before it in that step do not count.
+
+    Args:
+        task_id: The run.
+        context_id: Its conversation.
+        client_tools: The names of the tools that the client carries out, as far as they are known.
+        after: The `seq` of the last event that the client has.
+
+    Returns:
+        A view of the chunks, without the `[DONE]` at the end of the stream. What goes wrong with the source is the
+        last chunk, since a stream that just stops looks like one that is complete.
+    """
+
+    def operator(source: Observable[Change | Event]) -> Observable[Chunk]:
+        def subscribe(
+            observer: abc.ObserverBase[Chunk], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            fold = _Fold(observer.on_next, task_id, frozenset(client_tools), after)
+
+            def on_error(error: Exception) -> None:
+                log.warning("a stream of the run %s breaks off: %s", task_id, error)
+                observer.on_next({"type": "error", "errorText": _BROKE_OFF})
+                observer.on_completed()
+
+            def on_completed() -> None:
+                fold.end()
+                observer.on_completed()
+
+            place = {"taskId": task_id, "contextId": context_id, "state": "working", "reason": None}
+            observer.on_next({"type": "start", "messageId": task_id, "messageMetadata": {"rxloop": place}})
+            return source.subscribe(fold.take, on_error, on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    return operator
+
+
+def with_done() -> View[Chunk, Chunk | None]:
+    """Put the end of the stream behind the last chunk: None, which `encode` writes as `[DONE]`.
+
+    ::
+
+        source         --a--b--|
+        with_done()    --a--b--(N|)      N None
+    """
+
+    def operator(source: Observable[Chunk]) -> Observable[Chunk | None]:
+        def subscribe(
+            observer: abc.ObserverBase[Chunk | None], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            def on_completed() -> None:
+                observer.on_next(None)
+                observer.on_completed()
+
+            return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    return operator
+
+
+class _Fold:
+    """What of a message has begun, and which questions of it wait."""
+
+    def __init__(self, emit: _Emit, task_id: str, client_tools: frozenset[str], after: int) -> None:
+        self._out, self._task_id, self._client_tools, self._after = emit, task_id, client_tools, after
+        self._quiet = False
+        """What is told is what the client has."""
+        self._step: str | None = None
+        self._open = False
+        """There is a `start-step` with no `finish-step`."""
+        self._text_shown = False
+        """Of the try that goes on."""
+        self._slots: dict[str, str] = {}
+        """By the id of a call, which counts the tries: its slot, which is the same in each of them."""
+        self._calls: dict[str, dict[str, Any]] = {}
+        """By slot: what is said of each call with every chunk that makes its part."""
+        self._started: set[str] = set()
+        self._approvals: dict[str, str] = {}
+        """The approvals that wait or were given, and their slots."""
+        self._answered: set[str] = set()
+        self._asked: dict[str, Chunk] = {}
+        """Other questions, as they were told."""
+        self._artifacts: dict[str, dict[str, Any]] = {}
+        self._by_client: set[str] = set()
+        """The calls of the step that goes on which the client has carried out."""
+        self._last: StatusUpdateEvent | None = None
+
+    def take(self, item: Change | Event) -> None:
+        """Take the next change, or the next event that is none."""
+        event = item if isinstance(item, Event) else item.event
+        self._quiet = event.seq <= self._after
+        self._last = None
+        if isinstance(item, Event):
+            self._event(item)
+        elif event.parent_task_id is None and event.branch is None:
+            self._change(item)
+
+    def _emit(self, type: str, **fields: Any) -> None:
+        if not self._quiet:
+            self._out({"type": type, **fields})
+
+    # -- what happens in a step
+
+    def _change(self, item: Change) -> None:
+        match item:
+            case to.TextDelta():
+                self._emit("text-delta", id=item.id, delta=item.delta)
+            case to.StepBegan():
+                self._begin(item.event.step)
+            case to.StepEnded():
+                if item.outcome == "void" and self._text_shown:
+                    self._emit("data-rxloop-void", data={"step": item.event.step})
+                self._text_shown = False
+            case to.TextBegan():
+                self._text_shown = True
+                self._emit("text-start", id=item.id)
+            case to.TextEnded():
+                self._emit("text-end", id=item.id)
+            case to.ReasoningBegan():
+                self._text_shown = True
+                self._emit("reasoning-start", id=item.id)
+            case to.ReasoningDelta():
+                self._emit("reasoning-delta", id=item.id, delta=item.delta)
+            case to.ReasoningEnded():
+                self._emit("reasoning-end", id=item.id)
+            case to.CallBegan():
+                self._begin_call(item)
+            case _:
+                self._call(item, self._slots[item.id])
+
+    def _begin(self, step: str | None) -> None:
+        if self._open and self._step == step:
+            return
+        self._finish_step()
+        self._step, self._open = step, True
+        self._by_client.clear()
+        self._emit("start-step")
+
+    def _finish_step(self) -> None:
+        if self._open:
+            self._open = False
+            self._emit("finish-step")
+
+    def _begin_call(self, item: to.CallBegan) -> None:
+        slot = self._slots[item.id] = f"{self._task_id}:{item.event.step}:{item.place}"
+        part = self._calls[slot] = {"toolCallId": slot, "toolName": item.name}
+        self._started.discard(slot)
+        if item.name not in self._client_tools:
+            # Without this a client takes the call for its own, and posts once it is answered.
+            part.update(dynamic=True, providerExecuted=True)
+        self._emit("tool-input-start", **part)
+
+    def _call(
+        self,
+        item: to.CallDelta | to.CallEnded | to.CallVoided | to.CallStarted | to.CallProgress | to.CallResult,
+        slot: str,
+    ) -> None:
+        match item:
+            case to.CallDelta():
+                self._emit("tool-input-delta", toolCallId=slot, inputTextDelta=item.delta)
+            case to.CallEnded():
+                part, call = self._calls[slot], item.call
+                part["input"] = call.arguments
+                if call.error is not None:
+                    self._emit("tool-input-error", **{**part, "input": call.raw}, errorText=call.error)
+                elif "providerExecuted" in part:
+                    # The client's own come with the question: only then it is certain that they are to be carried out.
+                    self._emit("tool-input-available", **part)
+            case to.CallVoided():
+                self._emit("tool-output-error", toolCallId=slot, errorText=_VOIDED)
+            case to.CallStarted():
+                self._started.add(slot)
+                if slot in self._approvals.values():
+                    self._emit("tool-input-available", **self._calls[slot])
+            case to.CallProgress():
+                said = {"toolCallId": slot, "message": item.event.message, "fraction": item.event.fraction}
+                self._emit("data-tool-progress", id=slot, transient=True, data=said)
+            case to.CallResult():
+                self._result(slot, item.event)
+
+    def _result(self, slot: str, event: ToolCompleteEvent) -> None:
+        refused = [asked for asked, place in self._approvals.items() if place == slot and asked in self._answered]
+        if not self._calls[slot].get("providerExecuted"):
+            self._by_client.add(slot)
+        if event.success:
+            self._emit("tool-output-available", toolCallId=slot, output=event.result)
+        elif refused and slot not in self._started:
+            self._emit("tool-output-denied", toolCallId=slot)
+        else:
+            self._emit("tool-output-error", toolCallId=slot, errorText=event.error or event.content or "It failed.")
+
+    # -- what happens beside the steps
+
+    def _event(self, event: Event) -> None:
+        match event:
+            case StatusUpdateEvent():
+                if ends_attempt(event):
+                    self._last = event
+            case InputReceivedEvent():
+                self._received(event)
+            case ArtifactUpdateEvent():
+                self._artifact(event)
+            case _ if isinstance(event, AskingEvent):
+                self._question(event.input)
+            case _:
+                part = data_part(event)
+                if part is not None:
+                    self._emit(**part)
+
+    def _question(self, question: PendingInput) -> None:
+        asked = f"{self._task_id}:{question.input_id}"
+        slot = f"{question.task_id or self._task_id}:{question.step}:{question.index}"
+        part = self._calls.get(slot) if question.call is not None else None
+        if part is not None and question.input_kind == "tool":
+            # Of a tool that was not known to be the client's, too.
+            own = {"providerExecuted": False} if "providerExecuted" in part else {}
+            part.update(own)
+            self._emit("tool-input-available", **part)
+        elif part is not None and question.input_kind == "confirmation":
+            self._approvals[asked] = slot
+            about = {"prompt": question.prompt}
+            self._emit("tool-approval-request", approvalId=asked, toolCallId=slot, approvalDescriptor=about)
+        else:
+            said = question.model_dump(mode="json", by_alias=True, exclude={"hidden"}, exclude_none=True)
+            self._asked[asked] = {"id": asked, "data": {**said, "toolCallId": slot if part is not None else None}}
+            self._emit("data-input-required", **self._asked[asked])
+
+    def _received(self, event: InputReceivedEvent) -> None:
+        asked = f"{self._task_id}:{event.input_id}"
+        self._answered.add(asked)
+        if told := self._asked.pop(asked, None):
+            self._emit("data-input-required", id=asked, data={**told["data"], "answered": True})
+
+    def _artifact(self, event: ArtifactUpdateEvent) -> None:
+        named = f"{event.artifact_id}:{event.artifact_version}"
+        # The first chunk has the name alone, and a part of the same id takes the place of the one before.
+        about = self._artifacts.setdefault(named, {"artifactId": event.artifact_id, "version": event.artifact_version})
+        given = {"name": event.name, "mediaType": event.media_type}
+        about.update({key: value for key, value in given.items() if value is not None})
+        about.update(size=event.offset + event.size, complete=event.last)
+        self._emit("data-artifact", id=named, data=dict(about))
+        piece = {"index": event.index, "offset": event.offset, "data": event.data, "encoding": event.encoding}
+        self._emit("data-artifact-chunk", id=named, transient=True, data=piece)
+
+    # -- the end
+
+    def end(self) -> None:
+        """Write the end of the attempt that came last; nothing if the stream ends in the middle of one."""
+        event = self._last
+        if event is None:
+            return
+        self._finish_step()
+        waits = event.state in ("input-required", "auth-required")
+        if self._by_client and not waits:
+            # Otherwise the last step is one that the client has completed, and it posts once more, for ever.
+            self._emit("start-step")
+            self._emit("finish-step")
+        state = {"state": event.state, "reason": event.reason, "cursor": event.cursor}
+        metadata: dict[str, Any] = {"rxloop": state}
+        if event.usage is not None:
+            metadata["usage"] = _usage(event.usage)
+        if event.state == "failed" and event.reason not in LIMITS:
+            self._emit("message-metadata", messageMetadata=metadata)
+            self._emit("error", errorText=event.error.message if event.error is not None else "The run failed.")
+        elif event.state == "canceled":
+            self._emit("message-metadata", messageMetadata=metadata)
+            self._emit("abort", reason=event.error.message if event.error is not None else "The run was cancelled.")
+        else:
+            reason = "tool-calls" if waits else "other"
+            if event.state == "completed":
+                reason = _FINISH.get(event.finish_reason or "stop", "other")
+            self._emit("finish", finishReason=reason, messageMetadata=metadata)
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    """Write usage as the AI SDK names it."""
+    return {
+        "inputTokens": usage.input_tokens,
+        "outputTokens": usage.output_tokens,
+        "totalTokens": usage.total_tokens,
+        "cachedInputTokens": usage.cached_tokens,
+        "reasoningTokens": usage.reasoning_tokens,
+    }
+
+
+def encode(chunk: Chunk | None) -> bytes:
+    """Write a chunk as a frame; None is the `[DONE]` behind the last one."""
+    if chunk is None:
+        return b"data: [DONE]\n\n"
+    data = orjson.dumps(chunk)
+    if b'"__proto__"' in data or b'"prototype"' in data:
+        # A client refuses the stream for them, and they may come from anywhere, such as the result of a tool.
+        data = orjson.dumps(_without_prototypes(chunk))
+    return b"data: %b\n\n" % data
+
+
+def _without_prototypes(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_prototypes(each) for each in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    given = cast("dict[str, Any]", value)
+    kept = {key: _without_prototypes(each) for key, each in given.items() if key != "__proto__"}
+    if isinstance(made := kept.get("constructor"), dict):
+        cast("dict[str, Any]", made).pop("prototype", None)
+    return kept
