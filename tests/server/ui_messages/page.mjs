@@ -60,21 +60,30 @@ function seen({ chat, requests, errors, data, calls, finished }) {
 }
 
 // A whole answer, out of frames, through the transport and `readUIMessageStream`; and what the client says of it.
-async function read({ frames }) {
+async function read({ frames, message }) {
   const errors = [];
   const body = new Blob(frames).stream();
   const transport = new ai.DefaultChatTransport({ fetch: async () => new Response(body) });
   const stream = await transport.sendMessages({ chatId: 'c', messages: [], trigger: 'submit-message' });
-  let message;
   const onError = error => errors.push({ name: error.name, message: error.message });
-  for await (const each of ai.readUIMessageStream({ stream, onError })) message = each;
+  for await (const each of ai.readUIMessageStream({ stream, message, onError })) message = each;
   return { message, errors };
 }
 
 const commands = {
   open,
   read,
-  reads: async ({ answers }) => Promise.all(answers.map(frames => read({ frames }))),
+  // Answers that come one after the other, to a page that has what the ones before have told.
+  async goes_on({ pieces }) {
+    let message;
+    const errors = [];
+    for (const frames of pieces) {
+      const each = await read({ frames, message });
+      message = each.message;
+      errors.push(...each.errors);
+    }
+    return { message, errors };
+  },
   seen: async ({ name }) => seen(chats.get(name)),
   settled: async ({ name }) => (await settled(chats.get(name)), seen(chats.get(name))),
   async send({ name, message, options, wait = true }) {

@@ -154,7 +154,7 @@ async def test_a_question_of_a_tool_is_a_data_part_and_is_answered_by_the_body()
     assert refused["status"] == "error"
     assert "does not answer" in refused["errors"][-1]
     [asked] = parts_of(shown, "data-input-required")
-    assert asked["data"]["answered"] is True
+    assert asked["data"]["waits"] is False
     assert [part["output"] for part in parts_of(shown, "dynamic-tool")] == ["booked for 2"]
     assert text_of(shown) == "Booked."
 

@@ -132,7 +132,9 @@ class _Fold:
         """The approvals that wait or were given, and their slots."""
         self._answered: set[str] = set()
         self._asked: dict[str, Chunk] = {}
-        """Other questions, as they were told."""
+        """Other questions that wait, as they were told."""
+        self._told: set[str] = set()
+        """All questions that were."""
         self._artifacts: dict[str, dict[str, Any]] = {}
         self._by_client: set[str] = set()
         """The calls of the step that goes on which the client has carried out."""
@@ -248,26 +250,26 @@ class _Fold:
         match event:
             case StatusUpdateEvent():
                 if ends_attempt(event):
-                    self._last = event
+                    self._rest(event)
             case InputReceivedEvent():
                 self._received(event)
             case ArtifactUpdateEvent():
                 self._artifact(event)
             case _ if isinstance(event, AskingEvent):
-                self._question(event.input)
+                self._question(event.input, event.task_id)
             case _:
                 part = data_part(event)
                 if part is not None:
                     self._emit(**part)
 
-    def _question(self, question: PendingInput) -> None:
+    def _question(self, question: PendingInput, task_id: str) -> None:
         asked = f"{self._task_id}:{question.input_id}"
-        slot = f"{question.task_id or self._task_id}:{question.step}:{question.index}"
+        slot = f"{question.task_id or task_id}:{question.step}:{question.index}"
         part = self._calls.get(slot) if question.call is not None else None
         if part is not None and question.input_kind == "tool":
-            # Of a tool that was not known to be the client's, too.
-            own = {"providerExecuted": False} if "providerExecuted" in part else {}
-            part.update(own)
+            if "providerExecuted" in part:
+                # It was not known to be the client's.
+                part["providerExecuted"] = False
             self._emit("tool-input-available", **part)
         elif part is not None and question.input_kind == "confirmation":
             self._approvals[asked] = slot
@@ -275,14 +277,29 @@ class _Fold:
             self._emit("tool-approval-request", approvalId=asked, toolCallId=slot, approvalDescriptor=about)
         else:
             said = question.model_dump(mode="json", by_alias=True, exclude={"hidden"}, exclude_none=True)
-            self._asked[asked] = {"id": asked, "data": {**said, "toolCallId": slot if part is not None else None}}
+            of = {"toolCallId": slot} if part is not None else {}
+            self._asked[asked] = {"id": asked, "data": {**said, **of, "waits": True}}
             self._emit("data-input-required", **self._asked[asked])
+        self._told.add(asked)
 
     def _received(self, event: InputReceivedEvent) -> None:
         asked = f"{self._task_id}:{event.input_id}"
         self._answered.add(asked)
+        self._waits_no_more(asked)
+
+    def _waits_no_more(self, asked: str) -> None:
         if told := self._asked.pop(asked, None):
-            self._emit("data-input-required", id=asked, data={**told["data"], "answered": True})
+            self._emit("data-input-required", id=asked, data={**told["data"], "waits": False})
+
+    def _rest(self, event: StatusUpdateEvent) -> None:
+        """Take the end of an attempt, which knows of questions that no event for clients has told."""
+        self._last = event
+        pending = {f"{self._task_id}:{question.input_id}": question for question in event.pending}
+        for asked in [asked for asked in self._asked if asked not in pending]:
+            self._waits_no_more(asked)
+        for asked, question in pending.items():
+            if asked not in self._told:
+                self._question(question, self._task_id)
 
     def _artifact(self, event: ArtifactUpdateEvent) -> None:
         named = f"{event.artifact_id}:{event.artifact_version}"
