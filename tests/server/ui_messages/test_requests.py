@@ -72,7 +72,7 @@ async def test_what_belongs_to_somebody_else_is_not_there() -> None:
             answers = await bob.post("/api/chat", json=approving(task_id, asked))
             elsewhere = await bob.post("/api/chat", json={**approving(task_id, asked), "id": "bobs"})
             assert (await made.runtime.record(task_id)).state == "input-required"
-            theirs = await httpx.AsyncClient().get(f"{made.api}/chat-1")
+            theirs = await ann.get("/api/chat/chat-1", headers={"authorization": ""})
     assert nothing == ["[]", "[]"]
     assert [each.status_code for each in (*streams, *stops)] == [204] * 4
     assert [each.status_code for each in (into, answers, elsewhere)] == [404] * 3
