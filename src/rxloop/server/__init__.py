@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rxloop.server.mcp.door import McpServer as McpServer
     from rxloop.server.mcp.door import mcp_server as mcp_server
     from rxloop.server.mcp.tools import AgentTool as AgentTool
+    from rxloop.server.openai_api.app import openai_api as openai_api
     from rxloop.server.shutdown import Shutdown as Shutdown
     from rxloop.server.ui_messages.door import UiStream as UiStream
     from rxloop.server.ui_messages.door import ui_stream as ui_stream

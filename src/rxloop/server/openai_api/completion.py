@@ -1,0 +1,131 @@
+"""A run as a chat completion: its text, and how it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.protocol.messages import Usage
+from rxloop.server.chat import changes as to
+from rxloop.server.chat.changes import Change
+from rxloop.server.openai_api import items
+from rxloop.server.openai_api.errors import error_of_run
+from rxloop.server.openai_api.items import Json
+
+DONE: Json = {}
+"""Stands for the end of the stream, which is no JSON."""
+_FINISH = {"length": "length", "content_filter": "content_filter"}
+
+
+class CompletionFold:
+    """The answer of a run as text; `take` is given all that its chat says, from the first event of the run.
+
+    The texts of its steps are joined by blank lines. What a step has said that is tried again is in the chunks, since
+    no chunk takes anything back, and not in the answer.
+    """
+
+    def __init__(
+        self, task_id: str, model: str, created: int, emit: Callable[[Json], None], *, reasoning: bool, usage: bool
+    ) -> None:
+        """Give each chunk to `emit`.
+
+        Args:
+            task_id: The run.
+            model: The name of the agent.
+            created: When it was begun, in milliseconds.
+            emit: Takes the chunks, and `DONE`.
+            reasoning: Whether the reasoning is told, as `reasoning_content`.
+            usage: Whether the last chunk has the tokens.
+        """
+        self.over = False
+        self.error: Json | None = None
+        """What went wrong, if the run has no answer."""
+        self._head: Json = {"id": f"chatcmpl-{task_id}", "created": created // 1000, "model": model}
+        self._emit = emit
+        self._reasoning, self._usage = reasoning, usage
+        self._texts: list[tuple[str, str]] = []
+        """The texts, each with its step."""
+        self._thoughts: list[str] = []
+        self._shown = ""
+        """The step whose text was shown last."""
+        self._finish = "stop"
+        self._used = Usage()
+
+    def completion(self) -> Json:
+        """The whole answer."""
+        message: Json = {"role": "assistant", "content": self._content(), "refusal": None}
+        if self._reasoning and self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        choice = {"index": 0, "message": message, "finish_reason": self._finish, "logprobs": None}
+        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": _usage(self._used)}
+
+    def take(self, change: Change | Event) -> None:
+        """Fold the next change, or the next event that is none."""
+        event = change if isinstance(change, Event) else change.event
+        if self.over or event.parent_task_id is not None or event.branch is not None:
+            return
+        match change:
+            case TaskEvent():
+                self._chunk({"role": "assistant", "content": ""})
+            case to.TextDelta():
+                self._say(change.id, change.delta)
+            case to.ReasoningDelta() if self._reasoning:
+                self._thoughts.append(change.delta)
+                self._chunk({"reasoning_content": change.delta})
+            case to.StepEnded() if change.outcome != "complete":
+                self._texts = [each for each in self._texts if each[0] != change.id]
+            case StatusUpdateEvent() if ends_attempt(change) and change.state != "working":
+                self._end(change)
+            case _:
+                pass
+
+    def _say(self, step: str, delta: str) -> None:
+        if self._shown and self._shown != step:
+            self._chunk({"content": "\n\n"})
+        self._shown = step
+        self._texts.append((step, delta))
+        self._chunk({"content": delta})
+
+    def _content(self) -> str:
+        steps: dict[str, list[str]] = {}
+        for step, text in self._texts:
+            steps.setdefault(step, []).append(text)
+        return "\n\n".join("".join(texts) for texts in steps.values())
+
+    def _end(self, event: StatusUpdateEvent) -> None:
+        self.over = True
+        self._used = event.usage or Usage()
+        cut = _FINISH.get(event.finish_reason or "") if event.state == "completed" else None
+        if event.state == "failed" and event.reason == "tokens":
+            cut = "length"
+        if event.state in ("failed", "canceled") and cut is None:
+            self.error = error_of_run(event)
+            self._emit({"error": self.error})
+            return
+        self._finish = cut or "stop"
+        last = self._texts[-1][0] if self._texts else ""
+        said = "".join(text for step, text in self._texts if step == last)
+        if event.state == "completed" and event.content and event.content != said:
+            # An answer that was given by a tool, or put together by a strategy.
+            self._say("answer", event.content)
+        for question in event.pending:
+            self._say(question.input_id, items.asking(question))
+        self._chunk({}, self._finish)
+        if self._usage:
+            self._emit({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(self._used)})
+        self._emit(DONE)
+
+    def _chunk(self, delta: Json, finish: str | None = None) -> None:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        self._emit({**chunk, "usage": None} if self._usage else chunk)
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }

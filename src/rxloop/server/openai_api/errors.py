@@ -1,0 +1,65 @@
+"""Refusals and failures in the form that OpenAI's clients read."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.server.refusals import Refused, refusal_of
+
+log = logging.getLogger("rxloop")
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_CODES = {"unauthorized": "invalid_api_key", "too_many": "rate_limit_exceeded", "unknown_agent": "model_not_found"}
+
+
+def unsupported(param: str, message: str) -> Refused:
+    """The refusal of what this server cannot do, where to leave it out would be another answer."""
+    return Refused(400, "unsupported_parameter", message, fields={param: message})
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> Refused:
+    """The refusal of a value."""
+    return Refused(400, code, message, fields={param: message})
+
+
+def error_of_run(event: StatusUpdateEvent) -> dict[str, Any]:
+    """What is said of a run that has ended without an answer; of its public form."""
+    error = event.error
+    code = "canceled" if event.state == "canceled" else "server_error" if error is None else error.code
+    said = "The run was cancelled." if event.state == "canceled" else "The run failed."
+    message = said if error is None else error.message
+    kind = "rate_limit_error" if code == "rate_limited" else "server_error"
+    return {"message": message, "type": kind, "param": None, "code": code}
+
+
+def answer(refused: Refused) -> Response:
+    """The answer to a request that is refused."""
+    # OpenAI says 400 of everything in a body that does not fit.
+    status = 400 if refused.status == 422 else refused.status
+    param = next(iter(refused.fields or {}), None)
+    message = str(refused)
+    if param is not None and refused.fields is not None and refused.fields[param] != message:
+        message = f"{message}: {param}: {refused.fields[param]}"
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    code = _CODES.get(refused.code, refused.code)
+    headers = {"cache-control": "no-store", **refused.headers}
+    if status == 409:
+        # Clients would try again by themselves, though nothing has changed.
+        headers["x-should-retry"] = "false"
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return Response(orjson.dumps({"error": error}), status, headers, media_type="application/json")
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Answer a request that failed."""
+    refused = refusal_of(error)
+    if refused is None:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        refused = Refused(500, "internal", "the server failed")
+    return answer(refused)

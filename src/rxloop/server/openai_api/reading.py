@@ -1,0 +1,150 @@
+"""Runs as answers: streamed, waited for, or as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import orjson
+from starlette.responses import Response
+
+from rxloop.errors import ConflictError, EventLogError, RxloopError
+from rxloop.pipeline.values import RunRecord
+from rxloop.recorded.follow import follow
+from rxloop.server.chat.fold import ChatFold
+from rxloop.server.openai_api.call import Call, about_of
+from rxloop.server.openai_api.ids import ResponseId
+from rxloop.server.openai_api.items import Json
+from rxloop.server.openai_api.response import ResponseFold
+from rxloop.server.openai_api.view import response_events
+from rxloop.server.refusals import Refused
+from rxloop.server.streams import SSE, EventStream, Format
+from rxloop.state.conversation import read_log
+from rxloop.stream.stream import Stream
+
+ALL_TURNS = 1 << 30
+"""The number of a response that no run has: its fold goes over all of them."""
+
+
+def _event(event: Json) -> bytes:
+    return b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
+
+
+RESPONSE_EVENTS: Format = replace(SSE, encode=_event, first=b"")
+
+
+def json(body: Any, status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(orjson.dumps(body), status, {"cache-control": "no-store"}, media_type="application/json")
+
+
+async def folded(call: Call, record: RunRecord, which: ResponseId) -> ResponseFold:
+    """A response as it stands in the log."""
+    fold = ResponseFold(about_of(record), which, lambda event: None)
+    chat = ChatFold(fold.take)
+    for event in await read_log(call.host.runtime.log.read, record.task_id):
+        shown = event.for_clients()
+        if shown is not None:
+            chat.take(shown)
+    return fold
+
+
+def response_stream(call: Call, record: RunRecord, which: ResponseId, *, after: int = -1) -> Stream[Json]:
+    """The events of a response.
+
+    One in the background has them out of the log alone, wherever it is read, so that each event has one number for
+    ever; and so it has deltas only where the log keeps them. The others are as live as they can be: nobody goes on
+    reading those.
+    """
+    about, runtime = about_of(record), call.host.runtime
+    view = response_events(about, which, after=after)
+    if about.background:
+        deltas = runtime.log.keeps_deltas
+        return follow(runtime.log, record.task_id, deltas=deltas, until="end").pipe(view)
+    return runtime.follow(record.task_id).pipe(view)
+
+
+def cancelling(call: Call, record: RunRecord, which: ResponseId) -> Callable[[], Coroutine[Any, Any, None]]:
+    """What is done when a client leaves whose response nobody else reads: one that has its end leaves it as it is."""
+
+    async def cancel() -> None:
+        with suppress(RxloopError):
+            if not (await folded(call, record, which)).over:
+                await call.host.runtime.cancel(record.task_id, "the client left")
+
+    return cancel
+
+
+async def cancel(call: Call, record: RunRecord) -> None:
+    """Cancel a run, here or elsewhere."""
+    with suppress(ConflictError):
+        # In its mail, where it stays until somebody has time for it.
+        await call.host.runtime.cancel(record.task_id)
+
+
+Leave = Callable[[], Coroutine[Any, Any, None]] | None
+
+
+def streamed(call: Call, events: Stream[Json], leave: Leave, form: Format = RESPONSE_EVENTS) -> EventStream:
+    """Answer with a stream.
+
+    Args:
+        call: The request.
+        events: What is streamed.
+        leave: What is done when the client leaves before the end.
+        form: How it is written.
+    """
+    heartbeat = call.options.heartbeat
+    return EventStream(call.host, call.principal, events, form, heartbeat=heartbeat, on_disconnect=leave)
+
+
+class Left(Exception):
+    """The client has gone."""
+
+
+async def waited(call: Call, events: AsyncIterable[Json], leave: Leave) -> bool:
+    """Read a stream to its end while the client waits.
+
+    Args:
+        call: The request.
+        events: What is read; a fold in it keeps what is wanted of it.
+        leave: What is done when the client leaves before the end.
+
+    Returns:
+        Whether it has come to its end; otherwise the server goes away.
+
+    Raises:
+        Left: The client has gone.
+        Refused: The principal reads too many streams, or the log is out of reach.
+    """
+    host = call.host
+    host.take_stream(call.principal)
+    over = left = False
+    scope = anyio.CancelScope()
+    with host.streaming(call.principal, scope), scope:
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                nonlocal left
+                while (await call.request.receive())["type"] != "http.disconnect":
+                    pass
+                left = True
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            try:
+                async for _ in events:
+                    pass
+                over = True
+            except EventLogError:
+                raise Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"}) from None
+            finally:
+                group.cancel_scope.cancel()
+    if left and not over:
+        if leave is not None:
+            host.later(leave())
+        raise Left
+    return over
