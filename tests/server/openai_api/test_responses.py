@@ -131,8 +131,8 @@ async def test_an_approval_goes_to_the_client_and_back(approve: bool) -> None:
         # The same answer once more is the same response, and another one is refused.
         repeated = await client.responses.create(model="clerk", input=[answer])
         assert repeated.id == second.id
+        answer["approve"] = not approve
         with pytest.raises(ConflictError, match="does not wait"):
-            answer["approve"] = not approve
             await client.responses.create(model="clerk", input=[answer])
 
 
