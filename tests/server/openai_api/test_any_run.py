@@ -27,12 +27,12 @@ from rxloop.testing import virtual_time
 FUNCTION = {"type": "function", "strict": None, **SHOW_MAP}
 
 
-async def recorded(log: MemoryEventLog, record: RunRecord, turn: int, *, deltas: bool) -> tuple[ResponseFold, Any]:
+async def recorded(runtime: Runtime, record: RunRecord, turn: int, *, deltas: bool) -> tuple[ResponseFold, Any]:
     """One response out of the log, and its events."""
     events: list[Json] = []
-    fold = ResponseFold(about_of(record), ResponseId(record.task_id, turn), events.append)
+    fold = ResponseFold(about_of(record, runtime), ResponseId(record.task_id, turn), events.append)
     chat = ChatFold(fold.take)
-    for event in await log.read(record.task_id, deltas=deltas):
+    for event in await runtime.log.read(record.task_id, deltas=deltas):
         shown = event.for_clients()
         if shown is not None:
             chat.take(shown)
@@ -55,16 +55,16 @@ async def played(kind: AnyRun) -> None:
     async with Runtime({NAME: kind.agent()}, log=log) as runtime:
         playing = asyncio.create_task(kind.play(runtime, metadata={"openai": {"tools": [FUNCTION]}}))
         record = await started(log)
-        view = response_events(about_of(record), ResponseId(record.task_id, 1))
+        view = response_events(about_of(record, runtime), ResponseId(record.task_id, 1))
         reading = asyncio.create_task(_into(live, runtime.follow(record.task_id).pipe(view)))
         chatting = asyncio.create_task(_into(chunks, runtime.follow(record.task_id).pipe(completion_chunks(fold))))
         await asyncio.wait_for(asyncio.gather(playing, reading, chatting), 60)
     record = await log.record(record.task_id)
-    everything, _ = await recorded(log, record, 1 << 30, deltas=False)
+    everything, _ = await recorded(runtime, record, 1 << 30, deltas=False)
     ids: list[str] = []
     for turn in range(1, len(everything.pauses) + 1):
-        whole = check_stream((await recorded(log, record, turn, deltas=False))[1])
-        with_deltas = (await recorded(log, record, turn, deltas=log.keeps_deltas))[1]
+        whole = check_stream((await recorded(runtime, record, turn, deltas=False))[1])
+        with_deltas = (await recorded(runtime, record, turn, deltas=log.keeps_deltas))[1]
         final = check_stream(with_deltas)
         assert text_of(final) == text_of(whole)
         ids += [item["id"] for item in final["output"] if item["type"] != "mcp_approval_request"]
@@ -77,7 +77,7 @@ async def played(kind: AnyRun) -> None:
             which = ResponseId(record.task_id, turn)
             followed = follow(log, record.task_id, deltas=True, until="end")
             again: list[Json] = []
-            await _into(again, followed.pipe(response_events(about_of(record), which)))
+            await _into(again, followed.pipe(response_events(about_of(record, runtime), which)))
             assert again == with_deltas
     assert not [name for name, count in Counter(ids).items() if count > 1]
     said = orjson.dumps([live, chunks])

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.visibility import PUBLIC_METADATA
+from rxloop.runtime.runtime import Runtime
 from rxloop.server.access import Principal
 from rxloop.server.host import Host
 from rxloop.server.openai_api.items import Json
@@ -44,10 +45,12 @@ class Call:
 Handler = Callable[[Call], Coroutine[Any, Any, Response]]
 
 
-def about_of(record: RunRecord) -> About:
-    """What the responses of a run say of themselves; of one that was started elsewhere, too."""
+def about_of(record: RunRecord, runtime: Runtime) -> About:
+    """What the responses of a run say of themselves; of one that was started by another door, too."""
+    agent = runtime.agents.get(record.agent_name)
     said: Json = dict(record.metadata.get(OPENAI) or {})
     public = record.metadata.get(PUBLIC_METADATA)
     metadata = {key: value for key, value in public.items() if isinstance(value, str)} if public else {}
     known = {name: said[name] for name in ("background", "previous", "tools", "text") if name in said}
-    return About(record.agent_name, record.context_id, record.created, metadata=metadata, **known)
+    client = frozenset[str]() if agent is None else frozenset(agent.client_tool_names)
+    return About(record.agent_name, record.context_id, record.created, metadata=metadata, client=client, **known)

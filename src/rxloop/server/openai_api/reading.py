@@ -43,7 +43,7 @@ def json(body: Any, status: int = 200) -> Response:
 
 async def folded(call: Call, record: RunRecord, which: ResponseId) -> ResponseFold:
     """A response as it stands in the log."""
-    fold = ResponseFold(about_of(record), which, lambda event: None)
+    fold = ResponseFold(about_of(record, call.host.runtime), which, lambda event: None)
     chat = ChatFold(fold.take)
     for event in await read_log(call.host.runtime.log.read, record.task_id):
         shown = event.for_clients()
@@ -59,7 +59,7 @@ def response_stream(call: Call, record: RunRecord, which: ResponseId, *, after: 
     ever; and so it has deltas only where the log keeps them. The others are as live as they can be: nobody goes on
     reading those.
     """
-    about, runtime = about_of(record), call.host.runtime
+    about, runtime = about_of(record, call.host.runtime), call.host.runtime
     view = response_events(about, which, after=after)
     if about.background:
         deltas = runtime.log.keeps_deltas

@@ -34,7 +34,9 @@ class About:
     """The response that the first one of the run goes on from."""
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     tools: list[Json] = field(default_factory=list[Json])
-    """The functions that the client carries out."""
+    """The functions that came with the run, for the client to carry out."""
+    client: frozenset[str] = frozenset()
+    """The names of those that the agent has itself."""
     text: Json = field(default_factory=lambda: {"format": {"type": "text"}})
 
 
@@ -79,7 +81,7 @@ class ResponseFold:
         self._slots: dict[tuple[str | None, int], str] = {}
         self._approvals: dict[tuple[str | None, int], str] = {}
         """The questions about calls, by the places of these."""
-        self._client = {each["name"] for each in about.tools} | {FINAL_ANSWER}
+        self._client = {*(each["name"] for each in about.tools), *about.client, FINAL_ANSWER}
         """The calls that are not shown as those of tools of the agent."""
 
     @property

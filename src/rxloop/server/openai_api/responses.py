@@ -64,7 +64,7 @@ async def create(call: Call) -> Response:
     inputs = {} if asked is None else _answers(body, asked)
     if place is not None and inputs:
         record, turn = place.record, place.turn + 1
-        if body.background and not about_of(record).background:
+        if body.background and not about_of(record, call.host.runtime).background:
             raise unsupported("background", "a run that was not begun in the background does not go on there")
         await answer(call.host, record, inputs)
     else:
@@ -78,7 +78,7 @@ async def retrieve(call: Call) -> Response:
     query = read_query(RetrieveQuery, call.request)
     if not query.stream:
         return json(fold.response())
-    if not about_of(record).background:
+    if not about_of(record, call.host.runtime).background:
         raise unsupported("stream", "only a response that was begun with background=true can be streamed again")
     after = -1 if query.starting_after is None else query.starting_after
     return streamed(call, response_stream(call, record, which, after=after), None)
