@@ -7,6 +7,11 @@ const require = createRequire(process.env.CLIENTS + "/");
 const { HttpAgent, runHttpRequest, transformHttpEventStream } = require("@ag-ui/client");
 
 class ConnectingAgent extends HttpAgent {
+  connectAgent(parameters, subscriber) {
+    this.pendingInterrupts = []; // those that are open come with the answer
+    return super.connectAgent(parameters, subscriber);
+  }
+
   connect(input) {
     return transformHttpEventStream(runHttpRequest(() => this.fetch(this.url + "connect", this.requestInit(input))));
   }

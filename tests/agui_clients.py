@@ -47,7 +47,7 @@ class Told:
     def checked(self) -> Told:
         """See that the client had nothing to complain about, and that the run came to its end."""
         assert self.error is None, self.error
-        assert self.warnings == []
+        assert self.warnings == [], self.warnings
         assert self.types[-1] in ("RUN_FINISHED", "RUN_ERROR"), self.types
         return self
 

@@ -177,6 +177,7 @@ class _Call:
             return _answer(frame("RUN_STARTED", ids) + frame("RUN_FINISHED", ids))
         named = {each.tool_call_id: each.id for each in asked.messages if isinstance(each, ToolMessage)}
         messages = await restated(self._host, records[:-1], named)
+        messages.had = bool(asked.messages)
         return self._told(await self._runtime.record(records[-1].task_id), lambda: messages, activities=True)
 
     # -- going on with a run
@@ -198,6 +199,9 @@ class _Call:
             if answers.keys() & found.open:
                 # Of those that were answered earlier, the results are among the messages for good.
                 answers = {key: value for key, value in answers.items() if key in found.open}
+            elif last.state in OVER and self._new(await self._stored(), again=False):
+                # A client does not forget what a run that failed has asked: it answers that with what is new.
+                return None
             elif self._asked.resume or self._is_last(answers, found):
                 return await self._answered_before(last, answers)
             else:
@@ -311,7 +315,7 @@ class _Call:
             after=after,
             restated=True,
             activities=activities,
-            stale=reasoning_of(self._asked),
+            reasoning=reasoning_of(self._asked),
         )
         return self._stream(record, telling, leaves=activities)
 

@@ -11,7 +11,7 @@ import orjson
 from ag_ui.core import RunAgentInput, ToolMessage, UserMessage
 
 from rxloop.protocol.messages import Message
-from rxloop.server.agui.content import message_of, text_of
+from rxloop.server.agui.content import message_of, text_of, value_of
 from rxloop.server.agui.frames import Data
 from rxloop.server.agui.messages import Messages
 from rxloop.server.refusals import Refused
@@ -85,14 +85,9 @@ def messages_of(asked: RunAgentInput) -> Messages:
     def written() -> list[Data]:
         return [message.model_dump(mode="json", by_alias=True) for message in asked.messages]
 
-    answered = (message.tool_call_id for message in asked.messages if isinstance(message, ToolMessage))
-    return Messages((message.id for message in asked.messages), written, _own(asked, answered))
-
-
-def _own(asked: RunAgentInput, answered: Any) -> set[str]:
-    """Of the calls that have answers, those whose answers are not ours, by the ids that these have."""
-    ids = {message.id for message in asked.messages}
-    return {call for call in answered if f"{call}:result" not in ids}
+    results = (message for message in asked.messages if isinstance(message, ToolMessage))
+    answered = {each.tool_call_id: result_of(each) for each in results if each.id != f"{each.tool_call_id}:result"}
+    return Messages((message.id for message in asked.messages), written, answered)
 
 
 def reasoning_of(asked: RunAgentInput) -> frozenset[str]:
@@ -106,7 +101,4 @@ def result_of(message: ToolMessage) -> Any:
         return {"error": message.error}
     content: Any = message.content
     text = content if isinstance(content, str) else "\n".join(part.text for part in content if part.type == "text")
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
+    return value_of(text)

@@ -6,6 +6,7 @@ import base64
 import binascii
 from typing import Any
 
+import orjson
 from ag_ui.core import UserMessage
 
 from rxloop.protocol.messages import Content, FilePart, ImagePart, Message, TextPart
@@ -21,6 +22,14 @@ def text_of(content: Content) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def value_of(text: str) -> Any:
+    """What stands in a text: JSON, or the text itself."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
 
 
 def content_of(message: Message) -> str | list[Data]:

@@ -36,21 +36,24 @@ def with_delta(head: bytes, delta: str) -> bytes:
     return b'%b"delta":%b}\n\n' % (head, orjson.dumps(delta))
 
 
-def snapshots(messages: list[Data], stale: Iterable[str] = (), activities: Iterable[str] = ()) -> bytes:
+def snapshot(messages: list[Data], activities: Iterable[str] = ()) -> bytes:
     """State all messages anew.
 
     Args:
         messages: All that the client is to have.
-        stale: The ids of reasoning messages that it may have and is not to have. A client keeps those which a snapshot
-            leaves out, if that has none. So they become activities first, of a type of which the next one has none.
         activities: The types of activities of which these messages have all.
     """
     metadata = {_AUTHORITY: {"authoritativeActivityTypes": [_VOID, *activities]}}
-    last = frame("MESSAGES_SNAPSHOT", {"metadata": metadata, "messages": messages})
-    going: list[Data] = [{"id": each, "role": "activity", "activityType": _VOID, "content": {}} for each in stale]
-    if not going:
-        return last
-    return frame("MESSAGES_SNAPSHOT", {"metadata": metadata, "messages": [*messages, *going]}) + last
+    return frame("MESSAGES_SNAPSHOT", {"metadata": metadata, "messages": messages})
+
+
+def going(reasoning: Iterable[str]) -> list[Data]:
+    """Messages for a snapshot, after which the next one takes this reasoning away.
+
+    A client keeps reasoning that a snapshot leaves out, if that has none. So it becomes an activity first, of a type of
+    which the next snapshot has none.
+    """
+    return [{"id": each, "role": "activity", "activityType": _VOID, "content": {}} for each in reasoning]
 
 
 def failure(code: str, message: str) -> bytes:

@@ -18,7 +18,7 @@ class Messages:
         self,
         base: Iterable[str] = (),
         written: Base = list,
-        answered: Iterable[str] = (),
+        answered: Mapping[str, Any] | None = None,
         named: Mapping[str, str] | None = None,
     ) -> None:
         """Begin with what the client has.
@@ -26,13 +26,15 @@ class Messages:
         Args:
             base: The ids of its messages.
             written: Gives these messages.
-            answered: The calls to which it has answers, under ids of its own.
+            answered: By call: what it has itself answered.
             named: By call: under which id it has the answer to it.
         """
-        self.answered = frozenset(answered)
+        self.answered = answered or {}
         self._named = named or {}
         self.base = set(base)
         """The ids of what it has had, as far as the run has said nothing of it."""
+        self.had = bool(self.base)
+        """Whether it has any."""
         self._written = written
         self._own: dict[str, Data] = {}
         self._texts: dict[str, list[str]] = {}
@@ -99,12 +101,15 @@ class Messages:
             if name in behind or (message["role"] == "activity" and not activities):
                 continue
             own.append(self._whole(message))
-            own += [self._own[each] for each in self._results.get(name, ()) if each in self._own]
-        own += [self._own[each] for each in self._results.get("", ()) if each in self._own]
+            own += [{**self._own[each]} for each in self._results.get(name, ()) if each in self._own]
+        own += [{**self._own[each]} for each in self._results.get("", ()) if each in self._own]
         before = self._written()
-        answered = {message["toolCallId"]: message for message in before if message.get("role") == "tool"}
         # A result that the client has under an id of its own stays under that.
-        own = [answered.get(each["toolCallId"], each) if each["role"] == "tool" else each for each in own]
+        named = {message["toolCallId"]: message["id"] for message in before if message.get("role") == "tool"}
+        own = [
+            {**each, "id": named.get(each["toolCallId"], each["id"])} if each["role"] == "tool" else each
+            for each in own
+        ]
         mine = {message["id"] for message in own}
         first = [message for message in before if message["id"] not in mine and message["id"] not in self._own]
         return [*first, *own]

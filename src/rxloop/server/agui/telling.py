@@ -18,7 +18,7 @@ class Telling:
         messages: Makes what the client has had before.
         after: The client has the durable events up to this one, or gets what they come to by a snapshot.
         restated: Whether it gets them by a snapshot.
-        stale: The ids of reasoning that it may have, for the snapshot.
+        reasoning: The ids of the reasoning that it has.
         state: The name of the custom event that has the state of the application.
     """
 
@@ -29,5 +29,5 @@ class Telling:
     restated: bool = False
     activities: bool = False
     """Whether the snapshot has all activities of the conversation, too."""
-    stale: frozenset[str] = field(default_factory=frozenset[str])
+    reasoning: frozenset[str] = field(default_factory=frozenset[str])
     state: str | None = None

@@ -19,9 +19,9 @@ from rxloop.protocol.events import (
     UsageEvent,
     ends_attempt,
 )
-from rxloop.server.agui.content import content_of, text_of
+from rxloop.server.agui.content import content_of, text_of, value_of
 from rxloop.server.agui.ends import end_of
-from rxloop.server.agui.frames import VERSION, Data, frame, head, snapshots, with_delta
+from rxloop.server.agui.frames import VERSION, Data, frame, going, head, snapshot, with_delta
 from rxloop.server.agui.messages import Messages
 from rxloop.server.agui.telling import Telling
 from rxloop.server.chat import changes as on
@@ -47,6 +47,9 @@ class Writer:
         """By text, reasoning or call that is open: its delta up to the text, and where the pieces go."""
         self._shown: dict[str, list[str]] = {}
         """By step: the reasoning that was shown of it."""
+        self._steps: dict[str, str] = {}
+        """The steps that are open, and their runs."""
+        self._held: list[MessageAddedEvent] = []
         self._voided: list[str] = []
         """Calls that came to nothing."""
         self._slots: dict[tuple[str, str | None, int], str] = {}
@@ -123,10 +126,11 @@ class Writer:
     def _restate(self) -> None:
         """Tell the client all that there is."""
         telling = self._telling
-        messages = self._messages.all(activities=telling.activities)
-        stale = telling.stale - {message["id"] for message in messages}
         owned = (THOUGHTS, BRANCHES, PROGRESS) if telling.activities else ()
-        self._out.append(snapshots(messages, stale, owned))
+        if self._messages.had:
+            # A client puts what it has not had behind all that it has, so that it lets go of that first.
+            self._out += [snapshot(going(telling.reasoning), owned), snapshot([], owned)]
+        self._out.append(snapshot(self._messages.all(activities=telling.activities), owned))
         if not telling.activities:
             self._out += [_activity(name, activity) for name, activity in self._activities.items()]
         if self._has_state:
@@ -136,8 +140,13 @@ class Writer:
         return b"data: %b\n\n" % orjson.dumps({"type": "STATE_SNAPSHOT", "snapshot": self._state})
 
     def _snapshot(self, stale: list[str]) -> None:
-        if self._begun:
-            self._out.append(snapshots(self._messages.all(activities=False), stale))
+        """State the messages, and that this reasoning is none of them."""
+        if not self._begun:
+            return
+        messages = self._messages.all(activities=False)
+        if stale:
+            self._out.append(snapshot([*messages, *going(stale)]))
+        self._out.append(snapshot(messages))
 
     def _final(self, event: StatusUpdateEvent) -> None:
         """End the attempt, with all that is open in it."""
@@ -146,6 +155,8 @@ class Writer:
         self._out += self._open
         self._open.clear()
         self._heads.clear()
+        self._steps.clear()
+        self._say_held(None)
         if self._begun:
             if event.pending:
                 self._snapshot([])
@@ -201,6 +212,10 @@ class Writer:
                     self._messages.put(name, message.role, content_of(message))
 
     def _said(self, event: MessageAddedEvent) -> None:
+        """What somebody has said to the run: behind the message that is open, as in the conversation."""
+        if any(event.task_id == task_id for task_id in self._steps.values()):
+            self._held.append(event)
+            return
         name = event.message_id or f"{event.task_id}:{event.seq}"
         owner, text = self._owner(event), text_of(event.content)
         if name not in self._messages:
@@ -209,6 +224,15 @@ class Writer:
             self._out.append(frame("TEXT_MESSAGE_START", {**tag, "messageId": name, "role": "user"}))
             self._out.append(with_delta(head("TEXT_MESSAGE_CONTENT", "messageId", name), text))
             self._out.append(frame("TEXT_MESSAGE_END", {"messageId": name}))
+
+    def _say_held(self, task_id: str | None) -> None:
+        """Tell what was said while a message was open; None: of all runs."""
+        held, self._held = self._held, []
+        for event in held:
+            if task_id is None or event.task_id == task_id:
+                self._said(event)
+            else:
+                self._held.append(event)
 
     def _count(self, event: UsageEvent) -> None:
         """Add the tokens of a call to those of its model."""
@@ -312,12 +336,16 @@ class Writer:
                 if isinstance(event, LLMCallEvent):
                     self._models[event.task_id, event.step] = event.model
                 self._shown[id] = []
+                self._steps[id] = event.task_id
                 name = event.step or "answer"
                 self._starts("STEP_STARTED", "STEP_FINISHED", {**self._tag(event), "stepName": name})
             case on.StepEnded(event, id, outcome):
                 name = event.step or "answer"
                 self._ends(frame("STEP_FINISHED", {**self._tag(event), "stepName": name}))
                 self._take_back(id, outcome == "void")
+                self._steps.pop(id, None)
+                if outcome != "void":
+                    self._say_held(event.task_id)
             case on.TextBegan(event, id):
                 self._writes("TEXT_MESSAGE", event, id, "assistant")
             case on.TextEnded(_, id) | on.ReasoningEnded(_, id):
@@ -403,8 +431,12 @@ class Writer:
         result = f"{id}:result"
         owner = self._owner(event)
         self._messages.answer(result, id, event.content, owner)
-        # A tool of the client has its result there already.
-        if id not in self._messages.answered:
+        answered = self._messages.answered
+        if id in answered:
+            # A tool of the client, which has its result there already.
+            if answered[id] != value_of(event.content):
+                self._snapshot([])
+        else:
             fields = {"messageId": result, "toolCallId": id, "content": event.content, "role": "tool"}
             self._out.append(frame("TOOL_CALL_RESULT", {"subagentRunId": owner, **fields}))
 
