@@ -106,10 +106,9 @@ class Messages:
         before = self._written()
         # A result that the client has under an id of its own stays under that.
         named = {message["toolCallId"]: message["id"] for message in before if message.get("role") == "tool"}
-        own = [
-            {**each, "id": named.get(each["toolCallId"], each["id"])} if each["role"] == "tool" else each
-            for each in own
-        ]
+        for message in own:
+            if message["role"] == "tool":
+                message["id"] = named.get(message["toolCallId"], message["id"])
         mine = {message["id"] for message in own}
         first = [message for message in before if message["id"] not in mine and message["id"] not in self._own]
         return [*first, *own]
