@@ -116,6 +116,10 @@ const commands = {
     await settled(chats.get(name));
     return seen(chats.get(name));
   },
+  async start_resume({ name }) {
+    void chats.get(name).chat.resumeStream();
+    return {};
+  },
   // Wait until the message of the agent has so much text, or so many parts.
   async until({ name, characters = 0, parts = 0 }) {
     const { chat } = chats.get(name);

@@ -32,6 +32,7 @@ from rxloop.server.ui_messages.answering import answer
 from rxloop.server.ui_messages.bodies import Answers, Asked, Post, messages_of, new_of
 from rxloop.server.ui_messages.chats import NOTE, Chat, check_chat_id, digest, note_of
 from rxloop.server.ui_messages.chunks import chunks, encode, with_done
+from rxloop.state.conversation import read_log
 
 log = logging.getLogger("rxloop")
 
@@ -118,8 +119,11 @@ class UiStream(Door):
 
     async def _newest(self, request: Request, principal: Principal) -> RunRecord | None:
         found = await self._chat(request, principal)
-        runs = await found.runs() if found is not None else []
-        return runs[-1] if runs else None
+        if found is None:
+            return None
+        context_id = found.conversations[-1]
+        runs = await read_log(self._host.runtime.log.runs, context_id=context_id, newest_first=True, limit=1)
+        return runs[0] if runs else None
 
     async def _asked(self, principal: Principal, found: Chat, body: Post, asked: list[Asked]) -> RunRecord:
         """The run that answers what a person has asked; one that there is already is not begun again."""
