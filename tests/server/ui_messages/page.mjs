@@ -111,10 +111,18 @@ const commands = {
     await settled(opened);
     return seen(opened);
   },
+  async send_output({ name, toolCallId, tool, ...rest }) {
+    await chats.get(name).chat.addToolOutput({ tool, toolCallId, ...rest });
+    return {};
+  },
   async resume({ name }) {
     await chats.get(name).chat.resumeStream();
     await settled(chats.get(name));
     return seen(chats.get(name));
+  },
+  async streaming({ name }) {
+    while (chats.get(name).chat.status !== 'streaming') await new Promise(resolve => setTimeout(resolve, 1));
+    return {};
   },
   async start_resume({ name }) {
     void chats.get(name).chat.resumeStream();

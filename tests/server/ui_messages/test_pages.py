@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 
 from rxloop import Agent, Limits, RunContext, client_tool, tool
 from rxloop.errors import ServerError
-from rxloop.testing import ScriptedModel, call, frames
+from rxloop.testing import ScriptedModel, call, frames, turn
 from ui_pages import parts_of, site, text_of
 
 pytestmark = pytest.mark.service("node-clients")
@@ -101,7 +102,7 @@ async def test_a_tool_of_the_page_is_carried_out_there_and_its_result_goes_on_by
         shown = await page.send("Map", **options)
     assert (posts(shown), text_of(shown), shown["errors"]) == (2, "There it is.", [])
     [part] = parts_of(shown, "tool-show_map")
-    assert (part["state"], part["output"], part.get("providerExecuted")) == ("output-available", {"shown": True}, None)
+    assert (part["state"], part["output"], part["providerExecuted"]) == ("output-available", {"shown": True}, False)
     assert [each["input"] for each in shown["calls"]] == [{"city": "Oslo"}]
 
 
@@ -160,15 +161,32 @@ async def test_a_question_of_a_tool_is_a_data_part_and_is_answered_by_the_body()
 
 
 async def test_stop_leaves_the_run_which_the_page_comes_back_to() -> None:
-    async with site(agent(frames("-one -two -three -four |", 0.02))) as made:
+    go, wait = gate()
+    turns = [turn("one two ", calls=[call("wait")]), "three"]
+    async with site(Agent(ScriptedModel(*turns), tools=[wait], name="clerk")) as made:
         page = await made.page()
         await page.send("Count", wait=False)
         await page.do("until", characters=4)
         stopped = await page.do("stop")
         assert (stopped["status"], stopped["errors"]) == ("ready", [])
-        shown = await page.do("resume")
-    assert text_of(shown) == "one two three four "
+        await page.do("start_resume")
+        await page.do("streaming")
+        go.set()
+        shown = await page.do("settled")
+    assert text_of(shown) == "one two three"
     assert len(shown["messages"]) == 2
+
+
+def gate() -> tuple[asyncio.Event, Any]:
+    """A tool that waits until the test lets it go on."""
+    go = asyncio.Event()
+
+    @tool
+    async def wait() -> None:
+        """Wait."""
+        await go.wait()
+
+    return go, wait
 
 
 async def test_a_run_can_be_cancelled_from_the_page() -> None:
@@ -321,3 +339,35 @@ async def test_two_chats_at_the_same_question_do_not_get_each_others_answers() -
         assert len({*ids}) == 2
         shown = await page.do("approve", answers=[[ids[1], True]])
     assert [part["output"] for part in parts_of(shown, "dynamic-tool")] == ["refunded A2"]
+
+
+async def test_a_page_that_comes_back_does_not_carry_out_once_more_what_it_has_carried_out() -> None:
+    go, wait = gate()
+    model = ScriptedModel(call("show_map", city="Oslo"), turn("There ", calls=[call("wait")]), "it is.")
+    async with site(Agent(model, tools=[show_map, wait], name="clerk")) as made:
+        page = await made.page(auto=BOTH)
+        shown = await page.send("Map")
+        slot = parts_of(shown, "tool-show_map")[0]["toolCallId"]
+        await page.do("send_output", tool="show_map", toolCallId=slot, output={"shown": True})
+        await page.do("until", characters=3)
+        other = await made.page("other", auto=BOTH, answers={"show_map": {"output": {"shown": True}}})
+        await other.do("start_resume")
+        await other.do("streaming")
+        go.set()
+        reloaded = await other.do("settled")
+        shown = await page.do("settled")
+    assert (reloaded["calls"], posts(reloaded), text_of(reloaded)) == ([], 0, "There it is.")
+    assert reloaded["messages"][-1] == shown["messages"][-1]
+
+
+async def test_an_answer_is_made_anew_behind_a_question_that_was_dropped() -> None:
+    model = ScriptedModel(call("refund", order="A1"), "Two.", "Three.")
+    async with site(Agent(model, tools=[refund], name="clerk")) as made:
+        page = await made.page()
+        await page.send("Refund A1")
+        await page.send("Never mind")
+        shown = await page.do("regenerate")
+    assert (text_of(shown), shown["errors"]) == ("Three.", [])
+    assert [message.role for message in model.requests[-1].messages if message.role != "system"] == [
+        *("user", "assistant", "tool", "user")
+    ]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rxloop.errors import InvalidInput, NotAsked
 from rxloop.pipeline.values import RunRecord
-from rxloop.protocol.events import PendingInput
+from rxloop.server import questions
 from rxloop.server.host import Host
-from rxloop.server.http.infos import last_update
 from rxloop.server.refusals import Refused
 from rxloop.server.ui_messages.bodies import Answers
 
@@ -28,7 +26,7 @@ async def answer(host: Host, record: RunRecord, answers: Answers, inputs: dict[s
     Raises:
         Refused: An answer does not fit, or there is none that the run waits for and it tells nothing new.
     """
-    last = await last_update(host, record)
+    last = await questions.last_update(host, record)
     pending = last.pending if last is not None else []
     given: dict[str, Any] = {}
     for question in pending:
@@ -45,20 +43,13 @@ async def answer(host: Host, record: RunRecord, answers: Answers, inputs: dict[s
         if inputs or (last is not None and answers.seen >= record.seq):
             raise Refused(409, "not_waiting", _NOT_WAITING if pending else "the run waits for no answer")
         return False
-    await _give(host, record, given, pending)
-    return True
-
-
-async def _give(host: Host, record: RunRecord, given: dict[str, Any], pending: list[PendingInput]) -> None:
-    host.check_open()
     try:
-        await host.runtime.answer(record.task_id, given)
-    except NotAsked:
+        await questions.answer(host, record, given)
+    except Refused as refused:
+        if refused.code != "not_waiting":
+            raise
         # Another tab was quicker: what comes of its answer comes here, too.
-        return
-    except InvalidInput as error:
-        hidden = any(each.call is not None and each.call.hidden for each in pending)
-        raise Refused(422, "invalid_input", "the answer does not fit the question" if hidden else str(error)) from None
+    return True
 
 
 _NOT_WAITING = "the run waits for an answer, and this is none that it waits for"

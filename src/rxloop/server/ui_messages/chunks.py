@@ -39,7 +39,7 @@ _VOIDED = "This call came to nothing, and was not carried out."
 
 
 def chunks(
-    task_id: str, context_id: str, *, client_tools: Collection[str] = (), after: int = 0
+    task_id: str, context_id: str, *, client_tools: Collection[str] = (), after: int = 0, known: int = 0
 ) -> View[Change | Event, Chunk]:
     """Write a chat as the chunks of a UI message stream.
 
@@ -57,6 +57,8 @@ def chunks(
         context_id: Its conversation.
         client_tools: The names of the tools that the client carries out, as far as they are known.
         after: The `seq` of the last event that the client has.
+        known: The `seq` of the last event that was there when the client asked. Calls that are for the client, and
+            were so before, are not to be carried out once more, unless the run still waits for them.
 
     Returns:
         A view of the chunks, without the `[DONE]` at the end of the stream. What goes wrong with the source is the
@@ -67,7 +69,7 @@ def chunks(
         def subscribe(
             observer: abc.ObserverBase[Chunk], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            fold = _Fold(observer.on_next, task_id, frozenset(client_tools), after)
+            fold = _Fold(observer.on_next, task_id, frozenset(client_tools), after, known)
 
             def on_error(error: Exception) -> None:
                 log.warning("a stream of the run %s breaks off: %s", task_id, error)
@@ -114,8 +116,11 @@ def with_done() -> View[Chunk, Chunk | None]:
 class _Fold:
     """What of a message has begun, and which questions of it wait."""
 
-    def __init__(self, emit: _Emit, task_id: str, client_tools: frozenset[str], after: int) -> None:
+    def __init__(self, emit: _Emit, task_id: str, client_tools: frozenset[str], after: int, known: int) -> None:
         self._out, self._task_id, self._client_tools, self._after = emit, task_id, client_tools, after
+        self._known, self._seq = known, 0
+        self._held: dict[str, str] = {}
+        """Questions for calls of the client's that were put before it asked, and the slots of these calls."""
         self._quiet = False
         """What is told is what the client has."""
         self._step: str | None = None
@@ -127,6 +132,7 @@ class _Fold:
         """By the id of a call, which counts the tries: its slot, which is the same in each of them."""
         self._calls: dict[str, dict[str, Any]] = {}
         """By slot: what is said of each call with every chunk that makes its part."""
+        self._client_calls: set[str] = set()
         self._started: set[str] = set()
         self._approvals: dict[str, str] = {}
         """The approvals that wait or were given, and their slots."""
@@ -143,6 +149,7 @@ class _Fold:
     def take(self, item: Change | Event) -> None:
         """Take the next change, or the next event that is none."""
         event = item if isinstance(item, Event) else item.event
+        self._seq = event.seq
         self._quiet = event.seq <= self._after
         self._last = None
         if isinstance(item, Event):
@@ -200,7 +207,9 @@ class _Fold:
         slot = self._slots[item.id] = f"{self._task_id}:{item.event.step}:{item.place}"
         part = self._calls[slot] = {"toolCallId": slot, "toolName": item.name}
         self._started.discard(slot)
-        if item.name not in self._client_tools:
+        if item.name in self._client_tools:
+            self._client_calls.add(slot)
+        else:
             # Without this a client takes the call for its own, and posts once it is answered.
             part.update(dynamic=True, providerExecuted=True)
         self._emit("tool-input-start", **part)
@@ -218,7 +227,7 @@ class _Fold:
                 part["input"] = call.arguments
                 if call.error is not None:
                     self._emit("tool-input-error", **{**part, "input": call.raw}, errorText=call.error)
-                elif "providerExecuted" in part:
+                elif slot not in self._client_calls:
                     # The client's own come with the question: only then it is certain that they are to be carried out.
                     self._emit("tool-input-available", **part)
             case to.CallVoided():
@@ -235,14 +244,18 @@ class _Fold:
 
     def _result(self, slot: str, event: ToolCompleteEvent) -> None:
         refused = [asked for asked, place in self._approvals.items() if place == slot and asked in self._answered]
-        if not self._calls[slot].get("providerExecuted"):
+        own: dict[str, Any] = {}
+        if slot in self._client_calls:
             self._by_client.add(slot)
+            own = {"providerExecuted": False}
         if event.success:
-            self._emit("tool-output-available", toolCallId=slot, output=event.result)
+            self._emit("tool-output-available", toolCallId=slot, output=event.result, **own)
         elif refused and slot not in self._started:
             self._emit("tool-output-denied", toolCallId=slot)
         else:
-            self._emit("tool-output-error", toolCallId=slot, errorText=event.error or event.content or "It failed.")
+            self._emit(
+                "tool-output-error", toolCallId=slot, errorText=event.error or event.content or "It failed.", **own
+            )
 
     # -- what happens beside the steps
 
@@ -267,9 +280,13 @@ class _Fold:
         slot = f"{question.task_id or task_id}:{question.step}:{question.index}"
         part = self._calls.get(slot) if question.call is not None else None
         if part is not None and question.input_kind == "tool":
-            if "providerExecuted" in part:
-                # It was not known to be the client's.
-                part["providerExecuted"] = False
+            # That it is the client's may not have been known; and what was asked before is as good as answered.
+            self._client_calls.add(slot)
+            held = self._seq <= self._known and not self._quiet
+            if held:
+                self._held[asked] = slot
+            if held or "providerExecuted" in part:
+                part["providerExecuted"] = held
             self._emit("tool-input-available", **part)
         elif part is not None and question.input_kind == "confirmation":
             self._approvals[asked] = slot
@@ -300,6 +317,10 @@ class _Fold:
         for asked, question in pending.items():
             if asked not in self._told:
                 self._question(question, self._task_id)
+            elif asked in self._held and self._seq >= self._known:
+                part = self._calls[self._held.pop(asked)]
+                part["providerExecuted"] = False
+                self._emit("tool-input-available", **part)
 
     def _artifact(self, event: ArtifactUpdateEvent) -> None:
         named = f"{event.artifact_id}:{event.artifact_version}"

@@ -24,8 +24,8 @@ from rxloop.server.bodies import read_body
 from rxloop.server.chat.chat import chat
 from rxloop.server.door import Door
 from rxloop.server.host import Host, ServerLimits
-from rxloop.server.http.infos import AT_REST
 from rxloop.server.http.queries import OnDisconnect
+from rxloop.server.questions import AT_REST
 from rxloop.server.refusals import Refused, refusal_of
 from rxloop.server.streams import EventStream, Format
 from rxloop.server.ui_messages.answering import answer
@@ -219,7 +219,7 @@ class UiStream(Door):
             host.runtime.follow(task_id).pipe(
                 _until(record.seq - 1 if over else record.seq),
                 chat(),
-                chunks(task_id, record.context_id, client_tools=tools, after=after),
+                chunks(task_id, record.context_id, client_tools=tools, after=after, known=record.seq),
                 with_done(),
             ),
             _FORM,
