@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from hashlib import sha256
+from contextlib import suppress
 from typing import Any
 
-import orjson
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
-from rxloop.errors import ConfigurationError, ConflictError, UnknownRun
+from rxloop.errors import ConfigurationError, ConflictError
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.http import CancelRun, ForkRun, ResumeRun, SayToRun, StartRun, messages_of
 from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.stream import OVER
+from rxloop.server import starting
 from rxloop.server.host import Host
 from rxloop.server.http.call import Call, written
 from rxloop.server.http.infos import at_rest, info_of
@@ -24,46 +23,28 @@ from rxloop.server.http.queries import EventsQuery, Query, StartQuery, streams_i
 from rxloop.server.http.reading import streamed
 from rxloop.server.questions import answer
 from rxloop.server.refusals import Refused
-from rxloop.state.conversation import read_log
+from rxloop.server.starting import agent_of
 from rxloop.tools.client_tool import ClientTool, client_tools
-
-REQUEST = "request"
-"""In the metadata of a run that was started with a key: a digest of the body, for whoever uses the key again."""
 
 
 async def start(call: Call[StartRun, StartQuery]) -> Response:
     """Start a run."""
     host, body = call.host, call.body
-    agent = _agent(host, body.agent)
-    owner = call.principal.id or None
-    metadata: dict[str, Any] = {PUBLIC_METADATA: body.metadata} if body.metadata else {}
+    agent = agent_of(host, body.agent)
     given = call.request.headers.get("idempotency-key")
-    key = None if given is None else orjson.dumps([owner, _checked_key(given)]).decode()
-    if key is not None:
-        metadata[REQUEST] = sha256(body.model_dump_json().encode()).hexdigest()
-    known = await _known(host, agent, key, owner)
-    if known is None or known.state == "submitted":
-        # Of one that was submitted before, nobody may have begun it.
-        async with host.starting(call.principal) if known is None else nullcontext():
-            if known is None:
-                await _check_context(call, body)
-            record = await host.runtime.start(
-                agent,
-                messages_of(body.input),
-                key=key,
-                context_id=body.context_id,
-                owner=owner,
-                metadata=metadata,
-                settings=_settings(call),
-                client_tools=_tools(host, agent, body) or None,
-            )
-            if body.context_id is not None:
-                await _check_first(call, record)
-    else:
-        host.check_open()
-        record = known
-    if key is not None and record.metadata.get(REQUEST) != metadata[REQUEST]:
-        raise Refused(422, "key_used", "this Idempotency-Key stands for another request")
+    record = await starting.start(
+        host,
+        call.principal,
+        agent,
+        messages_of(body.input),
+        key=None if given is None else _checked_key(given),
+        request=body.model_dump_json().encode(),
+        when_busy=body.when_busy,
+        context_id=body.context_id,
+        metadata={PUBLIC_METADATA: body.metadata} if body.metadata else {},
+        settings=_settings(call),
+        client_tools=_tools(host, agent, body) or None,
+    )
     return await _goes_on(call, record, None)
 
 
@@ -122,16 +103,6 @@ async def fork(call: Call[ForkRun, Query]) -> Response:
     return written(await info_of(call, made), 202, {"location": call.path("runs", made.task_id)})
 
 
-def _agent(host: Host, name: str | None) -> str:
-    agents = host.runtime.agents
-    if name is None and len(agents) == 1:
-        return next(iter(agents))
-    if name is None or name not in agents:
-        message = "name one of the agents" if name is None else "there is no such agent"
-        raise Refused(404, "unknown_agent", message, fields={"agent": f"one of {', '.join(agents)}"})
-    return name
-
-
 def _settings(call: Call[StartRun, Any]) -> ModelSettings | None:
     """What a client sets of the model calls, where the server lets it."""
     given = call.body.settings
@@ -161,30 +132,3 @@ def _checked_key(key: str) -> str:
     if not 0 < len(key) <= 200:
         raise Refused(422, "invalid", "an Idempotency-Key has 1 to 200 characters")
     return key
-
-
-async def _known(host: Host, agent: str, key: str | None, owner: str | None) -> RunRecord | None:
-    """The run that a key stands for, if there is one."""
-    with suppress(UnknownRun):
-        return None if key is None else await host.runtime.record(host.runtime.id_of(agent, key, owner))
-    return None
-
-
-async def _check_context(call: Call[Any, Any], body: StartRun) -> None:
-    """See that the conversation is nobody else's, and has nothing under way where that is refused."""
-    if body.context_id is None:
-        return
-    host = call.host
-    if await host.check_context(call.principal, body.context_id) and body.when_busy == "refuse":
-        states = ("submitted", "working")
-        if await read_log(host.runtime.log.runs, context_id=body.context_id, states=states, limit=1):
-            raise Refused(409, "context_busy", "the conversation has a run under way")
-
-
-async def _check_first(call: Call[Any, Any], record: RunRecord) -> None:
-    """See that nobody else has begun the conversation at the same moment."""
-    try:
-        await call.host.check_context(call.principal, record.context_id)
-    except Refused:
-        await call.host.runtime.cancel(record.task_id, "the conversation is somebody else's")
-        raise

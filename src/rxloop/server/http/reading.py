@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
 
-from rxloop.errors import EventLogError
 from rxloop.operators.views.after import UNKNOWN, read_cursor
 from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.until_final import until_final
@@ -23,6 +21,7 @@ from rxloop.server.http.infos import deltas_of
 from rxloop.server.http.queries import EventsQuery, chosen, format_of_events, selected
 from rxloop.server.questions import AT_REST
 from rxloop.server.refusals import Refused
+from rxloop.server.starting import cancelling
 from rxloop.server.streams import INTERNAL, EventStream, Format
 from rxloop.state.conversation import read_log
 from rxloop.stream.stream import Stream
@@ -50,20 +49,15 @@ async def events(call: Call[None, EventsQuery]) -> Response:
 
 async def streamed(call: Call[Any, Any], record: RunRecord, query: EventsQuery, form: Format) -> EventStream:
     """Answer with the events of a run."""
-    runtime, task_id = call.host.runtime, record.task_id
+    task_id = record.task_id
     leave = query.on_disconnect or call.options.on_disconnect
-
-    async def cancel() -> None:
-        with suppress(EventLogError):
-            await runtime.cancel(task_id, "the client left")
-
     return EventStream(
         call.host,
         call.principal,
         await _stream(call.host, task_id, query),
         form if query.visibility == "public" else INTERNAL[form.media_type],
         heartbeat=call.options.heartbeat,
-        on_disconnect=cancel if leave == "cancel" else None,
+        on_disconnect=cancelling(call.host, task_id) if leave == "cancel" else None,
         headers={DELTAS: deltas_of(call.host, record, replayed=query.speed is not None)},
     )
 
