@@ -38,6 +38,9 @@ def mcp_program(name: str) -> Path:
 CLIENTS = Path(os.environ.get("RXLOOP_CLIENTS") or Path.home() / ".cache/rxloop/clients")
 """Where `scripts/clients` puts the official clients of the protocols that the server speaks."""
 
+A2A_TCK = Path(os.environ.get("RXLOOP_A2A_TCK") or Path.home() / ".cache/rxloop/a2a-tck")
+"""A checkout of the official tests of A2A, the branch 1.0-dev of a2aproject/a2a-tck, with what it needs in `venv`."""
+
 NODE = shutil.which("node")
 
 SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
@@ -50,6 +53,10 @@ SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
     "mcp-conformance": (
         lambda: mcp_program("conformance").exists() and mcp_program("node").exists(),
         "there is no conformance suite of MCP (scripts/mcp-servers)",
+    ),
+    "a2a-tck": (
+        lambda: (A2A_TCK / "run_tck.py").is_file() and (A2A_TCK / "venv/bin/python").exists(),
+        "there are no official tests of A2A (a2aproject/a2a-tck in RXLOOP_A2A_TCK, with a venv of its own)",
     ),
     "node-clients": (
         lambda: NODE is not None and (CLIENTS / ".installed").is_file(),

@@ -11,12 +11,13 @@ from typing import Any, cast
 import anyio
 import orjson
 from a2a.server.context import ServerCallContext
-from a2a.server.jsonrpc_models import JSONParseError
+from a2a.server.jsonrpc_models import JSONParseError, JSONRPCError
 from a2a.server.request_handlers.response_helpers import build_error_response
 from a2a.server.routes.common import DefaultServerCallContextBuilder
 from a2a.utils.error_handlers import build_rest_error_payload
 from a2a.utils.errors import (
     A2AError,
+    ContentTypeNotSupportedError,
     InternalError,
     InvalidParamsError,
     InvalidRequestError,
@@ -42,6 +43,7 @@ log = logging.getLogger("rxloop")
 
 _DEEPEST = 64
 """How deep JSON may be nested; what A2A's messages hold goes a little deeper in protobuf, which takes 100."""
+_JSON = ("application/json", "application/a2a+json")
 _ASKED = "rxloop.a2a"
 _STATUS = {
     401: "UNAUTHENTICATED",
@@ -122,9 +124,12 @@ def guarded(host: Host, endpoint: Endpoint, *, rpc: bool, heartbeat: float | Non
         except Exception as error:
             return on_error(request, error)
         if body:
+            if _media_type(request) not in _JSON:
+                return _unreadable(rpc, ContentTypeNotSupportedError("send the body as application/json"))
             body = _harmless(body)
             if body is None:
-                return _unreadable(rpc)
+                message = "the body is no JSON, or is nested too deep"
+                return _unreadable(rpc, JSONParseError(message=message) if rpc else InvalidRequestError(message))
         inner = Request(request.scope, _replayed(body, request.receive))
         asked = inner.scope[_ASKED] = Asked(principal, inner)
         response = await endpoint(inner)
@@ -139,6 +144,10 @@ def guarded(host: Host, endpoint: Endpoint, *, rpc: bool, heartbeat: float | Non
             return _refusal(refused)
 
     return serve
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _harmless(body: bytes) -> bytes | None:
@@ -238,8 +247,7 @@ def _refusal(refused: Refused) -> Response:
     return JSONResponse({"error": error}, refused.status, {"cache-control": "no-store", **refused.headers})
 
 
-def _unreadable(rpc: bool) -> Response:
+def _unreadable(rpc: bool, error: A2AError | JSONRPCError) -> Response:
     if rpc:
-        return JSONResponse(build_error_response(None, JSONParseError()))
-    payload = build_rest_error_payload(InvalidRequestError("the body is no JSON, or is nested too deep"))
-    return JSONResponse(payload, 400)
+        return JSONResponse(build_error_response(None, error))
+    return JSONResponse(build_rest_error_payload(cast("A2AError", error)), 400)

@@ -264,7 +264,9 @@ class Push:
                 await self._note(hook.config.task_id, {"remove": hook.config.id})
                 return False
         if told:
-            await self._note(hook.config.task_id, {"told": hook.config.id, "seq": event.seq})
+            # It has arrived: nobody need send it again because this process goes away now.
+            with anyio.CancelScope(shield=True):
+                await self._note(hook.config.task_id, {"told": hook.config.id, "seq": event.seq})
         return True
 
     async def _send(self, config: pb.TaskPushNotificationConfig, body: bytes) -> bool:

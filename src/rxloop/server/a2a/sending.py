@@ -8,9 +8,8 @@ from typing import Any
 
 import orjson
 from a2a.types import a2a_pb2 as pb
-from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
+from a2a.utils.errors import InvalidParamsError
 
-from rxloop.errors import InvalidInput, NotAsked
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.messages import Message
 from rxloop.protocol.visibility import PUBLIC_METADATA
@@ -18,6 +17,7 @@ from rxloop.server.a2a.calls import Asked
 from rxloop.server.a2a.parts import answers_of, content_of, metadata_of
 from rxloop.server.a2a.task import TaskFold
 from rxloop.server.host import Host
+from rxloop.server.questions import answer
 from rxloop.server.refusals import Refused
 
 _ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
@@ -76,19 +76,13 @@ async def going_on(host: Host, record: RunRecord, message: pb.Message, task: Tas
     """Answer the questions of a run that waits, or say something to one that goes on.
 
     Raises:
-        InvalidParamsError: The answer does not fit.
-        UnsupportedOperationError: The run waits for nothing any more.
+        InvalidParamsError: Nobody can tell what it answers.
+        Refused: The run does not wait for that, or the answer does not fit.
         RunOver: The run is over.
     """
     host.check_open()
-    if not task.pending:
+    if task.pending:
+        await answer(host, record, answers_of(message, task.pending))
+    else:
         said = Message.user(content_of(message), message_id=message.message_id)
         await host.runtime.say(record.task_id, said)
-        return
-    try:
-        await host.runtime.answer(record.task_id, answers_of(message, task.pending))
-    except NotAsked:
-        raise UnsupportedOperationError("the task does not wait for this answer, or has another one already") from None
-    except InvalidInput as error:
-        secret = any(each.secret or each.call is None for each in task.pending)
-        raise InvalidParamsError("the answer does not fit the question" if secret else str(error)) from None

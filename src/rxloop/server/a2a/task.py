@@ -23,6 +23,7 @@ from rxloop.protocol.messages import Message, Usage
 from rxloop.protocol.questions import PendingInput
 from rxloop.protocol.run_events import State
 from rxloop.protocol.visibility import PUBLIC_METADATA
+from rxloop.recorded.stream import OVER
 from rxloop.server.a2a.parts import data_part, piece_of, said, struct_of
 from rxloop.server.chat.changes import CallProgress, Change, StepEnded, TextDelta
 from rxloop.server.chat.fold import ChatFold
@@ -62,6 +63,8 @@ class TaskFold:
         self._chat = ChatFold(self._changes.append)
         self._written = ""
         """The id of the text that clients have of the answer; the first piece of another one takes its place."""
+        self._shown = False
+        """They have some: of an attempt that comes to nothing they are told that it is none, by an empty text."""
 
     def add(self, event: Event) -> list[Update]:
         """Fold one event in, and give what a client is told of it."""
@@ -91,6 +94,7 @@ class TaskFold:
                 return [self._status(change, change.state)]
             case TextDelta():
                 append, self._written = change.id == self._written, change.id
+                self._shown = True
                 return [self._answer(change.delta, append=append, last=False)]
             case StepEnded(event=ContentCompleteEvent() as message, outcome="complete") if message.content:
                 if message.tool_calls or message.left_out:
@@ -121,8 +125,8 @@ class TaskFold:
     def _rest(self, event: StatusUpdateEvent) -> list[Update]:
         """What an attempt came to: the answer once more as a whole, and the state."""
         updates: list[Update] = []
-        if event.content and event.state in ("completed", "failed", "canceled"):
-            whole = self._answer(event.content, append=False, last=True)
+        if event.state in OVER and (event.content or self._shown):
+            whole = self._answer(event.content or "", append=False, last=True)
             self._keep(whole)
             updates.append(whole)
         self.pending, self._written = event.pending, ""

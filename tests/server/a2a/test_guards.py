@@ -1,0 +1,345 @@
+"""Who sees what of A2A, and requests that nobody should make."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import InvalidParamsError
+
+from a2a_clients import BINDINGS, Served, all_of, last_of, saying, serving_a2a, states
+from rxloop import Agent, MemoryEventLog, RunContext, Runtime, ToolError, tool
+from rxloop.errors import ConfigurationError, ServerError
+from rxloop.server import Principal, ServerLimits, a2a
+from rxloop.testing import ScriptedModel, call, frames
+from serving import client_of
+
+MARK = "PLANTED"
+NOBODYS = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
+
+
+def clerk(*turns: Any, **options: Any) -> Agent[Any, Any]:
+    return Agent(ScriptedModel(*turns), thoughts=False, name="clerk", **options)
+
+
+# -- who sees what
+
+
+def requests_of(task_id: str, context_id: str) -> dict[str, Any]:
+    """Each operation that names a task or a conversation."""
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
+    config = {"taskId": task_id, "id": "hook", "url": "https://93.184.216.34/"}
+    return {
+        "GetTask": {"id": task_id},
+        "CancelTask": {"id": task_id},
+        "SubscribeToTask": {"id": task_id},
+        "ListTasks": {"contextId": context_id},
+        "SendMessage": {"message": {**message, "taskId": task_id}},
+        "SendStreamingMessage": {"message": {**message, "taskId": task_id, "contextId": context_id}},
+        "CreateTaskPushNotificationConfig": config,
+        "GetTaskPushNotificationConfig": {"taskId": task_id, "id": "hook"},
+        "ListTaskPushNotificationConfigs": {"taskId": task_id},
+        "DeleteTaskPushNotificationConfig": {"taskId": task_id, "id": "hook"},
+    }
+
+
+def rests_of(task_id: str, context_id: str) -> list[tuple[str, str]]:
+    return [
+        ("GET", f"/tasks/{task_id}"),
+        ("POST", f"/tasks/{task_id}:cancel"),
+        ("GET", f"/tasks/{task_id}:subscribe"),
+        ("POST", f"/tasks/{task_id}:subscribe"),
+        ("GET", f"/tasks?contextId={context_id}"),
+        ("GET", f"/tasks/{task_id}/pushNotificationConfigs"),
+        ("GET", f"/tasks/{task_id}/pushNotificationConfigs/hook"),
+        ("DELETE", f"/tasks/{task_id}/pushNotificationConfigs/hook"),
+    ]
+
+
+async def everything(served: Served, token: str, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
+    """What each operation says."""
+    said: dict[str, tuple[int, str]] = {}
+    for method, params in requests_of(*ids).items():
+        answer = await served.rpc(method, params, token)
+        said[method] = answer.status_code, answer.text
+    async with client_of(served.url, token) as client:
+        for place, (method, path) in enumerate(rests_of(*ids)):
+            answer = await client.request(method, path, headers={"a2a-version": "1.0"})
+            said[f"{place} {method}"] = answer.status_code, answer.text
+    return said
+
+
+async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
+    async with serving_a2a(clerk(frames("-and so on", 0.05))) as served, served.client(streaming=False) as ann:
+        config = pb.SendMessageConfiguration(return_immediately=True)
+        task = await last_of(ann.send_message(saying(config=config)))
+        hers = await everything(served, "bob-key", (task.id, task.context_id))
+        nobodys = await everything(served, "bob-key", (NOBODYS, NOBODYS))
+        assert hers == nobodys
+        assert task.id not in str(hers)
+        # And nothing has happened to it.
+        assert (await ann.get_task(pb.GetTaskRequest(id=task.id))).status.state == pb.TASK_STATE_WORKING
+        async with served.client(token="bob-key", streaming=False) as bob:
+            assert (await bob.list_tasks(pb.ListTasksRequest())).total_size == 0
+            with pytest.raises(InvalidParamsError):
+                await last_of(bob.send_message(saying(context_id=task.context_id)))
+        async with served.client(token="root-key", streaming=False) as root:
+            assert (await root.list_tasks(pb.ListTasksRequest())).total_size == 1
+        await ann.cancel_task(pb.CancelTaskRequest(id=task.id))
+
+
+async def test_nobody_in_particular_gets_nothing_but_the_card() -> None:
+    async with serving_a2a(clerk()) as served:
+        for token in ("wrong", "ann"):
+            said = await everything(served, token, (NOBODYS, NOBODYS))
+            assert {status for status, _ in said.values()} == {401}
+        async with httpx.AsyncClient(base_url=served.url) as client:
+            card = (await client.get("/.well-known/agent-card.json")).json()
+    assert card["securitySchemes"] == {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
+
+
+async def test_the_tasks_of_another_agent_are_not_there() -> None:
+    agents = [clerk("Yes."), Agent(ScriptedModel("No."), name="other")]
+    async with serving_a2a(*agents, agent="clerk") as served, served.client(streaming=False) as client:
+        record = await served.runtime.start("other", "Hi", owner="ann")
+        async for _ in served.runtime.follow(record.task_id):
+            pass
+        answer = await served.rpc("GetTask", {"id": record.task_id})
+        assert answer.json()["error"]["code"] == -32001
+        assert (await client.list_tasks(pb.ListTasksRequest())).total_size == 0
+
+
+# -- what leaks
+
+
+@tool(name=f"peek_{MARK}", hidden=True)
+async def peek(ctx: RunContext[Any], at: str = "") -> str:
+    """PLANTED: look where nobody sees it."""
+    ctx.progress(f"{MARK} half")
+    draft = await ctx.artifacts.create(f"{MARK}.txt")
+    await draft.append(MARK, last=True)
+    return f"{MARK} result"
+
+
+@tool(name=f"ask_{MARK}", hidden=True)
+async def ask(ctx: RunContext[Any]) -> str:
+    """Ask in secret."""
+    return await ctx.ask(f"{MARK}?", str, options=[MARK, "no"])
+
+
+@tool
+async def fail() -> str:
+    """Fail."""
+    raise ToolError("It is closed.")
+
+
+RUNS: dict[str, tuple[Any, ...]] = {
+    "a hidden call": ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("fail")], "Done."),
+    "a hidden question": (call(f"ask_{MARK}", _id=f"x-{MARK}"), "Done."),
+    "a vendor's words": (ServerError(f"{MARK}: http://10.0.0.1/key=sk-123"),),
+}
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+@pytest.mark.parametrize("name", RUNS)
+async def test_no_byte_has_what_is_not_for_clients(name: str, binding: str) -> None:
+    log = MemoryEventLog()
+    agent = clerk(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
+    async with serving_a2a(agent, log=log, skills="tools", thoughts=True) as served, served.client(binding) as client:
+        told = await all_of(client.send_message(saying()))
+        said = str(told)
+        task = told[0].task
+        assert MARK.encode() in b"".join(event.to_json() for event in await log.read(task.id))
+        if states(told)[-1] == "INPUT_REQUIRED":
+            misfit = await served.rpc("SendMessage", {"message": {**_message("maybe"), "taskId": task.id}})
+            assert "error" in misfit.json()
+            said += misfit.text + str(await all_of(client.send_message(saying("no", task_id=task.id))))
+        for method, params in requests_of(task.id, task.context_id).items():
+            said += (await served.rpc(method, params)).text
+        async with client_of(served.url) as http:
+            said += (await http.get("/.well-known/agent-card.json")).text
+    assert MARK not in said
+
+
+def _message(text: str) -> dict[str, Any]:
+    return {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}]}
+
+
+# -- requests that nobody should make
+
+
+BODIES: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "a list": b"[]",
+    "a number": b"7",
+    "deep": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "somewhat deep": b'{"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"data": '
+    + b"[" * 60
+    + b"]" * 60
+    + b"}]}}",
+    "half a character": b'{"message": "\\ud800"}',
+    "bytes that are no text": b'{"message": "\xff\xfe"}',
+    "a NaN": b'{"message": NaN}',
+    "a great number": b'{"configuration": {"historyLength": ' + b"9" * 400 + b"}}",
+    "a wrong type": b'{"message": {"parts": 7}}',
+    "twice the same": b'{"message": {}, "message": {}}',
+    "no parts": b'{"message": {"messageId": "m", "role": "ROLE_USER", "parts": []}}',
+    "an empty part": b'{"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{}]}}',
+    "an agent's words": b'{"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "x"}]}}',
+    "a file of this machine": b'{"message": {"messageId": "m", "role": "ROLE_USER", "parts": '
+    b'[{"url": "file:///etc/passwd", "mediaType": "text/plain"}]}}',
+    "too long": orjson.dumps({"message": _message("x" * 100_001)}),
+    "too many parts": orjson.dumps({"message": {**_message("x"), "parts": [{"text": "x"}] * 65}}),
+    "an odd id": orjson.dumps({"message": {**_message("x"), "messageId": "a\nb"}}),
+    "a negative number": orjson.dumps({"message": _message("x"), "configuration": {"historyLength": -1}}),
+    "a wrong media type": orjson.dumps(
+        {"message": {**_message("x"), "parts": [{"raw": "eA==", "mediaType": "application/x-odd"}]}}
+    ),
+}
+
+
+async def test_a_body_that_does_not_fit_is_refused_in_the_words_of_a2a() -> None:
+    json = {"content-type": "application/json", "a2a-version": "1.0"}
+    async with serving_a2a(clerk("Yes.")) as served, client_of(served.url) as client:
+        for name, body in BODIES.items():
+            for path in ("/message:send", "/message:stream"):
+                answer = await client.post(path, content=body, headers=json)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (400, 400), (name, answer.text)
+            whole = body
+            if name not in ("nothing", "no JSON", "a list", "a number"):
+                whole = b'{"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": ' + body + b"}"
+            answer = await client.post("/rpc", content=whole, headers=json)
+            assert answer.status_code == 200, name
+            assert answer.json()["error"]["code"] in (-32700, -32600, -32602, -32005), (name, answer.text)
+        # A page of somebody else's can make a browser send this without asking.
+        plain = await client.post(
+            "/message:send", content=orjson.dumps({"message": _message("Hi")}), headers={"content-type": "text/plain"}
+        )
+        assert (plain.status_code, plain.json()["error"]["details"][0]["reason"]) == (400, "CONTENT_TYPE_NOT_SUPPORTED")
+        assert (await served.runtime.log.runs()) == []
+
+
+async def test_a_body_that_is_too_large_is_counted_while_it_comes() -> None:
+    async with serving_a2a(clerk(), limits=ServerLimits(body=10_000)) as served, client_of(served.url) as client:
+        for path in ("/rpc", "/message:send"):
+            answer = await client.post(path, content=b"x" * 20_000)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
+
+
+async def test_an_odd_id_is_no_id() -> None:
+    async with serving_a2a(clerk()) as served, client_of(served.url) as client:
+        for odd in ("x", "%00", "%2e%2e", "a" * 5_000, "%F0%9F%98%80", "'--"):
+            for method, path in rests_of(odd, odd):
+                answer = await client.request(method, path, headers={"a2a-version": "1.0"})
+                assert answer.status_code in (200, 404, 405), (path, answer.text)
+        for query in ("pageSize=x", "pageSize=0", "pageSize=101", "pageToken=x", "status=odd", "historyLength=-1"):
+            answer = await client.get(f"/tasks?{query}", headers={"a2a-version": "1.0"})
+            assert answer.status_code in (200, 400), (query, answer.text)
+
+
+async def test_too_much_at_once_is_refused_before_anything_begins() -> None:
+    limits = ServerLimits(runs=1, streams=1)
+    async with serving_a2a(clerk(frames("-and so on", 0.05)), limits=limits) as served, client_of(served.url) as client:
+        json = {"a2a-version": "1.0"}
+        async with client.stream("POST", "/message:stream", json={"message": _message("Go")}, headers=json) as stream:
+            assert stream.status_code == 200
+            for path in ("/message:send", "/message:stream"):
+                answer = await client.post(path, json={"message": _message("Go")}, headers=json)
+                assert (answer.status_code, answer.headers["retry-after"]) == (429, "2"), path
+        assert len(await served.runtime.log.runs()) == 1
+
+
+async def test_a_key_is_one_task_however_often_it_is_sent() -> None:
+    async with serving_a2a(clerk("One.", "Two.")) as served, client_of(served.url) as client:
+        headers = {"a2a-version": "1.0", "idempotency-key": "k"}
+        body = {"message": _message("Hi")}
+        tasks = [(await client.post("/message:send", json=body, headers=headers)).json()["task"] for _ in range(2)]
+        other = await client.post("/message:send", json={"message": _message("Ho")}, headers=headers)
+    assert tasks[0] == tasks[1]
+    assert other.status_code == 400
+
+
+# -- the end
+
+
+async def test_a_drain_ends_streams_with_a_last_word_and_those_who_wait() -> None:
+    async with serving_a2a(clerk(*[frames("-and so on", 0.05)] * 2)) as served, client_of(served.url) as client:
+        json = {"a2a-version": "1.0"}
+        draining: list[asyncio.Task[None]] = []
+        waiting = asyncio.create_task(client.post("/message:send", json={"message": _message("Go")}, headers=json))
+        async with client.stream("POST", "/message:stream", json={"message": _message("Go")}, headers=json) as stream:
+            lines: list[str] = []
+            async for line in stream.aiter_lines():
+                lines.append(line)
+                if "artifactUpdate" in line and not draining:
+                    draining.append(asyncio.create_task(served.app.drain(0.1)))
+            assert any("the server goes away" in line for line in lines)
+            assert "\r" not in "".join(lines)
+        task = (await waiting).json()["task"]
+        assert task["status"]["state"] == "TASK_STATE_WORKING"
+        refused = await client.post("/message:send", json={"message": _message("Go")}, headers=json)
+        assert refused.status_code == 503
+        await asyncio.gather(*draining)
+
+
+async def test_a_client_that_leaves_while_it_waits_is_not_waited_for() -> None:
+    limits = ServerLimits(streams=1)
+    turns = [frames("-and so on", 0.05)] * 2
+    async with serving_a2a(clerk(*turns), limits=limits) as served, client_of(served.url) as client:
+        json = {"a2a-version": "1.0"}
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/message:send", json={"message": _message("Go")}, headers=json, timeout=0.3)
+        [record] = await served.runtime.log.runs()
+        assert record.state == "working"
+        # And its place is free again.
+        async with asyncio.timeout(5):
+            while True:
+                path = f"/tasks/{record.task_id}:subscribe"
+                async with client.stream("GET", path, headers=json) as stream:
+                    if stream.status_code == 200:
+                        break
+
+
+# -- the card
+
+
+async def test_the_card_says_where_the_door_is_and_what_it_can_do() -> None:
+    async with serving_a2a(clerk(tools=[fail, peek]), skills="tools", description="Pays.") as served:
+        async with client_of(served.url) as client:
+            answer = await client.get("/.well-known/agent-card.json")
+            again = await client.get("/.well-known/agent-card.json", headers={"if-none-match": answer.headers["etag"]})
+    card = answer.json()
+    assert again.status_code == 304
+    assert [each["url"] for each in card["supportedInterfaces"]] == [f"{served.url}/rpc/", served.url]
+    assert card["capabilities"] == {"streaming": True, "pushNotifications": True, "extendedAgentCard": False}
+    assert [(each["id"], each["description"]) for each in card["skills"]] == [("fail", "Fail.")]
+    assert card["description"] == "Pays."
+
+
+async def test_a_card_of_ones_own_and_one_for_those_who_are_known() -> None:
+    card = pb.AgentCard(name="Ours", version="7", description="x", default_input_modes=["text/plain"])
+    options: dict[str, Any] = {"card": card, "url": "https://example.com/a2a/"}
+
+    def extended(principal: Principal) -> pb.AgentCard:
+        return pb.AgentCard(name=f"for {principal.id}")
+
+    async with serving_a2a(clerk(), extended_card=extended, **options) as served, client_of(served.url) as client:
+        shown = (await client.get("/.well-known/agent-card.json")).json()
+        more = await client.get("/extendedAgentCard", headers={"a2a-version": "1.0"})
+    assert (shown["name"], shown["version"]) == ("Ours", "7")
+    assert shown["supportedInterfaces"][0]["url"] == "https://example.com/a2a/rpc/"
+    assert more.json()["name"] == "for ann"
+
+
+async def test_several_agents_have_a_door_each() -> None:
+    runtime = Runtime({"one": clerk(), "two": clerk()}, log=MemoryEventLog())
+    with pytest.raises(ConfigurationError, match="the runtime has one, two: say agent="):
+        a2a(runtime)
+    with pytest.raises(ConfigurationError, match="there is no agent 'three'"):
+        a2a(runtime, agent="three")
+    assert a2a(runtime, agent="two").card.name == "two"

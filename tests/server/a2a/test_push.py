@@ -1,0 +1,266 @@
+"""Webhooks: told at least once, also after a restart, and never where nobody should reach."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import InvalidParamsError, PushNotificationNotSupportedError, TaskNotFoundError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from a2a_clients import last_of, saying, serving_a2a
+from rxloop import Agent, SqliteEventLog, tool
+from rxloop.server import PushOptions
+from rxloop.server.a2a.addresses import Unsafe, is_public, post, safe_addresses
+from rxloop.testing import ScriptedModel, call, frames
+from serving import listening
+
+NEAR = PushOptions(private=True, pause=0.01, look_every=0.1)
+
+
+@tool(approve=True)
+async def pay(amount: int) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+
+def clerk(*turns: Any) -> Agent[Any, Any]:
+    return Agent(ScriptedModel(*turns), tools=[pay], thoughts=False, name="clerk")
+
+
+class Hook:
+    """A webhook that writes down what it is told, and fails as often as it is to."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.told: list[tuple[dict[str, str], Any]] = []
+        self.fails: list[int] = []
+        self.tries = 0
+        self._news = asyncio.Condition()
+
+    async def hear(self, request: Request) -> Response:
+        body = await request.json()
+        self.tries += 1
+        if self.fails:
+            return Response(status_code=self.fails.pop(0))
+        async with self._news:
+            self.told.append((dict(request.headers), body))
+            self._news.notify_all()
+        return Response()
+
+    @property
+    def states(self) -> list[str]:
+        updates = [body.get("task") or body.get("statusUpdate") for _, body in self.told]
+        return [each["status"]["state"][11:] for each in updates if each]
+
+    async def until(self, state: str) -> None:
+        async with asyncio.timeout(10), self._news:
+            await self._news.wait_for(lambda: state in self.states)
+
+
+@contextlib.asynccontextmanager
+async def hook() -> AsyncGenerator[Hook]:
+    made = Hook()
+    elsewhere = Route("/elsewhere", lambda request: RedirectResponse("/hook"), methods=["POST"])
+    async with listening(Starlette(routes=[Route("/hook", made.hear, methods=["POST"]), elsewhere])) as url:
+        made.url = f"{url}/hook"
+        yield made
+
+
+def config(url: str, **fields: Any) -> pb.TaskPushNotificationConfig:
+    return pb.TaskPushNotificationConfig(url=url, **fields)
+
+
+async def test_a_webhook_is_told_what_becomes_of_a_task_with_its_token() -> None:
+    async with hook() as heard, serving_a2a(clerk(call("pay", amount=5), "Paid."), push=NEAR) as served:
+        auth = pb.AuthenticationInfo(scheme="Bearer", credentials="secret")
+        wanted = config(heard.url, token="of-ann", authentication=auth)
+        sending = pb.SendMessageConfiguration(task_push_notification_config=wanted)
+        async with served.client(streaming=False) as client:
+            task = await last_of(client.send_message(saying(config=sending)))
+            await heard.until("INPUT_REQUIRED")
+            await last_of(client.send_message(saying("yes", task_id=task.id)))
+            await heard.until("COMPLETED")
+    assert heard.states == ["SUBMITTED", "WORKING", "INPUT_REQUIRED", "WORKING", "COMPLETED"]
+    answer = [body["artifactUpdate"] for _, body in heard.told if "artifactUpdate" in body][-1]
+    assert (answer["artifact"]["parts"], answer["lastChunk"]) == ([{"text": "Paid."}], True)
+    for headers, body in heard.told:
+        assert len(body) == 1
+        assert (headers["authorization"], headers["x-a2a-notification-token"]) == ("Bearer secret", "of-ann")
+
+
+async def test_webhooks_are_registered_read_and_forgotten() -> None:
+    async with hook() as heard, serving_a2a(clerk(call("pay", amount=5)), push=NEAR) as served:
+        async with served.client(streaming=False) as client:
+            task = await last_of(client.send_message(saying()))
+            made = [
+                await client.create_task_push_notification_config(config(heard.url, task_id=task.id, id=name))
+                for name in ("one", "two", "one")
+            ]
+            listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
+            listed = await client.list_task_push_notification_configs(listing)
+            assert [each.id for each in listed.configs] == ["one", "two"]
+            asked = pb.GetTaskPushNotificationConfigRequest(task_id=task.id, id="one")
+            assert await client.get_task_push_notification_config(asked) == made[0]
+            for _ in range(2):
+                forgotten = pb.DeleteTaskPushNotificationConfigRequest(task_id=task.id, id="one")
+                await client.delete_task_push_notification_config(forgotten)
+            with pytest.raises(TaskNotFoundError):
+                await client.get_task_push_notification_config(asked)
+            await client.cancel_task(pb.CancelTaskRequest(id=task.id))
+            await heard.until("CANCELED")
+    # What happened before it was registered is not told, and the one that was forgotten is told nothing.
+    assert heard.states == ["WORKING", "CANCELED"]
+
+
+async def test_a_notification_that_does_not_arrive_is_sent_again() -> None:
+    async with hook() as heard, serving_a2a(clerk("Yes."), push=NEAR) as served:
+        heard.fails = [500, 503, 302, 404]
+        sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
+        async with served.client(streaming=False) as client:
+            await last_of(client.send_message(saying(config=sending)))
+        await heard.until("COMPLETED")
+        assert heard.states == ["SUBMITTED", "WORKING", "COMPLETED"]
+        assert heard.tries == 4 + len(heard.told)
+
+
+async def test_a_webhook_that_never_answers_is_given_up() -> None:
+    options = PushOptions(private=True, pause=0.01, tries=3)
+    async with hook() as heard, serving_a2a(clerk(call("pay", amount=5)), push=options) as served:
+        heard.fails = [500] * 100
+        sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
+        async with served.client(streaming=False) as client:
+            task = await last_of(client.send_message(saying(config=sending)))
+            async with asyncio.timeout(5):
+                listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
+                while (await client.list_task_push_notification_configs(listing)).configs:
+                    pass
+    assert heard.tries == 3
+
+
+async def test_what_a_process_leaves_the_next_one_tells(tmp_path: Any) -> None:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    async with hook() as heard:
+        heard.fails = [500] * 1_000
+        async with serving_a2a(clerk("Yes."), push=PushOptions(private=True, pause=60), log=log) as served:
+            sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
+            async with served.client(streaming=False) as client:
+                await last_of(client.send_message(saying(config=sending)))
+        await log.aclose()
+        assert heard.told == []
+        heard.fails = []
+        log = SqliteEventLog(tmp_path / "runs.db")
+        async with serving_a2a(clerk(), push=NEAR, log=log) as served, httpx.AsyncClient(base_url=served.url) as client:
+            # Mounted, it begins with the first request.
+            await client.get("/.well-known/agent-card.json")
+            await heard.until("COMPLETED")
+        assert heard.states == ["SUBMITTED", "WORKING", "COMPLETED"]
+        count = len(heard.told)
+        async with serving_a2a(clerk(), push=NEAR, log=log) as served, httpx.AsyncClient(base_url=served.url) as client:
+            await client.get("/.well-known/agent-card.json")
+        assert len(heard.told) == count
+        await log.aclose()
+
+
+async def test_a_webhook_of_another_process_is_told_by_one_of_them(tmp_path: Any) -> None:
+    one, two = (SqliteEventLog(tmp_path / "runs.db") for _ in range(2))
+    async with hook() as heard:
+        agents = clerk(frames("-It -is -7 C.|", 0.05)), clerk()
+        async with (
+            serving_a2a(agents[0], push=NEAR, log=one) as first,
+            serving_a2a(agents[1], push=NEAR, log=two) as second,
+        ):
+            async with httpx.AsyncClient(base_url=second.url) as client:
+                await client.get("/.well-known/agent-card.json")
+            async with first.client(streaming=False) as client, second.client(streaming=False) as other:
+                waits = pb.SendMessageConfiguration(return_immediately=True)
+                task = await last_of(client.send_message(saying(config=waits)))
+                await other.create_task_push_notification_config(config(heard.url, task_id=task.id))
+                await heard.until("COMPLETED")
+                push: Any = first.app._push
+                async with asyncio.timeout(5):
+                    while await push._left(task.id):
+                        pass
+    assert heard.states.count("COMPLETED") == 1
+    await one.aclose()
+    await two.aclose()
+
+
+PRIVATE = [
+    "http://127.0.0.1/",
+    "http://localhost:9/",
+    "http://[::1]/",
+    "http://10.0.0.1/",
+    "http://169.254.169.254/latest/meta-data",
+    "http://[::ffff:127.0.0.1]/",
+    "http://[64:ff9b::7f00:1]/",
+    "http://[2002:7f00:1::]/",
+    "http://100.64.0.1/",
+    "http://0.0.0.0/",
+    "http://0x7f000001/",
+    "http://2130706433/",
+    "http://224.0.0.1/",
+    "ftp://93.184.216.34/",
+    "http://user:secret@93.184.216.34/",
+    "http:///x",
+    "no url",
+    "http://no-such-host.invalid/",
+]
+
+
+async def test_no_webhook_leads_into_this_network() -> None:
+    async with serving_a2a(clerk(call("pay", amount=5))) as served, served.client(streaming=False) as client:
+        task = await last_of(client.send_message(saying()))
+        for url in PRIVATE:
+            with pytest.raises(InvalidParamsError, match="the url of the webhook cannot be used"):
+                await client.create_task_push_notification_config(config(url, task_id=task.id))
+            sending = pb.SendMessageConfiguration(task_push_notification_config=config(url))
+            with pytest.raises(InvalidParamsError):
+                await last_of(client.send_message(saying(config=sending)))
+        await client.create_task_push_notification_config(config("https://93.184.216.34/x", task_id=task.id))
+        assert len(await served.runtime.log.runs()) == 1
+
+
+async def test_a_name_that_stands_for_another_address_later_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hook() as heard, httpx.AsyncClient() as client:
+        port = httpx.URL(heard.url).port
+        answers = ["93.184.216.34", "127.0.0.1"]
+
+        async def resolve(host: str, port: int, **options: Any) -> Any:
+            return [(2, 1, 6, "", (answers.pop(0), port))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        url = f"http://rebound.example:{port}/hook"
+        assert await safe_addresses(httpx.URL(url)) == ["93.184.216.34"]
+        with pytest.raises(Unsafe):
+            await post(client, url, b"{}", {}, anywhere=False)
+    assert heard.tries == 0
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with hook() as heard, httpx.AsyncClient(follow_redirects=True) as client:
+        assert await post(client, heard.url.replace("hook", "elsewhere"), b"{}", {}, anywhere=True) == 307
+    assert heard.tries == 0
+
+
+def test_addresses_that_are_not_public_are_known() -> None:
+    assert is_public("93.184.216.34")
+    assert is_public("2606:2800:220:1::1")
+    for address in ("fe80::1%eth0", "fd00::1", "::", "192.168.1.1", "198.18.0.1", "255.255.255.255", "nonsense"):
+        assert not is_public(address), address
+
+
+async def test_without_webhooks_the_door_says_so() -> None:
+    async with serving_a2a(clerk("Yes."), push=False) as served, served.client(streaming=False) as client:
+        assert not served.app.card.capabilities.push_notifications
+        task = await last_of(client.send_message(saying()))
+        with pytest.raises(PushNotificationNotSupportedError):
+            await client.create_task_push_notification_config(config("https://93.184.216.34/", task_id=task.id))

@@ -1,0 +1,141 @@
+"""A task as the fold of a run, and what a client is told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from a2a.types import a2a_pb2 as pb
+from google.protobuf.json_format import MessageToJson
+from hypothesis import given, settings
+from reactivex import from_iterable
+
+from misbehaving import PLANTED
+from runs_of_all_kinds import AnyRun, any_run
+from rxloop import Agent, ArtifactUpdateEvent, Event, MemoryEventLog, RunContext, Runtime, tool
+from rxloop.errors import RunError
+from rxloop.protocol.events import ends_attempt
+from rxloop.server.a2a.task import TaskFold, Update, folded, updates
+from rxloop.testing import ScriptedModel, call, frames
+
+
+class Client:
+    """Puts together what it is told, as any client does."""
+
+    def __init__(self) -> None:
+        self.task = pb.Task()
+
+    def take(self, update: Update) -> None:
+        match update:
+            case pb.Task():
+                self.task.CopyFrom(update)
+            case pb.TaskStatusUpdateEvent():
+                self.task.status.CopyFrom(update.status)
+            case pb.TaskArtifactUpdateEvent():
+                assert len(update.artifact.parts) == 1
+                kept = [each for each in self.task.artifacts if each.artifact_id == update.artifact.artifact_id]
+                if not kept:
+                    assert not update.append
+                    self.task.artifacts.append(update.artifact)
+                elif update.append:
+                    kept[0].parts.extend(update.artifact.parts)
+                else:
+                    kept[0].CopyFrom(update.artifact)
+
+    @property
+    def artifacts(self) -> dict[str, str]:
+        return texts(self.task)
+
+
+def texts(task: pb.Task) -> dict[str, str]:
+    found = {each.artifact_id: "".join(part.text for part in each.parts) for each in task.artifacts}
+    return {name: text for name, text in found.items() if text}
+
+
+def told(events: list[Event], before: list[Event] | None = None) -> list[Update]:
+    found: list[Update] = []
+    from_iterable(events).pipe(updates(before or ())).subscribe(found.append)
+    return found
+
+
+async def both(kind: AnyRun) -> tuple[list[Event], list[Event]]:
+    """A run as it was read live, and out of its log."""
+    log = kind.log()
+    async with Runtime({"clerk": kind.agent()}, log=log, grace=0) as runtime:
+        task_id = await kind.play(runtime)
+        seen = [event async for event in runtime.follow(task_id)]
+        return [*seen], [*await log.read(task_id)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(kind=any_run())
+async def test_a_client_that_reads_on_anywhere_has_the_task_of_the_log(kind: AnyRun) -> None:
+    seen, logged = await both(kind)
+    whole = folded(logged).task
+    assert PLANTED not in MessageToJson(whole)
+    for cut in sorted({0, 1, 2, len(logged) // 2, len(logged) - 1}):
+        before = logged[:cut]
+        after = before[-1] if before else None
+        rest = [each for each in seen if after is None or (each.seq, each.sub) > (after.seq, 0)]
+        client = Client()
+        for update in told(rest, before):
+            assert PLANTED not in MessageToJson(update)
+            client.take(update)
+        assert client.task.status.state == whole.status.state
+        assert client.artifacts == texts(whole)
+
+
+async def test_the_pieces_of_an_artifact_are_appended_and_become_one_part() -> None:
+    @tool
+    async def write(ctx: RunContext[Any]) -> str:
+        """Write a file."""
+        draft = await ctx.artifacts.create("a.txt", name="A file", media_type="text/plain")
+        await draft.append("one ")
+        await draft.append("two", last=True)
+        ctx.emit(ArtifactUpdateEvent(artifact_id="data", index=0, data={"a": 1}, last=True))
+        ctx.emit(ArtifactUpdateEvent(artifact_id="far", index=0, data={"url": "https://example.com/x"}, last=True))
+        raw = await ctx.artifacts.create("b.bin", media_type="application/octet-stream")
+        await raw.append(b"\x00\x01", last=True)
+        return "written"
+
+    log = MemoryEventLog()
+    run = Agent(ScriptedModel(call("write"), "Done."), tools=[write], log=log).run("Write")
+    await run
+    task = folded(await log.read(run.task_id)).task
+    kept = {each.artifact_id: each for each in task.artifacts}
+    assert [part.text for part in kept["a.txt"].parts] == ["one two"]
+    assert (kept["a.txt"].name, kept["a.txt"].parts[0].media_type) == ("A file", "text/plain")
+    assert dict(kept["data"].parts[0].data.struct_value) == {"a": 1}
+    assert kept["far"].parts[0].url == "https://example.com/x"
+    assert kept["b.bin"].parts[0].raw == b"\x00\x01"
+    made = [each for each in told([*await log.read(run.task_id)]) if isinstance(each, pb.TaskArtifactUpdateEvent)]
+    pieces = [each for each in made if each.artifact.artifact_id == "a.txt"]
+    assert [(each.append, each.last_chunk) for each in pieces] == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("thoughts", [False, True])
+async def test_thoughts_are_told_where_that_is_wanted(thoughts: bool) -> None:
+    log = MemoryEventLog()
+    model = ScriptedModel(call("think_aloud", thought="First the weather.", thought_type="planning"), "Done.")
+    run = Agent(model, log=log).run("Go")
+    await run
+    fold = TaskFold(thoughts=thoughts)
+    found = [each for event in await log.read(run.task_id) for each in fold.add(event)]
+    statuses = [each.status for each in found if isinstance(each, pb.TaskStatusUpdateEvent)]
+    said = [status.message.parts[0].text for status in statuses if status.HasField("message")]
+    assert said == (["First the weather."] if thoughts else [])
+    assert not fold.task.status.HasField("message")
+
+
+async def test_text_that_came_to_nothing_is_taken_back() -> None:
+    log = MemoryEventLog(keep_deltas=True)
+    run = Agent(ScriptedModel(frames("-wrong-#", 0.001)), log=log).run("Go")
+    with pytest.raises(RunError):
+        await run
+    events = [*await log.read(run.task_id, deltas=True)]
+    client = Client()
+    for update in told(events):
+        client.take(update)
+    assert client.task.status.state == pb.TASK_STATE_FAILED
+    assert client.artifacts == texts(folded(events).task)
+    assert ends_attempt(events[-1])
