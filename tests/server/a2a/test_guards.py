@@ -220,7 +220,7 @@ async def test_a_body_that_does_not_fit_is_refused_in_the_words_of_a2a() -> None
         plain = await client.post(
             "/message:send", content=orjson.dumps({"message": _message("Hi")}), headers={"content-type": "text/plain"}
         )
-        assert (plain.status_code, plain.json()["error"]["details"][0]["reason"]) == (400, "CONTENT_TYPE_NOT_SUPPORTED")
+        assert (plain.status_code, plain.json()["error"]["details"][0]["reason"]) == (415, "CONTENT_TYPE_NOT_SUPPORTED")
         assert (await served.runtime.log.runs()) == []
 
 

@@ -250,4 +250,6 @@ def _refusal(refused: Refused) -> Response:
 def _unreadable(rpc: bool, error: A2AError | JSONRPCError) -> Response:
     if rpc:
         return JSONResponse(build_error_response(None, error))
-    return JSONResponse(build_rest_error_payload(cast("A2AError", error)), 400)
+    payload = build_rest_error_payload(cast("A2AError", error))
+    status = payload["error"]["code"] = 415 if isinstance(error, ContentTypeNotSupportedError) else 400
+    return JSONResponse(payload, status)
