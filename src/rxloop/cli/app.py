@@ -45,6 +45,7 @@ COMMANDS = {
     "strategies": _Command("strategies:strategies", "List the reasoning strategies, or show the stages of one."),
     "protocol": _Command("protocol:protocol", "List the kinds of events, or the fields of one."),
     "doctor": _Command("doctor:doctor", "Check that everything rxloop needs is installed and works."),
+    "serve": _Command("serve:serve", "Serve agents over HTTP."),
     "mcp": _Command("mcp:mcp", "Serve tools to clients of the Model Context Protocol."),
 }
 """The commands by their names, in the order of the help."""

@@ -144,16 +144,18 @@ async def _carried_out(watcher: _Watcher) -> bool:
     begun = loop.time()
     # In a task that is not awaited when its time is over: it may not listen when it is cancelled.
     task = asyncio.create_task(called(watcher.do), name=f"rxloop-shutdown-{watcher.name}")
+    data = {"watcher": watcher.name}
     await asyncio.wait([task], timeout=watcher.seconds)
     if not task.done():
         task.cancel()
-        log.error("shutdown: %s is not done after %g s, and is left", watcher.name, watcher.seconds)
+        log.error("shutdown: %s is not done after %g s, and is left", watcher.name, watcher.seconds, extra=data)
         return False
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     if error is not None:
-        log.error("shutdown: %s failed: %r", watcher.name, error, exc_info=error)
+        log.error("shutdown: %s failed: %r", watcher.name, error, exc_info=error, extra=data)
         return False
-    log.info("shutdown: %s, %.2f s", watcher.name, loop.time() - begun)
+    took = round(loop.time() - begun, 3)
+    log.info("shutdown: %s, %.2f s", watcher.name, took, extra={**data, "seconds": took})
     return True
 
 

@@ -1,0 +1,1 @@
+"""What `rxloop serve` is made of."""

@@ -1,0 +1,214 @@
+"""`rxloop serve`: what it serves, whom it lets in, and what it writes about itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import orjson
+import pytest
+
+from commands import Place
+from rxloop import ConfigurationError, MemoryEventLog
+from rxloop.cli.serving.keys import read_keys
+from rxloop.cli.serving.runtime import runtime_of
+from terminals import LIMIT
+
+KEY, OTHER = "ann-has-this-secret", "bob-has-another-one"
+AGENTS = """
+from rxloop import Agent, MemoryEventLog, Runtime
+from rxloop.testing import ScriptedModel
+
+one = Agent(ScriptedModel(*["It is warm."] * 9), name="weather")
+several = {"weather": one, "clothes": Agent(ScriptedModel("A coat."))}
+runtime = Runtime(several, log=MemoryEventLog())
+number = 5
+
+
+def made():
+    return several
+
+
+async def later():
+    return several
+
+
+def broken():
+    raise KeyError("it broke")
+"""
+
+
+@pytest.fixture
+def module(place: Place) -> Generator[str]:
+    """A module with agents, in the current folder."""
+    name = f"agents_{place.folder.name}".replace("-", "_")
+    (place.folder / f"{name}.py").write_text(AGENTS, encoding="utf-8")
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        ("one", ["weather"]),
+        ("several", ["weather", "clothes"]),
+        ("runtime", ["weather", "clothes"]),
+        ("made", ["weather", "clothes"]),
+    ],
+)
+async def test_it_serves_an_agent_several_a_runtime_and_what_a_function_makes(
+    module: str, found: str, names: list[str], place: Place
+) -> None:
+    async with runtime_of(f"{module}:{found}", place.database) as runtime:
+        assert list(runtime.agents) == names
+        assert isinstance(runtime.log, MemoryEventLog) == (found == "runtime")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ("number", "give an Agent, a dict of agents, a Runtime"),
+        ("nothing", "has no 'nothing'"),
+        ("later", "is an async function"),
+        ("broken", "did not give agents: KeyError: 'it broke'"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_a_sentence(module: str, found: str, said: str, place: Place) -> None:
+    result = place.run("serve", f"{module}:{found}", "--port", "0", code=2)
+    assert said in result.stderr
+
+
+def test_a_runtime_has_a_log_of_its_own(module: str, place: Place) -> None:
+    result = place.run("serve", f"{module}:runtime", "--port", "0", "--db", "other.db", code=2)
+    assert "--db does not go with" in result.stderr
+
+
+def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# people\n\nann = {KEY}\nann={KEY}-new==\n", encoding="utf-8")
+    assert read_keys(file, f"bob={OTHER}, ") == {OTHER: "bob", KEY: "ann", f"{KEY}-new==": "ann"}
+    assert read_keys(None, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (KEY, "entry 1: write NAME=KEY"),
+        (f"={KEY}", "entry 1: write NAME=KEY"),
+        ("ann=ann-has-this", "at least 16"),
+        (f"bob={OTHER},ann={KEY} {KEY}", "entry 2: the key of 'ann'"),
+        (f"ann=ä{KEY}", "the key of 'ann'"),
+        (f"ann={KEY},bob={KEY}", "'bob' has the same key as 'ann'"),
+    ],
+)
+def test_what_cannot_be_a_key_is_told_and_never_shown(given: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        read_keys(None, given)
+    assert said in str(raised.value)
+    assert KEY[3:] not in str(raised.value)
+
+
+def test_a_file_without_keys_lets_nobody_in_by_mistake(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# nobody yet\n", encoding="utf-8")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for name, said in (("keys", "has no keys"), ("missing", "No such file"), ("bytes", "not UTF-8")):
+        with pytest.raises(ConfigurationError, match=said):
+            read_keys(tmp_path / name, None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com"])
+def test_others_are_not_served_without_keys_by_mistake(module: str, place: Place, host: str) -> None:
+    result = place.run("serve", f"{module}:one", "--host", host, code=2)
+    assert "there are no keys" in result.stderr
+
+
+@contextmanager
+def served(place: Place, *arguments: str, **env: str) -> Generator[tuple[str, list[dict[str, Any]]]]:
+    """The command as a process: its address, and what it has logged when it is over."""
+    place.env |= env
+    process = place.process("serve", *arguments, "--port", "0", "--json", stdin=subprocess.DEVNULL)
+    lines: list[dict[str, Any]] = []
+    errors: IO[bytes] | None = process.stderr
+    assert errors is not None
+    try:
+        lines.append(orjson.loads(errors.readline()))
+        yield lines[0]["url"], lines
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=LIMIT)
+        lines += map(orjson.loads, rest.splitlines())
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_without_keys_this_machine_is_served_and_no_page_from_elsewhere(module: str, place: Place) -> None:
+    with served(place, f"{module}:several", "--allow-origin", "https://app.example") as (url, lines):
+        port = url.rpartition(":")[2]
+        with httpx.Client(base_url=url) as client:
+            assert [each["name"] for each in client.get("/agents").json()["agents"]] == ["weather", "clothes"]
+            for name in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
+                assert client.get("/agents", headers={"host": name}).status_code == 200
+            for header in ({"host": "rebound.example"}, {"host": ":"}, {"origin": "https://evil.example"}):
+                assert client.get("/agents", headers=header).json()["error"]["code"] == "misdirected"
+            page = client.get("/agents", headers={"origin": "https://app.example"})
+            assert page.headers["access-control-allow-origin"] == "https://app.example"
+            assert client.get("/agents", headers={"origin": "http://localhost:3000"}).status_code == 200
+    [first, *_] = lines
+    assert first["message"].startswith(f"serving weather, clothes at {url}: the API; runs in ")
+
+
+def test_the_log_tells_of_each_request_and_nothing_that_was_said(module: str, place: Place) -> None:
+    with served(place, f"{module}:one", RXLOOP_KEYS=f"ann={KEY},bob={OTHER}") as (url, lines):
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}) as client:
+            run = client.post("/runs?wait=10", json={"input": "My PIN is 4711"}).json()
+            assert run["content"] == "It is warm."
+            assert client.get("/healthz").status_code == 200
+            client.headers["authorization"] = f"Bearer {OTHER}"
+            assert client.get(f"/runs/{run['taskId']}").status_code == 404
+            assert client.get("/runs", headers={"authorization": "Bearer 4711"}).status_code == 401
+            assert client.post("/runs", json={"input": "PIN 4711", "agent": "4711"}).status_code == 404
+    requests = [(each["method"], each["path"], each["status"]) for each in lines if each["logger"] == "rxloop.requests"]
+    assert requests == [
+        ("POST", "/runs", 200),
+        ("GET", f"/runs/{run['taskId']}", 404),
+        ("GET", "/runs", 401),
+        ("POST", "/runs", 404),
+    ]
+    written = orjson.dumps(lines).decode()
+    for secret in (KEY, OTHER, "PIN", "warm"):
+        assert secret not in written
+    assert all({"time", "level", "logger", "message"} <= {*each} for each in lines)
+    assert [each["watcher"] for each in lines if "watcher" in each][-2:] == ["log", "agents"]
+
+
+def test_lines_are_for_people_without_json(module: str, place: Place) -> None:
+    process = place.process("serve", f"{module}:one", "--port", "0")
+    assert process.stderr is not None
+    assert b" serving weather at http://127.0.0.1:" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0
+    assert b" shutdown: agents, " in rest
+
+
+def test_without_the_extra_the_command_names_it(module: str, place: Place) -> None:
+    code = "import sys; sys.modules['uvicorn'] = None; from rxloop.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", f"{module}:one", "--port", "0"]
+    env = {**os.environ, **place.env}
+    done = subprocess.run(command, env=env, cwd=place.folder, capture_output=True, check=False, timeout=LIMIT)
+    assert done.returncode == 2
+    assert b'pip install "rxloop[serve]"' in done.stderr
+
+
+def test_a_port_that_is_taken_is_told(module: str, place: Place) -> None:
+    with served(place, f"{module}:one") as (url, _):
+        result = place.run("serve", f"{module}:one", "--port", url.rpartition(":")[2], code=2)
+    assert "cannot listen on 127.0.0.1" in result.stderr

@@ -1,0 +1,151 @@
+"""A process that serves comes to its end in order, and the next one goes on: under uvicorn, and under hypercorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rxloop import ApiError
+from rxloop.client import Client
+from serving import Raw
+
+HERE = Path(__file__).parent
+SERVERS = {
+    "uvicorn": ["-m", "rxloop", "serve", "clerk:runtime", "--grace", "{grace}", "--port", "{port}"],
+    "hypercorn": [str(HERE / "clerk.py"), "{port}"],
+}
+KEY = "ann-has-this-key"
+LIMIT = 30.0
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, client: Client) -> None:
+        self.process, self.url, self.client = process, url, client
+
+    async def logged(self, text: str) -> None:
+        """Wait until it has logged that."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(LIMIT):
+            while text not in (line := (await self.process.stderr.readline()).decode()):
+                assert line, f"it ended without {text!r}"
+
+    async def over(self) -> tuple[int, str]:
+        """Wait until it is over: its exit code, and what else it has logged."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(LIMIT):
+            rest = await self.process.stderr.read()
+            return await self.process.wait(), rest.decode()
+
+
+@contextlib.asynccontextmanager
+async def served(server: str, folder: Path, grace: float = 0.3) -> AsyncGenerator[Process]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [each.format(port=port, grace=grace) for each in SERVERS[server]]
+    env = {**os.environ, "GRACE": str(grace), "CLERK_KEY": KEY, "RXLOOP_KEYS": f"ann={KEY}", "PYTHONPATH": str(HERE)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, cwd=folder, env=env, stderr=asyncio.subprocess.PIPE
+    )
+    url = f"http://127.0.0.1:{port}"
+    async with Client(url, token=KEY) as client:
+        try:
+            async with asyncio.timeout(LIMIT):
+                while True:
+                    with contextlib.suppress(ApiError):
+                        await client.agents()
+                        break
+                yield Process(process, url, client)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            # To the end: what is left of a pipe would be complained of.
+            await process.communicate()
+
+
+async def follow_raw(url: str, path: str, until: bytes) -> Raw:
+    reader = await Raw.connect(url)
+    await reader.get(path, KEY)
+    await reader.reader.readuntil(until)
+    return reader
+
+
+@pytest.mark.parametrize("server", SERVERS)
+async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_goes_on(
+    server: str, tmp_path: Path
+) -> None:  # L140
+    async with served(server, tmp_path) as first:
+        holding = await first.client.start("clerk", "Hold")
+        talking = await first.client.start("clerk", "Talk for ever")
+        waiting = await first.client.start("clerk", "Pay 5", wait=20)
+        assert waiting.state == "input-required"
+        readers = [
+            await follow_raw(first.url, holding.events, b"tool-progress"),
+            await follow_raw(first.url, talking.events, b"content-delta"),
+            await follow_raw(first.url, waiting.events, b"input-required"),
+        ]
+        first.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            for reader in readers:
+                rest = await reader.reader.read()
+                assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
+                await reader.hang_up()
+            code, logged = await first.over()
+    assert code == 0, logged
+    order = [line.split("shutdown: ")[1].split(",")[0] for line in logged.splitlines() if "shutdown: " in line]
+    own = ["connections"] if server == "uvicorn" else []
+    assert order == [
+        "a signal came; a second one leaves at once",
+        "readiness",
+        "runs",
+        "streams",
+        *own,
+        "log",
+        "agents",
+    ]
+    assert "Traceback" not in logged
+    (tmp_path / "go").touch()
+    async with served(server, tmp_path) as second:
+        held = [event async for event in second.client.follow(holding.task_id, kinds=["status-update"])]
+        assert (await second.client.record(holding.task_id)).content == "It is held."
+        assert held[-1].attempt == 2
+        await second.client.answer(waiting.task_id, {waiting.pending[0].input_id: True})
+        async for _ in second.client.follow(waiting.task_id):
+            pass
+        assert (await second.client.record(waiting.task_id)).content == "It is paid 5."
+        assert (await second.client.cancel(talking.task_id)).state == "canceled"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+async def test_meanwhile_it_is_not_ready_and_refuses_runs_and_a_second_signal_leaves_at_once(
+    server: str, tmp_path: Path
+) -> None:  # L140
+    async with served(server, tmp_path, grace=LIMIT) as process:
+        talking = await process.client.start("clerk", "Talk for ever")
+        reader = await follow_raw(process.url, talking.events, b"content-delta")
+        process.process.send_signal(signal.SIGTERM)
+        await process.logged("readiness")
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=process.url, headers=headers) as client:
+            assert (await client.get("/readyz")).status_code == 503
+            assert (await client.get("/healthz")).status_code == 200
+            refused = await client.post("/runs", json={"input": "Pay 5"})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            # What goes on can still be read, and steered.
+            await reader.reader.readuntil(b"content-delta")
+            process.process.send_signal(signal.SIGINT)
+            code, logged = await process.over()
+        assert code == 130
+        assert logged.endswith("left without waiting\n")
+        await reader.hang_up()
