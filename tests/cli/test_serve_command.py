@@ -74,10 +74,10 @@ async def test_it_serves_an_agent_several_a_runtime_and_what_a_function_makes(
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ("number", "give an Agent, a dict of agents, a Runtime"),
+        ("number", "must be an Agent, a dict of agents, a Runtime"),
         ("nothing", "has no 'nothing'"),
         ("later", "is an async function"),
-        ("broken", "did not give agents: KeyError: 'it broke'"),
+        ("broken", "did not give an agent: KeyError: 'it broke'"),
     ],
 )
 def test_what_cannot_be_served_is_told_in_a_sentence(module: str, found: str, said: str, place: Place) -> None:
@@ -127,6 +127,8 @@ def test_a_file_without_keys_lets_nobody_in_by_mistake(tmp_path: Path) -> None:
 def test_others_are_not_served_without_keys_by_mistake(module: str, place: Place, host: str) -> None:
     result = place.run("serve", f"{module}:one", "--host", host, code=2)
     assert "there are no keys" in result.stderr
+    result = place.run("serve", f"{module}:one", "--host", host, "--without-keys", "--mcp", code=2)
+    assert "needs keys" in result.stderr
 
 
 @contextmanager
@@ -162,7 +164,45 @@ def test_without_keys_this_machine_is_served_and_no_page_from_elsewhere(module: 
             assert page.headers["access-control-allow-origin"] == "https://app.example"
             assert client.get("/agents", headers={"origin": "http://localhost:3000"}).status_code == 200
     [first, *_] = lines
-    assert first["message"].startswith(f"serving weather, clothes at {url}: the API; runs in ")
+    assert first["message"].startswith(f"serving weather, clothes at {url}: the API at /; runs in ")
+
+
+MCP_HEADERS = {"accept": "application/json, text/event-stream"}
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}
+
+
+def asked(thread: str) -> dict[str, Any]:
+    message = {"id": "m1", "role": "user", "content": "Well?"}
+    rest = {"state": {}, "tools": [], "context": [], "forwardedProps": {}}
+    return {"threadId": thread, "runId": "r1", "messages": [message], **rest}
+
+
+def test_each_door_stands_under_its_prefix(module: str, place: Place) -> None:
+    with served(place, f"{module}:one", "--agui", "--a2a", "--mcp") as (url, lines), httpx.Client(base_url=url) as http:
+        for path in ("/agui", "/agui/"):
+            assert '"delta":"It is warm."' in http.post(path, json=asked(f"by{len(path)}")).text
+        card = http.get("/a2a/.well-known/agent-card.json").json()
+        assert {each["url"] for each in card["supportedInterfaces"]} == {f"{url}/a2a", f"{url}/a2a/rpc/"}
+        assert '"serverInfo"' in http.post("/mcp", json=HELLO, headers=MCP_HEADERS).text
+        assert len(http.get("/runs").json()["runs"]) == 2
+        assert http.get("/nothing").json()["error"]["code"] == "not_found"
+    assert "the API at /, AG-UI at /agui, A2A at /a2a, MCP at /mcp" in lines[0]["message"]
+    assert [each["watcher"] for each in lines if "watcher" in each][-1] == "agents"
+
+
+def test_several_agents_have_a_door_each_where_one_serves_one(module: str, place: Place) -> None:
+    keys = {"RXLOOP_KEYS": f"ann={KEY}"}
+    with served(place, f"{module}:several", "--agui", **keys) as (url, _), httpx.Client(base_url=url) as http:
+        assert '"code":"unauthorized"' in http.post("/agui/clothes", json=asked("cold")).text
+        http.headers["authorization"] = f"Bearer {KEY}"
+        assert '"delta":"A coat."' in http.post("/agui/clothes", json=asked("cold")).text
+        assert '"delta":"It is warm."' in http.post("/agui/weather", json=asked("warm")).text
+        assert http.post("/agui", json=asked("who")).status_code == 404
 
 
 def test_the_log_tells_of_each_request_and_nothing_that_was_said(module: str, place: Place) -> None:

@@ -19,6 +19,9 @@ from rxloop.pipeline.seams import Provider
 from rxloop.providers import PRESETS, OpenAIChat, openai_chat, resolve_model
 from rxloop.tools import AnyTool, Thoughts
 
+_NAMELESS = "agent"
+"""The name of an agent that nobody has given one."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
@@ -195,18 +198,33 @@ def agent_of(found: Any, reference: str, option: str) -> Agent[Any, Any]:
     Raises:
         ConfigurationError: It is neither.
     """
-    if inspect.iscoroutinefunction(found):
-        raise ConfigurationError(f"{option} {reference!r} is an async function: make the agent in one without async")
-    if callable(found) and not isinstance(found, type):
-        try:
-            found = found()
-        except Exception as error:
-            raise ConfigurationError(f"{option} {reference!r} did not give an agent: {failure(error)}") from error
+    found = made_of(found, reference, option)
     if not isinstance(found, Agent):
         raise ConfigurationError(
             f"{option} {reference!r} is {found!r}: it must be an Agent, or a function that gives one"
         )
     return cast("Agent[Any, Any]", found)
+
+
+def made_of(found: Any, reference: str, option: str) -> Any:
+    """Take what was loaded, or what it makes if it is a function.
+
+    Raises:
+        ConfigurationError: It makes nothing.
+    """
+    if inspect.iscoroutinefunction(found):
+        raise ConfigurationError(f"{option} {reference!r} is an async function: make the agent in one without async")
+    if not callable(found) or isinstance(found, type):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise ConfigurationError(f"{option} {reference!r} did not give an agent: {failure(error)}") from error
+
+
+def name_of(agent: Agent[Any, Any], reference: str) -> str:
+    """How an agent is called among several: by its own name, or else by the one that it has in its module."""
+    return agent.name if agent.name != _NAMELESS else reference.rpartition(":")[2].rpartition(".")[2]
 
 
 def _with_address(provider: Provider) -> Provider:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from rxloop.agent import Agent
 from rxloop.cli import options
-from rxloop.cli.agent_options import agent_of, load
+from rxloop.cli.agent_options import agent_of, load, name_of
 from rxloop.cli.store import opened
 from rxloop.cli.terminal import fail, running, say
 from rxloop.errors import ConfigurationError
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 AGENTS = "agent"
 """The command that serves agents; its name may be left out."""
-_NAMELESS = "agent"
-"""The name of an agent that nobody has given one."""
 
 Http = Annotated[bool, typer.Option("--http", help="Serve over streamable HTTP instead of stdin and stdout.")]
 HttpHost = Annotated[str, typer.Option("--host", metavar="HOST", help="With --http: the address.")]
@@ -191,7 +189,7 @@ def _door(found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, l
     for reference, each in found:
         with redirect_stdout(sys.stderr):
             agent = agent_of(each, reference, "rxloop mcp")
-        name = agent.name if agent.name != _NAMELESS else reference.rpartition(":")[2].rpartition(".")[2]
+        name = name_of(agent, reference)
         if name in agents:
             raise ConfigurationError(f"two agents are called {name!r}: give one of them another name=")
         agents[name] = agent

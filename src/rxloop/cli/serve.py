@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
-from rxloop.cli.serving.keys import VARIABLE, check_address, read_keys
+from rxloop.cli.serving.keys import VARIABLE, check_address, is_local, read_keys
 from rxloop.cli.serving.logs import log_requests, writes_log
 from rxloop.cli.serving.runtime import runtime_of
 from rxloop.cli.terminal import reporting
+from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 
 log = logging.getLogger("rxloop")
@@ -31,6 +32,9 @@ def serve(
             help="An agent, a dict of agents, a Runtime, or a function without parameters that makes one.",
         ),
     ],
+    agui: Annotated[bool, typer.Option("--agui", help="Speak AG-UI, too, at /agui.")] = False,
+    a2a: Annotated[bool, typer.Option("--a2a", help="Speak A2A, too, at /a2a.")] = False,
+    mcp: Annotated[bool, typer.Option("--mcp", help="Speak MCP, too, at /mcp.")] = False,
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")
@@ -71,10 +75,15 @@ def serve(
     with reporting():
         known = read_keys(keys, os.environ.get(VARIABLE))
         check_address(host, bool(known), without_keys)
+        if mcp and not (known or is_local(host)):
+            raise ConfigurationError(
+                f"--mcp on {host} needs keys: without them it answers only those who call this machine by a local name"
+            )
+        chosen = [name for name, wanted in {"agui": agui, "a2a": a2a, "mcp": mcp}.items() if wanted]
         source = ctx.get_parameter_source("db")
         serving = runtime_of(agent, db, named=source is not None and source.name == "COMMANDLINE")
         with writes_log(json=json):
-            asyncio.run(_serve(serving, [], host, port, known, allow_origin or (), grace))
+            asyncio.run(_serve(serving, chosen, host, port, known, allow_origin or (), grace))
 
 
 async def _serve(
@@ -87,19 +96,21 @@ async def _serve(
     grace: float,
 ) -> None:
     # Imported here: without the extra, it says so.
-    from rxloop.cli.serving.doors import DOORS, application
+    from rxloop.cli.serving.doors import application, opened_doors
     from rxloop.cli.serving.process import address, listening, until_signalled
     from rxloop.server import Shutdown
 
     async with serving as runtime:
-        app, doors = application(runtime, chosen, keys, origins, host)
+        doors = opened_doors(runtime, chosen, keys)
+        app = log_requests(application(doors, origins, host, keys=bool(keys)))
+        ending = Shutdown(*(each.door for each in doors), seconds=grace)
         with listening(host, port) as listener:
             url = address(listener)
-            there = ", ".join(["the API", *(f"{DOORS[name].title} at {DOORS[name].prefix}" for name in chosen)])
+            there = ", ".join(f"{each.title} at {each.path or '/'}" for each in doors)
 
             def ready() -> None:
                 names = ", ".join(runtime.agents)
                 log.info("serving %s at %s: %s; runs in %r", names, url, there, runtime.log, extra={"url": url})
 
             async with runtime:
-                await until_signalled(log_requests(app), listener, Shutdown(*doors, seconds=grace), ready)
+                await until_signalled(app, listener, ending, ready)

@@ -2,69 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Mount
 
 import rxloop.server
 from rxloop.cli.serving.keys import is_local
 from rxloop.cli.serving.names import LocalNames
-from rxloop.server import ServerLimits, api, bearer
+from rxloop.errors import ConfigurationError
+from rxloop.server import Door, ServerLimits, api, bearer
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from rxloop.runtime.runtime import Runtime
-    from rxloop.server.door import Door
 
 
-class _Door(NamedTuple):
+class _Kind(NamedTuple):
     prefix: str
     function: str
     """Makes it: its name in `rxloop.server`."""
     title: str
+    each: bool = False
+    """Whether one serves one agent, so that several agents have one each, under their names."""
+    whole: bool = False
+    """Whether its own paths begin with the prefix."""
+    options: Mapping[str, Any] = {}
 
 
-DOORS: dict[str, _Door] = {}
+KINDS = {
+    "agui": _Kind("/agui", "agui", "AG-UI", each=True),
+    "a2a": _Kind("/a2a", "a2a", "A2A", each=True),
+    "mcp": _Kind("/mcp", "mcp_server", "MCP", whole=True),
+}
 """The doors beside the API, by their flags."""
 
 
-def application(
-    runtime: Runtime, chosen: Iterable[str], keys: dict[str, str], origins: Sequence[str], host: str
-) -> tuple[Any, list[Door]]:
-    """Make the application: the API at the root, each other door under its prefix.
+class Opened(NamedTuple):
+    """A door that is open."""
+
+    path: str
+    title: str
+    door: Door
+    whole: bool
+
+
+def opened_doors(runtime: Runtime, chosen: Iterable[str], keys: Mapping[str, str]) -> list[Opened]:
+    """Open doors: the API, and those of `KINDS` that are chosen.
 
     Args:
         runtime: What is served.
-        chosen: Which of `DOORS`.
+        chosen: The flags of the others.
         keys: The names of those who may ask, by their keys; if there are none, everybody may.
+    """
+    common: dict[str, Any] = {"auth": bearer(keys) if keys else None, "limits": ServerLimits()}
+    found = [Opened("", "the API", api(runtime, **common), whole=True)]
+    for flag in chosen:
+        kind = KINDS[flag]
+        make = getattr(rxloop.server, kind.function)
+        for path, which in _places(kind, list(runtime.agents)):
+            found.append(Opened(path, kind.title, make(runtime, **common, **kind.options, **which), kind.whole))
+    return found
+
+
+def _places(kind: _Kind, agents: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where the doors of a kind stand, and what tells which agent each serves."""
+    if not kind.each:
+        yield kind.prefix, {}
+    elif len(agents) == 1:
+        yield kind.prefix, {"agent": agents[0]}
+    else:
+        for agent in agents:
+            if "/" in agent:
+                raise ConfigurationError(f"the agent {agent!r} cannot have an address: rename it, without '/'")
+            yield f"{kind.prefix}/{agent}", {"agent": agent}
+
+
+def application(doors: Sequence[Opened], origins: Sequence[str], host: str, *, keys: bool) -> ASGIApp:
+    """Make one application of the doors.
+
+    Args:
+        doors: The doors.
         origins: The sites whose pages may ask.
         host: Where it listens.
-
-    Returns:
-        The application, and its doors.
+        keys: Whether whoever asks needs one.
     """
-    auth, limits = bearer(keys) if keys else None, ServerLimits()
-    found: dict[str, Door] = {
-        DOORS[name].prefix: getattr(rxloop.server, DOORS[name].function)(runtime, auth=auth, limits=limits)
-        for name in chosen
-    }
-    found[""] = api(runtime, auth=auth, limits=limits)
-    middleware: list[Middleware] = []
-    if not keys and is_local(host):
-        middleware.append(Middleware(LocalNames, host=host, origins=origins))
+    app: ASGIApp = _Hall(doors)
     if origins:
         every = ["*"]
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(origins),
-                allow_methods=every,
-                allow_headers=every,
-                expose_headers=every,
-            )
+        app = CORSMiddleware(
+            app, allow_origins=list(origins), allow_methods=every, allow_headers=every, expose_headers=every
         )
-    routes = [Mount(prefix, app=door) for prefix, door in found.items()]
-    return Starlette(routes=routes, middleware=middleware), [*found.values()]
+    return app if keys or not is_local(host) else LocalNames(app, host, origins)
+
+
+class _Hall:
+    """Leads each request to its door: to the one of its path, or else to the API."""
+
+    def __init__(self, doors: Iterable[Opened]) -> None:
+        self._doors = sorted(doors, key=lambda each: -len(each.path))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        # What has no path is what the last one, the API, has to answer.
+        for each in self._doors:
+            if path == each.path or path.startswith(f"{each.path}/"):
+                if not each.whole:
+                    # A door is as good at its own path as below it.
+                    inner = path if path != each.path else f"{path}/"
+                    scope = {**scope, "path": inner, "root_path": scope.get("root_path", "") + each.path}
+                await each.door(scope, receive, send)
+                return
+        await self._doors[-1].door(scope, receive, send)

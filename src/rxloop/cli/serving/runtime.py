@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from rxloop.agent import Agent
-from rxloop.cli.agent_options import load
+from rxloop.cli.agent_options import load, made_of, name_of
 from rxloop.cli.store import opened
-from rxloop.cli.terminal import failure
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 
@@ -28,38 +26,27 @@ async def runtime_of(reference: str, db: Path | None, *, named: bool = False) ->
     Raises:
         ConfigurationError: It is none of what can be served.
     """
-    found = _loaded(reference)
+    found = made_of(load(reference, "rxloop serve"), reference, "rxloop serve")
     if isinstance(found, Runtime):
         if named:
             raise ConfigurationError(f"--db does not go with {reference!r}: that runtime has a log of its own")
         yield found
         return
-    agents = _agents(found)
+    agents = _agents(found, reference)
     if agents is None:
         raise ConfigurationError(
-            f"{reference!r} is {found!r}: give an Agent, a dict of agents, a Runtime, or a function that makes one"
+            f"rxloop serve {reference!r} is {found!r}: it must be an Agent, a dict of agents, a Runtime, or a function "
+            "that gives one"
         )
     async with opened(db, write=True) as log:
         yield Runtime(agents, log=log)
 
 
-def _agents(found: Any) -> Mapping[str, Agent[Any, Any]] | None:
+def _agents(found: Any, reference: str) -> Mapping[str, Agent[Any, Any]] | None:
     if isinstance(found, Agent):
         agent = cast("Agent[Any, Any]", found)
-        return {agent.name: agent}
+        return {name_of(agent, reference): agent}
     if isinstance(found, Mapping) and found:
         agents = cast("Mapping[str, Any]", found)
         return agents if all(isinstance(each, Agent) for each in agents.values()) else None
     return None
-
-
-def _loaded(reference: str) -> Any:
-    found = load(reference, "serve")
-    if inspect.iscoroutinefunction(found):
-        raise ConfigurationError(f"serve {reference!r} is an async function: make the agents in one without async")
-    if inspect.isroutine(found):
-        try:
-            return found()
-        except Exception as error:
-            raise ConfigurationError(f"serve {reference!r} did not give agents: {failure(error)}") from error
-    return found
