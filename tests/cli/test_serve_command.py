@@ -46,8 +46,9 @@ def broken():
 
 
 @pytest.fixture
-def module(place: Place) -> Generator[str]:
+def module(place: Place, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
     """A module with agents, in the current folder."""
+    monkeypatch.delenv("RXLOOP_KEYS", raising=False)
     name = f"agents_{place.folder.name}".replace("-", "_")
     (place.folder / f"{name}.py").write_text(AGENTS, encoding="utf-8")
     yield name
