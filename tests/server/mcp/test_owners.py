@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from mcp_desk import ERAS, MODERN, Steps, accept, desk, meta, text
 from rxloop import Agent, MemoryEventLog, tool
@@ -68,8 +69,8 @@ async def test_the_state_of_somebody_elses_question_is_not_there_either() -> Non
         async with there.client(MODERN, accept(answer=True), token="ann-key") as ann:
             asks: Any = await ann.session.call_tool("clerk", {"prompt": "Pay"}, allow_input_required=True)
         async with there.client(MODERN, accept(answer=True), token="bob-key") as bob:
-            stolen = await bob.session.call_tool("clerk", {"prompt": "Pay"}, request_state=asks.request_state)
-    assert (stolen.is_error, text(stolen)) == (True, "there is no such run")
+            with pytest.raises(MCPError, match="there is no such requestState"):
+                await bob.session.call_tool("clerk", {"prompt": "Pay"}, request_state=asks.request_state)
 
 
 async def test_without_a_token_nothing_is_said_and_a_session_is_for_whoever_began_it() -> None:

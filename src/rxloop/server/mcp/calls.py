@@ -18,7 +18,8 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from rxloop.errors import RxloopError, ToolError
+from rxloop.errors import ConfigurationError, RxloopError, ToolError
+from rxloop.operators.views.after import read_cursor
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.server.access import ANYBODY, Principal
@@ -118,6 +119,8 @@ class Calls:
             return await self._carry_out(ctx, self._principal(ctx), params)
         except ToolError as error:
             return results.failed(str(error))
+        except MCPError:
+            raise
         except Exception as error:
             refused = refusal_of(error)
             if refused is None:
@@ -136,18 +139,13 @@ class Calls:
 
     async def _carry_out(self, ctx: Context, principal: Principal, params: types.CallToolRequestParams) -> Given:
         arguments = params.arguments or {}
-        if params.name == CONTINUE or params.request_state is not None:
-            retried = params.request_state is not None
-            task_id, answers = (params.request_state or "", {}) if retried else to_continue(arguments)
-            record = await self._host.record(principal, task_id)
-            agent = self._by_agent.get(record.agent_name)
-            if agent is None or (params.name != CONTINUE and agent is not self._tools[params.name]):
-                raise not_found()
-            call = Call(ctx, principal, agent, Told(record.task_id, record.context_id))
-            if retried:
-                going_on = self._retried(call, record, params.input_responses or {})
-            else:
-                going_on = self._continue(call, record, answers)
+        if params.request_state is not None:
+            call, record = await self._known(ctx, principal, params.name, params.request_state)
+            going_on = self._retried(call, record, params.input_responses or {})
+        elif params.name == CONTINUE:
+            task_id, answers = to_continue(arguments)
+            call, record = await self._of(ctx, principal, task_id)
+            going_on = self._continue(call, record, answers)
         else:
             call = Call(ctx, principal, self._tools[params.name])
             going_on = self._begin(call, arguments)
@@ -157,6 +155,32 @@ class Calls:
             if self._is_given_up(ctx):
                 self._host.later(self._cancel(call))
             raise
+
+    async def _of(self, ctx: Context, principal: Principal, task_id: str) -> tuple[Call, RunRecord]:
+        """A call that is about a run that there is.
+
+        Raises:
+            Refused: There is none of these agents, or it is somebody else's.
+        """
+        record = await self._host.record(principal, task_id)
+        agent = self._by_agent.get(record.agent_name)
+        if agent is None:
+            raise not_found()
+        return Call(ctx, principal, agent, Told(record.task_id, record.context_id)), record
+
+    async def _known(self, ctx: Context, principal: Principal, name: str, state: str) -> tuple[Call, RunRecord]:
+        """The run that a client was told to come back to: its state is the cursor of the questions.
+
+        Whoever may see the run may have that state, so there is nothing in it to be sealed.
+
+        Raises:
+            MCPError: It is none of this principal's, or not of this tool.
+        """
+        with suppress(ConfigurationError, Refused):
+            call, record = await self._of(ctx, principal, read_cursor(state).task_id)
+            if name in (CONTINUE, call.agent.tool.name):
+                return call, record
+        raise MCPError(types.INVALID_PARAMS, "there is no such requestState")
 
     def _is_given_up(self, ctx: Context) -> bool:
         """Whether a call that is cancelled takes its run with it."""
@@ -242,7 +266,7 @@ class Calls:
                         break
                     if call.modern:
                         asked = cast("dict[str, types.InputRequest]", requests)
-                        return types.InputRequiredResult(input_requests=asked, request_state=call.told.task_id)
+                        return types.InputRequiredResult(input_requests=asked, request_state=end.cursor)
                     said = await _elicit(call, requests)
                 answers, said = questions.read(said), None
                 try:

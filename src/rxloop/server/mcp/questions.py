@@ -187,11 +187,17 @@ def _field(given: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _several(field: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
     """Several of given texts: the only list that forms know."""
-    items = _field(field.get("items"), root)
-    if items is None or "enum" not in items:
-        return None
+    given: Any = field.get("items")
+    titled = given.get("anyOf") if isinstance(given, dict) else None
+    if titled and all(isinstance(each, dict) and isinstance(each.get("const"), str) for each in titled):
+        items: dict[str, Any] = {"anyOf": titled}
+    else:
+        plain = _field(given, root)
+        if plain is None or "enum" not in plain:
+            return None
+        items = {"type": "string", "enum": plain["enum"]}
     kept = {name: field[name] for name in ("title", "description", "default", "minItems", "maxItems") if name in field}
-    return {"type": "array", "items": {"type": "string", "enum": items["enum"]}, **kept}
+    return {"type": "array", "items": items, **kept}
 
 
 def _described(field: Mapping[str, Any]) -> dict[str, Any]:
