@@ -9,6 +9,7 @@ import math
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
@@ -61,7 +62,11 @@ async def serve_stdio(server: Server[Any]) -> None:
         async with stdio_server(stdin=lines) as (read, write):
             unanswered = _Unanswered()
             options = server.create_initialization_options()
-            await server.run(cast("Any", _Read(read, unanswered)), cast("Any", _Write(write, unanswered)), options)
+            try:
+                await server.run(cast("Any", _Read(read, unanswered)), cast("Any", _Write(write, unanswered)), options)
+            finally:
+                # What was printed meanwhile may lie in a buffer, and still goes to stderr now.
+                sys.stdout.flush()
     except* (BrokenPipeError, ConnectionResetError):
         # The client has left without waiting for an answer.
         pass

@@ -48,24 +48,16 @@ class Ok(BaseModel):
     ok: bool
 
 
-def choice(**schema: Any) -> Any:
-    """A value whose schema is written by hand."""
-    return Annotated[Any, WithJsonSchema(schema)]
-
-
-NUMBERS = {"1": "one", "2": "two", "3": "three"}
+TITLED = [{"const": f"value{n}", "title": word} for n, word in enumerate(("one", "two", "three"), 1)]
+LEGACY = {"type": "string", "enum": ["opt1", "opt2", "opt3"], "enumNames": ["one", "two", "three"]}
 
 
 class Enums(BaseModel):
     untitledSingle: Literal["option1", "option2", "option3"]  # noqa: N815
-    titledSingle: choice(  # noqa: N815
-        type="string", oneOf=[{"const": f"value{n}", "title": word} for n, word in NUMBERS.items()]
-    )
-    legacyEnum: choice(type="string", enum=["opt1", "opt2", "opt3"], enumNames=[*NUMBERS.values()])  # noqa: N815
+    titledSingle: Annotated[Any, WithJsonSchema({"type": "string", "oneOf": TITLED})]  # noqa: N815
+    legacyEnum: Annotated[Any, WithJsonSchema(LEGACY)]  # noqa: N815
     untitledMulti: list[Literal["option1", "option2", "option3"]]  # noqa: N815
-    titledMulti: choice(  # noqa: N815
-        type="array", items={"anyOf": [{"const": f"value{n}", "title": word} for n, word in NUMBERS.items()]}
-    )
+    titledMulti: Annotated[Any, WithJsonSchema({"type": "array", "items": {"anyOf": TITLED}})]  # noqa: N815
 
 
 def asks(*questions: tuple[str, type[Any]]) -> list[Any]:

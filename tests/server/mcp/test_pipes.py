@@ -1,0 +1,204 @@
+"""`rxloop mcp module:agent` as a process, over its pipes, and by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp.client.stdio import stdio_client
+from mcp.shared.exceptions import MCPError
+
+from commands import Place
+from mcp import Client, StdioServerParameters
+from mcp_desk import ERAS, Says, Steps, accept, given_up, meta, text
+from rxloop import SqliteEventLog
+
+AGENTS = '''
+import asyncio
+import os
+from pathlib import Path
+
+from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
+from rxloop.server import mcp_server
+from rxloop.testing import ScriptedModel, call
+
+print("a module that says something")
+
+
+@tool(idempotent=True)
+async def wait(ctx: RunContext) -> str:
+    """Wait until a file is there."""
+    print("a tool that says something")
+    ctx.progress("waiting")
+    with Path("pids").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+    return "waited"
+
+
+@tool(approve=True)
+async def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+def then(name, **arguments):
+    def turn(request):
+        last = request.messages[-1]
+        return call(name, **arguments) if last.role == "user" else f"Done: {last.text}"
+
+    return ScriptedModel(*[turn] * 9)
+
+
+clerk = Agent(then("wait"), tools=[wait], thoughts=False)
+
+
+def payer():
+    return Agent(then("pay", amount=5), tools=[pay], thoughts=False, name="payer")
+
+
+desk = mcp_server(Runtime({"payer": payer()}, log=MemoryEventLog()), agents={"payer": "Pays."})
+number = 5
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "office.py").write_text(AGENTS, encoding="utf-8")
+    return Place(tmp_path, "http://127.0.0.1:9/v1")
+
+
+@asynccontextmanager
+async def client(place: Place, mode: str, *arguments: str, says: Says | None = None) -> AsyncGenerator[Client]:
+    async def elicit(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        assert says is not None
+        return says(params)
+
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "rxloop", "mcp", *arguments], env=place.env, cwd=place.folder
+    )
+    with (place.folder / "stderr").open("a") as log:
+        transport = stdio_client(command, errlog=log)
+        async with Client(transport, mode=mode, elicitation_callback=elicit if says else None) as made:
+            yield made
+
+
+async def begun(place: Place, count: int) -> list[int]:
+    """The processes in which the tool has begun, once there are as many."""
+    async with asyncio.timeout(20):
+        while True:
+            pids = (place.folder / "pids").read_text().split() if (place.folder / "pids").exists() else []
+            if len(pids) >= count:
+                return [*map(int, pids)]
+            await asyncio.sleep(0.01)
+
+
+async def state_of(place: Place, task_id: str) -> str:
+    async with aclosing(SqliteEventLog(place.database)) as log:
+        return (await log.record(task_id)).state
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_agents_are_served_over_pipes_with_questions_and_nothing_else_on_stdout(place: Place, mode: str) -> None:
+    (place.folder / "go").touch()
+    steps = Steps()
+    async with client(place, mode, "office:clerk", "office.py:payer", says=accept(answer=True)) as desk:
+        names = [each.name for each in (await desk.list_tools()).tools]
+        waited = await desk.call_tool("clerk", {"prompt": "Wait"}, progress_callback=steps)
+        paid = await desk.call_tool("payer", {"prompt": "Pay"})
+    assert names == ["clerk", "payer", "continue_run"]
+    assert (text(waited), text(paid)) == ("Done: waited", "Done: paid 5")
+    assert "wait: waiting" in steps.messages
+    assert "a tool that says something" in (place.folder / "stderr").read_text()
+    assert await state_of(place, meta(paid, "taskId")) == "completed"
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_a_cancel_over_pipes_cancels_the_run_and_the_process_serves_on(place: Place, mode: str) -> None:
+    async with client(place, mode, "office:clerk") as desk:
+        await given_up(desk, "waiting")
+        [record] = await runs(place)
+        async with asyncio.timeout(10):
+            while await state_of(place, record.task_id) != "canceled":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        (place.folder / "go").touch()
+        assert text(await desk.call_tool("clerk", {"prompt": "Again"})) == "Done: waited"
+
+
+async def runs(place: Place) -> Any:
+    async with aclosing(SqliteEventLog(place.database)) as log:
+        return await log.runs()
+
+
+async def test_what_a_killed_process_leaves_the_next_one_goes_on_with(place: Place) -> None:
+    async with client(place, ERAS[0], "office:clerk") as desk:
+        calling = asyncio.create_task(desk.call_tool("clerk", {"prompt": "Wait"}))
+        [pid] = await begun(place, 1)
+        os.kill(pid, signal.SIGKILL)
+        with suppress(MCPError):
+            await calling
+    [record] = await runs(place)
+    assert record.state == "working"
+    (place.folder / "go").touch()
+    async with client(place, ERAS[1], "office:clerk") as desk:
+        result = await desk.call_tool("continue_run", {"task_id": record.task_id})
+    assert text(result) == "Done: waited"
+    assert len({*await begun(place, 2)}) == 2, "the tool is idempotent, and was called once more"
+
+
+async def test_a_run_goes_on_behind_the_back_of_a_client_that_is_gone_where_that_is_wanted(place: Place) -> None:
+    async with client(place, ERAS[0], "office:clerk", "--keep", "--wait", "0.2") as desk:
+        result = await desk.call_tool("clerk", {"prompt": "Wait"})
+        assert meta(result, "state") == "working"
+    assert await state_of(place, meta(result, "taskId")) == "working"
+    (place.folder / "go").touch()
+    async with client(place, ERAS[0], "office:clerk") as desk:
+        assert text(await desk.call_tool("continue_run", {"task_id": meta(result, "taskId")})) == "Done: waited"
+
+
+async def test_a_server_of_ones_own_is_served_as_it_is(place: Place) -> None:
+    async with client(place, ERAS[0], "office:desk", says=accept(answer=True)) as desk:
+        [payer, _] = (await desk.list_tools()).tools
+        assert payer.description == "Pays."
+        assert text(await desk.call_tool("payer", {"prompt": "Pay"})) == "Done: paid 5"
+
+
+async def test_by_http_it_says_where_it_is(place: Place) -> None:
+    (place.folder / "go").touch()
+    process = place.process("mcp", "office:clerk", "--http", "--port", "0")
+    assert process.stderr is not None
+    try:
+        lines = iter(process.stderr.readline, b"")
+        url = next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+/mcp", line.decode())))
+        async with Client(url) as desk:
+            assert text(await desk.call_tool("clerk", {"prompt": "Wait"})) == "Done: waited"
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["office:nobody"], "rxloop mcp 'office:nobody': office has no 'nobody'"),
+        (["office:number"], "rxloop mcp 'office:number' is 5: it must be an Agent, or a function that gives one"),
+        (["nowhere:clerk"], "there is no module 'nowhere'"),
+        (["office:clerk", "office.py:clerk"], "two agents are called 'clerk'"),
+        (["office:clerk", "--wait", "0"], "wait must be more than 0 seconds"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(place: Place, arguments: list[str], told: str) -> None:
+    result = place.run("mcp", *arguments, "--no-log", code=2)
+    assert told in result.stderr.splitlines()[-1]
