@@ -161,6 +161,19 @@ async def test_a_run_goes_on_without_its_caller_where_that_is_wanted_and_is_wait
 
 
 @both
+async def test_a_call_with_a_key_is_one_run_however_often_it_is_sent(mode: str) -> None:
+    key: Any = {"rxloop/key": "request-1"}
+    async with desk(clerk("One.", "Two.")) as there, there.client(mode) as client:
+        first, second = await asyncio.gather(*(client.call_tool("clerk", {"prompt": "Hi"}, meta=key) for _ in range(2)))
+        other = await client.call_tool("clerk", {"prompt": "Something else"}, meta=key)
+        wrong = await client.call_tool("clerk", {"prompt": "Hi"}, meta={"rxloop/key": 3})  # pyright: ignore[reportArgumentType]
+    assert (text(first), text(second)) == ("One.", "One.")
+    assert meta(first, "taskId") == meta(second, "taskId")
+    assert (other.is_error, text(other)) == (True, "the key stands for another request")
+    assert wrong.is_error
+
+
+@both
 async def test_a_call_that_waits_long_enough_says_how_to_wait_on(mode: str) -> None:
     agent = clerk(frames("-At -last.|", 0.2), name="slow", output_type=str)
     async with desk(agent, wait=0.05) as there, there.client(mode) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import Mapping
@@ -31,12 +32,16 @@ from rxloop.server.mcp.results import Told
 from rxloop.server.mcp.tools import CONTINUE, Offered, continuing, to_continue
 from rxloop.server.questions import answer, last_update
 from rxloop.server.refusals import Refused, not_found, refusal_of
+from rxloop.server.starting import cancelling, start
 
 log = logging.getLogger("rxloop")
 
 Context = ServerRequestContext[Any, Any]
 Given = types.CallToolResult | types.InputRequiredResult
 OnDisconnect = Literal["keep", "cancel"]
+KEY = "rxloop/key"
+"""In the metadata of a call: the same call with the same key is the same run, however often it is sent."""
+_LONGEST_KEY = 200
 PRINCIPAL = "rxloop.principal"
 """Where the scope of a request has who asks."""
 
@@ -191,31 +196,34 @@ class Calls:
         return outbound.cancel_requested.is_set() or self._on_disconnect == "cancel"
 
     async def _cancel(self, call: Call) -> None:
-        with suppress(RxloopError):
+        with suppress(RxloopError, Refused):
             if call.run is None and call.starting is not None:
                 record = await call.starting
                 call.run = Told(record.task_id, record.context_id)
             if call.run is not None:
-                await self._host.runtime.cancel(call.run.task_id, "the client cancelled it")
+                await cancelling(self._host, call.run.task_id)()
 
     # -- runs
 
     async def _begin(self, call: Call, arguments: Mapping[str, Any]) -> Given:
-        host = self._host
+        host, name = self._host, call.agent.agent_name
         prompt, context_id = await call.agent.prompt(arguments)
-        async with host.starting(call.principal):
-            if context_id is not None and not await host.check_context(call.principal, context_id):
-                raise Refused(404, "not_found", "there is no such conversation")
-            call.starting = asyncio.ensure_future(
-                host.runtime.start(
-                    call.agent.agent_name, prompt, context_id=context_id, owner=call.principal.id or None
-                )
-            )
-            # A call that is cancelled meanwhile has to know which run is its own.
-            record = await asyncio.shield(call.starting)
+        if context_id is not None and not await host.check_context(call.principal, context_id):
+            # A model may make one up: nothing begins under that name.
+            raise Refused(404, "not_found", "there is no such conversation")
+        key, said = (call.ctx.meta or {}).get(KEY), json.dumps(dict(arguments), sort_keys=True).encode()
+        if key is not None and not (isinstance(key, str) and 0 < len(key) <= _LONGEST_KEY):
+            raise ToolError(f"{KEY} in the metadata of a call is a text of up to {_LONGEST_KEY} characters")
+        call.starting = asyncio.ensure_future(
+            start(host, call.principal, name, prompt, key=key, request=said, context_id=context_id)
+        )
+        # A call that is cancelled meanwhile has to know which run is its own.
+        record = await asyncio.shield(call.starting)
         call.run = Told(record.task_id, record.context_id)
         await call.tell(Progress(f"{call.agent.tool.name} is at work (run {record.task_id})"))
-        return await self._on(call, None, None)
+        if record.state == "submitted":
+            return await self._on(call, None, None)
+        return await self._on(call, await self._end(record), _cursor(record))
 
     async def _continue(self, call: Call, record: RunRecord, answers: Mapping[str, Any]) -> Given:
         """Go on with a run by the tool for that."""

@@ -188,8 +188,8 @@ def _field(given: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
 def _several(field: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
     """Several of given texts: the only list that forms know."""
     given: Any = field.get("items")
-    titled = given.get("anyOf") if isinstance(given, dict) else None
-    if titled and all(isinstance(each, dict) and isinstance(each.get("const"), str) for each in titled):
+    titled: list[Any] = cast("dict[str, Any]", given).get("anyOf") or [] if isinstance(given, dict) else []
+    if titled and all(isinstance(each, dict) and "const" in each for each in titled):
         items: dict[str, Any] = {"anyOf": titled}
     else:
         plain = _field(given, root)
