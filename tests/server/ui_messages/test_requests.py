@@ -121,6 +121,29 @@ async def test_a_post_with_nothing_new_is_refused() -> None:
     assert (refused.status_code, refused.headers["content-type"]) == (409, "text/plain; charset=utf-8")
 
 
+async def test_a_run_is_answered_in_its_own_chat_alone() -> None:
+    async with site(agent(call("refund", order="A1"), "Done.", "Hi."), with_node=False) as made, client(made) as ann:
+        task_id, asked = await paused(ann)
+        await ann.post("/api/chat", json=said("Hi", chat="chat-2"))
+        refused = await ann.post("/api/chat", json={**approving(task_id, asked), "id": "chat-2"})
+        assert refused.status_code == 404
+        assert (await made.runtime.record(task_id)).state == "input-required"
+
+
+async def test_a_run_of_one_process_is_answered_and_read_by_another() -> None:
+    log = MemoryEventLog()
+    clerk = agent(call("refund", order="A1"), "Done.")
+    async with site(clerk, with_node=False, log=log) as here, site(clerk, with_node=False, log=log) as there:
+        async with client(here) as ann, client(there) as elsewhere:
+            task_id, asked = await paused(ann)
+            shown = (await elsewhere.get("/api/chat/chat-1")).json()
+            found = chunks(await elsewhere.post("/api/chat", json=approving(task_id, asked)))
+            kept = [(await each.get("/api/chat/chat-1")).text for each in (ann, elsewhere)]
+    assert shown[-1]["parts"][-1]["state"] == "approval-requested"
+    assert "".join(each["delta"] for each in found if each["type"] == "text-delta") == "Done."
+    assert kept[0] == kept[1]
+
+
 HOSTILE: dict[str, Any] = {
     "no JSON": b"{",
     "a list": b"[]",
