@@ -50,7 +50,7 @@ async def start(
     """
     runtime, owner = host.runtime, principal.id or None
     context_id = options.get("context_id")
-    digest = sha256(request).hexdigest()
+    digest = digest_of(request)
     if key is not None:
         options["metadata"] = {**(options.get("metadata") or {}), REQUEST: digest}
     if owner is not None:
@@ -69,6 +69,11 @@ async def start(
     if key is not None and record.metadata.get(REQUEST) != digest:
         raise Refused(422, "key_used", "the key stands for another request")
     return record
+
+
+def digest_of(request: bytes) -> str:
+    """What a run that was started with a key has in its metadata, under `REQUEST`."""
+    return sha256(request).hexdigest()
 
 
 async def known(host: Host, principal: Principal, agent: str, key: str | None) -> RunRecord | None:

@@ -63,6 +63,10 @@ class Asked(_Sent):
         list[Annotated[_TextSent | _FileSent, Field(discriminator="type")]], Field(min_length=1, max_length=64)
     ]
 
+    def written(self) -> bytes:
+        """What it says: a message that is posted again may say something else."""
+        return self.model_dump_json().encode()
+
     def message(self) -> Message:
         """The message as a run takes it.
 

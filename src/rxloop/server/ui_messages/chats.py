@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
 import orjson
 from reactivex import from_iterable
 
-from rxloop.errors import UnknownRun
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import Event, TaskEvent
 from rxloop.protocol.messages import FilePart, Message, TextPart
@@ -18,6 +16,7 @@ from rxloop.server.access import Principal
 from rxloop.server.chat.chat import chat
 from rxloop.server.host import Host
 from rxloop.server.refusals import Refused
+from rxloop.server.starting import known
 from rxloop.server.ui_messages.bodies import Asked
 from rxloop.server.ui_messages.chunks import Chunk, chunks
 from rxloop.server.ui_messages.message import ui_message
@@ -67,16 +66,12 @@ class Chat:
         """What a message stands for, however often it is posted."""
         return orjson.dumps(["ui", context_id or self.conversations[-1], message_id]).decode()
 
-    async def run_of(self, agent: str, message_id: str, *, newest: bool = False) -> Place | None:
+    async def run_of(self, agent: str, message_id: str) -> Place | None:
         """The run that a message has begun; the newest one, where it was begun anew."""
-        owner = (self._principal.id,) if self._principal.id else ()
-        for context_id in reversed(self.conversations[-1:] if newest else self.conversations):
-            try:
-                task_id = id_of_key("runtime", agent, self.key(message_id, context_id), *owner)
-                record = await self._host.runtime.record(task_id)
-            except UnknownRun:
-                continue
-            return Place(record, context_id == self.conversations[-1])
+        for context_id in reversed(self.conversations):
+            record = await known(self._host, self._principal, agent, self.key(message_id, context_id))
+            if record is not None:
+                return Place(record, context_id == self.conversations[-1])
         return None
 
     async def not_begun(self, agent: str, asked: Sequence[Asked]) -> list[Asked]:
@@ -118,11 +113,6 @@ def note_of(record: RunRecord) -> dict[str, Any]:
     """What is noted of a run that was begun here."""
     note: Any = record.metadata.get(NOTE)
     return cast("dict[str, Any]", note) if isinstance(note, Mapping) else {}
-
-
-def digest(asked: Asked) -> str:
-    """What a message says, in few characters: a message that is posted again may say something else."""
-    return sha256(asked.model_dump_json().encode()).hexdigest()
 
 
 def check_chat_id(chat_id: str) -> None:

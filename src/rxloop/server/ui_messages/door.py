@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from rxloop.errors import ConfigurationError, ConflictError, EventLogError
+from rxloop.errors import ConfigurationError, ConflictError
 from rxloop.operators.views._types import EventView
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import Event, ends_attempt
@@ -27,10 +27,11 @@ from rxloop.server.host import Host, ServerLimits
 from rxloop.server.http.queries import OnDisconnect
 from rxloop.server.questions import AT_REST
 from rxloop.server.refusals import Refused, refusal_of
+from rxloop.server.starting import REQUEST, agent_of, cancelling, digest_of, start
 from rxloop.server.streams import EventStream, Format
 from rxloop.server.ui_messages.answering import answer
 from rxloop.server.ui_messages.bodies import Answers, Asked, Post, messages_of, new_of
-from rxloop.server.ui_messages.chats import NOTE, Chat, check_chat_id, digest, note_of
+from rxloop.server.ui_messages.chats import NOTE, Chat, check_chat_id, note_of
 from rxloop.server.ui_messages.chunks import chunks, encode, with_done
 from rxloop.state.conversation import read_log
 
@@ -127,7 +128,7 @@ class UiStream(Door):
 
     async def _asked(self, principal: Principal, found: Chat, body: Post, asked: list[Asked]) -> RunRecord:
         """The run that answers what a person has asked; one that there is already is not begun again."""
-        agent, newest = self._agent_of(body.agent), asked[-1]
+        agent, newest = self._agent or agent_of(self._host, body.agent), asked[-1]
         place = await found.run_of(agent, newest.id)
         if place is None:
             new = await found.not_begun(agent, asked)
@@ -137,7 +138,7 @@ class UiStream(Door):
         anew = body.trigger == "regenerate-message"
         # The first one of a conversation that was begun for it: the same request, posted once more.
         under_way = place.newest and "replaces" in note and record.state not in AT_REST
-        if note.get("digest") == digest(newest) and (not anew or under_way):
+        if record.metadata.get(REQUEST) == digest_of(newest.written()) and (not anew or under_way):
             return record
         return await self._started(principal, found, body, agent, [newest], instead_of=record)
 
@@ -150,32 +151,25 @@ class UiStream(Door):
         asked: list[Asked],
         instead_of: RunRecord | None = None,
     ) -> RunRecord:
-        runtime, owner = self._host.runtime, principal.id or None
         context_id = found.conversations[-1] if instead_of is None else found.next_id()
-        note: dict[str, Any] = {"digest": digest(asked[-1]), "new": len(asked)}
-        note["tools"] = [*runtime.agents[agent].client_tool_names, *(each.name for each in body.tools)]
+        own = self._host.runtime.agents[agent].client_tool_names
+        note: dict[str, Any] = {"new": len(asked), "tools": [*own, *(each.name for each in body.tools)]}
         before = []
         if instead_of is not None:
             note["replaces"] = instead_of.task_id
             before = await found.before(instead_of)
         public = {PUBLIC_METADATA: body.metadata} if body.metadata else {}
-        async with self._host.starting(principal):
-            record = await runtime.start(
-                agent,
-                [*before, *messages_of(asked)],
-                key=found.key(asked[-1].id, context_id),
-                context_id=context_id,
-                owner=owner,
-                metadata={**public, NOTE: note},
-                client_tools=[each.model_dump() for each in body.tools] or None,
-            )
-        try:
-            # Nobody else has begun the chat at the same moment.
-            await self._host.check_context(principal, context_id)
-        except Refused:
-            await runtime.cancel(record.task_id, "the conversation is somebody else's")
-            raise
-        return record
+        return await start(
+            self._host,
+            principal,
+            agent,
+            [*before, *messages_of(asked)],
+            key=found.key(asked[-1].id, context_id),
+            request=asked[-1].written(),
+            context_id=context_id,
+            metadata={**public, NOTE: note},
+            client_tools=[each.model_dump() for each in body.tools] or None,
+        )
 
     async def _answered(self, principal: Principal, found: Chat, body: Post, answers: Answers) -> Response:
         record = await self._host.record(principal, answers.task_id)
@@ -183,16 +177,6 @@ class UiStream(Door):
             raise Refused(404, "not_found", "there is no such run in this conversation")
         new = await answer(self._host, record, answers, body.inputs)
         return self._streamed(principal, record, after=record.seq if new else answers.seen, goes_on=new)
-
-    def _agent_of(self, name: str | None) -> str:
-        agents = self._host.runtime.agents
-        if self._agent is not None:
-            return self._agent
-        if name is None and len(agents) == 1:
-            return next(iter(agents))
-        if name is None or name not in agents:
-            raise Refused(404, "unknown_agent", f"say in the body which agent is meant: one of {', '.join(agents)}")
-        return name
 
     def _streamed(
         self, principal: Principal, record: RunRecord, *, after: int = 0, goes_on: bool = False
@@ -209,10 +193,6 @@ class UiStream(Door):
         over = record.state in AT_REST and not goes_on
         tools = note_of(record).get("tools", ())
 
-        async def cancel() -> None:
-            with suppress(EventLogError):
-                await host.runtime.cancel(task_id, "the client left")
-
         return EventStream(
             host,
             principal,
@@ -224,7 +204,7 @@ class UiStream(Door):
             ),
             _FORM,
             heartbeat=self._heartbeat,
-            on_disconnect=cancel if self._on_disconnect == "cancel" else None,
+            on_disconnect=cancelling(host, task_id) if self._on_disconnect == "cancel" else None,
             headers=_HEADERS,
         )
 
