@@ -28,7 +28,8 @@ CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city"
 
 
 def at(cls: type[Event], /, step: str | None = "1", **fields: Any) -> Event:
-    return cls(**{"task_id": "t", "context_id": "c", "attempt": 1, "seq": 1, "step": step, **fields})
+    given: dict[str, Any] = {"task_id": "t", "context_id": "c", "attempt": 1, "seq": 1, "step": step, **fields}
+    return cls(**given)
 
 
 def llm(step: str = "1", **fields: Any) -> Event:
