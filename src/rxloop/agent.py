@@ -226,11 +226,6 @@ class Agent(MakesRuns[D, O]):
 
         return [name for name, tool in self._made_of.tools.plain.items() if isinstance(tool, ClientTool)]
 
-    @property
-    def structured(self) -> bool:
-        """Whether its answers have a type of their own, so that their text is JSON."""
-        return self._made_of.output.instructions is not None
-
     @overload
     def as_tool(
         self: Agent[None, O],

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 _ID = re.compile(r"([0-9a-f-]{36})(?:\.([1-9][0-9]{0,5}))?")
 
+_LATER = ":response:"
+
 
 class ResponseId(NamedTuple):
     """A run from its beginning, or from an answer to its questions, until it comes to rest: one response."""
@@ -34,3 +36,13 @@ def approval_id(task_id: str, input_id: str) -> str:
 def run_of(id: str) -> str:
     """The run that an id of `approval_id`, or of the slot of a call, names."""
     return id.removeprefix("mcpr_").partition(":")[0]
+
+
+def later(id: str, turn: int) -> str:
+    """The id of an item that several responses of a run may have."""
+    return id if turn == 1 else f"{id}{_LATER}{turn}"
+
+
+def question_of(id: str) -> str:
+    """The question that an id names, whichever response it was put in."""
+    return id.partition(_LATER)[0]

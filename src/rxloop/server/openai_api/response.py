@@ -12,7 +12,7 @@ from rxloop.protocol.questions import PendingInput
 from rxloop.server.chat import changes as to
 from rxloop.server.chat.changes import Change
 from rxloop.server.openai_api import items
-from rxloop.server.openai_api.ids import ResponseId, approval_id
+from rxloop.server.openai_api.ids import ResponseId, approval_id, later
 from rxloop.server.openai_api.items import Json
 from rxloop.server.openai_api.writing import Item, Writer
 from rxloop.tools.final_answer import FINAL_ANSWER
@@ -206,7 +206,7 @@ class ResponseFold:
 
     def _later(self, id: str) -> str:
         """The id of an item that several responses of a run may have."""
-        return id if self._id.turn == 1 else f"{id}:response:{self._id.turn}"
+        return later(id, self._id.turn)
 
     # -- the end
 

@@ -23,7 +23,7 @@ from rxloop.server.openai_api.bodies import (
 )
 from rxloop.server.openai_api.call import Call, about_of
 from rxloop.server.openai_api.errors import invalid, unsupported
-from rxloop.server.openai_api.ids import ResponseId, read_response_id, run_of
+from rxloop.server.openai_api.ids import ResponseId, question_of, read_response_id, run_of
 from rxloop.server.openai_api.items import Json
 from rxloop.server.openai_api.reading import (
     ALL_TURNS,
@@ -127,7 +127,7 @@ def _check(call: Call, body: CreateResponse) -> None:
 
 def check_format(call: Call, model: str | None, form: str, param: str) -> None:
     """See that an answer in JSON is asked only of an agent that gives such answers; the schema is its own."""
-    if form != "text" and not call.host.runtime.agents[agent_of(call, model)].structured:
+    if form != "text" and call.host.runtime.agents[agent_of(call, model)].output_schema is None:
         raise unsupported(param, "the agent answers in text: give it an output_type for answers in JSON")
 
 
@@ -164,7 +164,7 @@ def _answers_last(body: CreateResponse) -> bool:
 
 
 def _answered(item: ApprovalItem | OutputItem) -> str:
-    return item.approval_request_id if isinstance(item, ApprovalItem) else item.call_id
+    return question_of(item.approval_request_id if isinstance(item, ApprovalItem) else item.call_id)
 
 
 async def _read(call: Call, id: ResponseId) -> _Place | None:
