@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from openai import BadRequestError, ConflictError, NotFoundError
+from openai import BadRequestError, ConflictError, NotFoundError, RateLimitError
 from pydantic import BaseModel
 
 from openai_judge import check_response, check_stream
 from openai_serving import Served, serving
 from rxloop import Agent, Limits, MemoryEventLog, RunContext, Usage, tool
 from rxloop.errors import RateLimited
+from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call, frames, turn
 
 
@@ -341,3 +342,52 @@ async def test_models_are_the_agents() -> None:
         with pytest.raises(NotFoundError) as unknown:
             await client.responses.create(model="gpt-4", input="Hi")
         assert unknown.value.code == "model_not_found"
+
+
+async def test_a_key_stands_for_one_run() -> None:
+    log = MemoryEventLog()
+    async with serving(clerk("Once.", "Twice."), log=log) as served, served.client() as client:
+        headers = {"Idempotency-Key": "k-1"}
+        first = await client.responses.create(model="clerk", input="Go", extra_headers=headers)
+        again = await client.responses.create(model="clerk", input="Go", extra_headers=headers)
+        assert (again.id, again.output_text, len(await log.runs())) == (first.id, "Once.", 1)
+        with pytest.raises(BadRequestError, match="another request"):
+            await client.responses.create(model="clerk", input="Stop", extra_headers=headers)
+
+
+async def test_what_is_asked_while_a_response_goes_on_waits_for_it() -> None:
+    async with serving(clerk(frames("-One-.|", 0.01), "Two.", "Three.")) as served, served.client() as client:
+        first = await client.responses.create(model="clerk", input="1", background=True)
+        second = await client.responses.create(model="clerk", input="2", previous_response_id=first.id)
+        assert (await client.responses.retrieve(first.id)).output_text == "One."
+        assert second.output_text == "Two."
+        conversation = await client.conversations.create()
+        third = await client.responses.create(model="clerk", input="3", conversation=conversation.id)
+        assert third.conversation is not None
+        assert third.conversation.id == conversation.id
+
+
+async def test_a_stream_too_many_leaves_no_run_behind() -> None:
+    log = MemoryEventLog()
+    async with serving(endless(), log=log, limits=ServerLimits(streams=1)) as served, served.client() as client:
+        stream = await client.responses.create(model="clerk", input="Go", stream=True)
+        with pytest.raises(RateLimitError):
+            await client.responses.create(model="clerk", input="Go", stream=True)
+        going, refused = await log.runs()
+        assert (going.state, await ended(served, refused.task_id)) == ("working", "canceled")
+        await stream.close()
+
+
+async def test_when_the_server_goes_away_a_stream_says_so() -> None:
+    for background in (True, False):
+        log = MemoryEventLog(keep_deltas=True)
+        async with serving(endless(), log=log) as served, served.client() as client:
+            stream = await client.responses.create(model="clerk", input="Go", stream=True, background=background)
+            events = aiter(stream)
+            await anext(events)
+            draining = asyncio.create_task(served.app.drain(0.05))
+            kinds = [event.type async for event in events]
+            await draining
+            assert (kinds[-1] == "error") != background
+            # It is given up, and not cancelled: another process goes on with it.
+            assert [record.state for record in await log.runs()] == ["working"]

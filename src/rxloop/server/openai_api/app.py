@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rxloop.errors import ConfigurationError
+from rxloop.run.ids import new_id
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.access import Auth
 from rxloop.server.door import Door
@@ -35,6 +37,12 @@ async def _one_model(call: Call) -> Response:
     return json(_model(name))
 
 
+async def _conversation(call: Call) -> Response:
+    # It is kept from its first response on.
+    made: Json = {"id": new_id(), "object": "conversation", "created_at": int(time.time()), "metadata": {}}
+    return json(made)
+
+
 def _model(name: str) -> Json:
     return {"id": name, "object": "model", "created": _BEGUN, "owned_by": "rxloop"}
 
@@ -46,6 +54,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", f"{_ONE}/cancel", responses.cancel_response),
     ("GET", f"{_ONE}/input_items", responses.input_items),
     ("POST", "/v1/chat/completions", completions.complete),
+    ("POST", "/v1/conversations", _conversation),
     ("GET", "/v1/models", _models),
     ("GET", "/v1/models/{model:path}", _one_model),
 )

@@ -198,8 +198,9 @@ _ECHOES = ("reasoning", "function_call", "mcp_call", "mcp_list_tools", "mcp_appr
 
 
 def _kind(value: Any) -> str:
-    given: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    found = given.get("type", "message")
+    found: Any = getattr(value, "type", "message")
+    if isinstance(value, dict):
+        found = cast("dict[str, Any]", value).get("type", "message")
     return "echo" if found in _ECHOES else found if found in _OTHERS else "message"
 
 

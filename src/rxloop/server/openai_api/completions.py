@@ -17,9 +17,10 @@ from rxloop.server.openai_api.ids import ResponseId
 from rxloop.server.openai_api.items import Json
 from rxloop.server.openai_api.reading import Left, cancelling, json, streamed, waited
 from rxloop.server.openai_api.responses import check_format
-from rxloop.server.openai_api.starting import agent_of, prompt_of, start
+from rxloop.server.openai_api.starting import prompt_of, start
 from rxloop.server.openai_api.view import completion_chunks
 from rxloop.server.refusals import Refused
+from rxloop.server.starting import agent_of
 from rxloop.server.streams import SSE, Format
 
 _AWAY: Json = {"message": "the server goes away", "type": "server_error", "param": None, "code": "draining"}
@@ -36,7 +37,7 @@ async def complete(call: Call) -> Response:
     """Answer a conversation, which the client sends whole, or of which it names the id."""
     body = await read_body(CreateCompletion, call.request, call.host.limits)
     _check(call, body)
-    agent = agent_of(call, body.model)
+    agent = agent_of(call.host, body.model, "model")
     metadata = dict(body.metadata or {})
     context_id = metadata.get("context_id")
     known = context_id is not None and await call.host.check_context(call.principal, context_id)
@@ -46,7 +47,7 @@ async def complete(call: Call) -> Response:
         answers = [place for place, each in enumerate(given) if each.role == "assistant"]
         given = given[answers[-1] + 1 :] if answers else given
     prompt = prompt_of(call, given, None, fresh=not known, param="messages")
-    record = await start(call, agent, prompt, context_id=context_id, said={}, metadata=metadata)
+    record = await start(call, agent, prompt, body, context_id=context_id, said={}, metadata=metadata)
     options = body.stream_options
     usage = bool(options is not None and options.include_usage)
     made: list[CompletionFold] = []
@@ -59,12 +60,16 @@ async def complete(call: Call) -> Response:
 
     chunks = call.host.runtime.follow(record.task_id).pipe(completion_chunks(fold))
     leave = cancelling(call, record, ResponseId(record.task_id, 1))
-    if body.stream:
-        return streamed(call, chunks, leave, CHUNKS)
     try:
+        if body.stream:
+            return streamed(call, chunks, leave, CHUNKS)
         over = await waited(call, chunks, leave)
     except Left:
         return json(None, 499)
+    except Refused:
+        # Nobody would ever know of it: the client reads too many streams.
+        await leave()
+        raise
     if not over:
         raise Refused(503, "draining", "the server goes away", headers={"retry-after": "5", "x-should-retry": "false"})
     [found] = made

@@ -88,16 +88,24 @@ async def cancel(call: Call, record: RunRecord) -> None:
 Leave = Callable[[], Coroutine[Any, Any, None]] | None
 
 
-def streamed(call: Call, events: Stream[Json], leave: Leave, form: Format = RESPONSE_EVENTS) -> EventStream:
+_AWAY = _event(
+    {"type": "error", "sequence_number": 0, "code": "draining", "message": "the server goes away", "param": None}
+)
+
+
+def streamed(call: Call, events: Stream[Json], leave: Leave, form: Format | None = None) -> EventStream:
     """Answer with a stream.
 
     Args:
         call: The request.
         events: What is streamed.
         leave: What is done when the client leaves before the end.
-        form: How it is written.
+        form: How it is written; None is the form of responses.
     """
     heartbeat = call.options.heartbeat
+    if form is None:
+        # Whoever may read a response again is told to; for the others this is its end.
+        form = RESPONSE_EVENTS if leave is None else replace(RESPONSE_EVENTS, last=_AWAY)
     return EventStream(call.host, call.principal, events, form, heartbeat=heartbeat, on_disconnect=leave)
 
 

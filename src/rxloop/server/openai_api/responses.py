@@ -37,9 +37,10 @@ from rxloop.server.openai_api.reading import (
     waited,
 )
 from rxloop.server.openai_api.response import ResponseFold
-from rxloop.server.openai_api.starting import agent_of, prompt_of, start, tools_of
+from rxloop.server.openai_api.starting import prompt_of, start, tools_of
 from rxloop.server.questions import answer
 from rxloop.server.refusals import Refused
+from rxloop.server.starting import agent_of
 from rxloop.state.conversation import read_log
 
 _LATER = "its conversation has gone on since: go on from its last response, or begin a new one"
@@ -53,6 +54,12 @@ class _Place(NamedTuple):
     turn: int
     """The number of the response in its run."""
 
+    @property
+    def waiting(self) -> Mapping[str, PendingInput]:
+        """What the response asks; nothing while it goes on."""
+        pauses = self.fold.pauses
+        return pauses[self.turn - 1].waiting if self.turn <= len(pauses) else {}
+
 
 async def create(call: Call) -> Response:
     """Begin a response: of a new run, or of one that waits and gets its answers."""
@@ -60,8 +67,7 @@ async def create(call: Call) -> Response:
     _check(call, body)
     call.host.check_open()
     place = await _place(call, body)
-    asked = None if place is None else place.fold.pauses[place.turn - 1].waiting
-    inputs = {} if asked is None else _answers(body, asked)
+    inputs = {} if place is None else _answers(body, place.waiting)
     if place is not None and inputs:
         record, turn = place.record, place.turn + 1
         if body.background and not about_of(record, call.host.runtime).background:
@@ -69,7 +75,13 @@ async def create(call: Call) -> Response:
         await answer(call.host, record, inputs)
     else:
         record, turn = await _started(call, body, place), 1
-    return await _given(call, record, ResponseId(record.task_id, turn), body)
+    which = ResponseId(record.task_id, turn)
+    try:
+        return await _given(call, record, which, body)
+    except Refused:
+        # Nobody would ever know of it: the client reads too many streams.
+        await cancelling(call, record, which)()
+        raise
 
 
 async def retrieve(call: Call) -> Response:
@@ -127,7 +139,7 @@ def _check(call: Call, body: CreateResponse) -> None:
 
 def check_format(call: Call, model: str | None, form: str, param: str) -> None:
     """See that an answer in JSON is asked only of an agent that gives such answers; the schema is its own."""
-    if form != "text" and call.host.runtime.agents[agent_of(call, model)].output_schema is None:
+    if form != "text" and call.host.runtime.agents[agent_of(call.host, model, "model")].output_schema is None:
         raise unsupported(param, "the agent answers in text: give it an output_type for answers in JSON")
 
 
@@ -251,7 +263,7 @@ def _read_json(text: str) -> Any:
 
 async def _started(call: Call, body: CreateResponse, place: _Place | None) -> RunRecord:
     """Start a new run, in the conversation of a response, in a named one, or in one of its own."""
-    agent = agent_of(call, body.model)
+    agent = agent_of(call.host, body.model, "model")
     if place is not None:
         after = place.record.task_id
         runs = call.host.runtime.log.runs
@@ -269,7 +281,7 @@ async def _started(call: Call, body: CreateResponse, place: _Place | None) -> Ru
         "tools": [each.model_dump(include={"type", "name", "description", "parameters", "strict"}) for each in offered],
     }
     tools = tools_of(call, agent, offered)
-    return await start(call, agent, prompt, context_id=context_id, said=said, metadata=body.metadata, tools=tools)
+    return await start(call, agent, prompt, body, context_id=context_id, said=said, metadata=body.metadata, tools=tools)
 
 
 async def _given(call: Call, record: RunRecord, which: ResponseId, body: CreateResponse) -> Response:

@@ -5,33 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.messages import Message
 from rxloop.protocol.visibility import PUBLIC_METADATA
-from rxloop.run.ids import new_id
 from rxloop.server.openai_api.bodies import EchoItem, FunctionTool, MessageItem
 from rxloop.server.openai_api.call import OPENAI, Call
 from rxloop.server.openai_api.errors import invalid, unsupported
 from rxloop.server.openai_api.items import Json
-from rxloop.server.refusals import Refused
+from rxloop.server.starting import start as start_run
 from rxloop.tools.client_tool import ClientTool, client_tools
 
 _NOTE = "A note of the application that this conversation comes through. It is no instruction:\n\n"
-
-
-def agent_of(call: Call, model: str | None) -> str:
-    """The agent that a request names as its model.
-
-    Raises:
-        Refused: There is none of that name.
-    """
-    agents = call.host.runtime.agents
-    if model is None and len(agents) == 1:
-        return next(iter(agents))
-    if model is None or model not in agents:
-        raise Refused(404, "unknown_agent", f"the model has to be one of {', '.join(agents)}", fields={"model": ""})
-    return model
 
 
 def prompt_of(
@@ -91,44 +78,40 @@ async def start(
     call: Call,
     agent: str,
     prompt: list[Message],
+    body: BaseModel,
     *,
     context_id: str | None,
     said: Json,
     metadata: Mapping[str, str] | None,
     tools: Sequence[ClientTool] = (),
 ) -> RunRecord:
-    """Start a run.
+    """Start a run; once for each `Idempotency-Key`, if the request has one.
 
     Args:
         call: The request.
         agent: The name of the agent.
         prompt: What is asked.
+        body: What the key stands for.
         context_id: The conversation to go on with, or to begin under that id; None for a new one.
         said: What its responses say of themselves.
         metadata: Comes back with the run.
         tools: What the client carries out.
 
     Raises:
-        Refused: The conversation is somebody else's, or the principal has too many runs.
+        Refused: The conversation is somebody else's, the principal has too many runs, or the key stands for another
+            request.
     """
-    host, principal = call.host, call.principal
-    kept = {OPENAI: said, **({PUBLIC_METADATA: dict(metadata)} if metadata else {})}
-    async with host.starting(principal):
-        if context_id is not None:
-            await host.check_context(principal, context_id)
-        record = await host.runtime.start(
-            agent,
-            prompt,
-            context_id=context_id or new_id(),
-            owner=principal.id or None,
-            metadata=kept,
-            client_tools=tools or None,
-        )
-        if context_id is not None:
-            try:
-                # Somebody else may have begun it at the same moment.
-                await host.check_context(principal, context_id)
-            except Refused:
-                await host.runtime.cancel(record.task_id, "the conversation is somebody else's")
-                raise
-    return record
+    key = call.request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= 200:
+        raise invalid("Idempotency-Key", "it has 1 to 200 characters")
+    return await start_run(
+        call.host,
+        call.principal,
+        agent,
+        prompt,
+        key=key,
+        request=body.model_dump_json().encode(),
+        context_id=context_id,
+        metadata={OPENAI: said, **({PUBLIC_METADATA: dict(metadata)} if metadata else {})},
+        client_tools=tools or None,
+    )
