@@ -11,9 +11,10 @@ import anyio
 import orjson
 from starlette.responses import Response
 
-from rxloop.errors import ConflictError, EventLogError, RxloopError
+from rxloop.errors import ConflictError, EventLogError
 from rxloop.pipeline.values import RunRecord
 from rxloop.recorded.follow import follow
+from rxloop.server import starting
 from rxloop.server.chat.fold import ChatFold
 from rxloop.server.openai_api.call import Call, about_of
 from rxloop.server.openai_api.ids import ResponseId
@@ -70,12 +71,12 @@ def response_stream(call: Call, record: RunRecord, which: ResponseId, *, after: 
 def cancelling(call: Call, record: RunRecord, which: ResponseId) -> Callable[[], Coroutine[Any, Any, None]]:
     """What is done when a client leaves whose response nobody else reads: one that has its end leaves it as it is."""
 
-    async def cancel() -> None:
-        with suppress(RxloopError):
+    async def leave() -> None:
+        with suppress(EventLogError):
             if not (await folded(call, record, which)).over:
-                await call.host.runtime.cancel(record.task_id, "the client left")
+                await starting.cancelling(call.host, record.task_id)()
 
-    return cancel
+    return leave
 
 
 async def cancel(call: Call, record: RunRecord) -> None:
