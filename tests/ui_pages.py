@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
+import subprocess
+import threading
 from collections.abc import AsyncGenerator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +22,61 @@ PROGRAM = Path(__file__).parent / "server/ui_messages/page.mjs"
 
 
 class Pages:
-    """A node with pages; `await pages.send("one", message={"text": "Hi"})` is a command of page.mjs."""
+    """A node with pages; `await pages.do("send", "one", message={"text": "Hi"})` is a command of page.mjs."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+    def __init__(self) -> None:
+        assert NODE is not None
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([NODE, PROGRAM, CLIENTS], stdin=pipe, stdout=pipe)
+        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
         self._number = 0
-        self._reading = asyncio.create_task(self._read())
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+        atexit.register(self.close)
 
-    async def _read(self) -> None:
+    def _read(self) -> None:
         assert self._process.stdout is not None
-        async for line in self._process.stdout:
+        for line in self._process.stdout:
             said = json.loads(line)
-            self._waiting.pop(said["number"]).set_result(said)
+            loop, waiting = self._waiting.pop(said["number"])
+            with contextlib.suppress(RuntimeError):  # the test is over
+                loop.call_soon_threadsafe(_give, waiting, said)
 
     async def do(self, command: str, name: str = "", **rest: Any) -> Any:
         """Have something done, and give what comes of it."""
         self._number += 1
-        waiting = self._waiting[self._number] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        self._waiting[self._number] = loop, waiting
         assert self._process.stdin is not None
         line = json.dumps({"number": self._number, "command": command, "name": name, **rest})
         self._process.stdin.write(f"{line}\n".encode())
-        said = await asyncio.wait_for(waiting, 30)
+        self._process.stdin.flush()
+        said = await asyncio.wait_for(waiting, 60)
         if "error" in said:
             raise AssertionError(said["error"])
         return said["result"]
 
-    async def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+    def close(self) -> None:
+        """End it."""
         self._process.kill()
-        await self._process.wait()
-        await self._reading
+        self._process.wait()
+        self._reading.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
-@contextlib.asynccontextmanager
-async def node() -> AsyncGenerator[Pages]:
-    """A node that is there for as long as it is needed."""
-    assert NODE is not None
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        NODE, PROGRAM, CLIENTS, stdin=pipe, stdout=pipe, limit=1 << 26, stderr=None
-    )
-    pages = Pages(process)
-    try:
-        yield pages
-    finally:
-        await pages.close()
+def _give(waiting: asyncio.Future[Any], said: Any) -> None:
+    if not waiting.done():
+        waiting.set_result(said)
+
+
+@cache
+def node() -> Pages:
+    """One node for all tests, since it takes long to load the packages."""
+    return Pages()
 
 
 class Site:
@@ -113,7 +125,7 @@ async def site(
     made = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
     async with made, contextlib.AsyncExitStack() as stack:
         app = ui_stream(made, **options)
-        pages = await stack.enter_async_context(node()) if with_node else None
+        pages = node() if with_node else None
         url = await stack.enter_async_context(listening(app))
         yield Site(url, app, made, pages)
         await app.drain(0.2)

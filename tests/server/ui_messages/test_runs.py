@@ -123,10 +123,10 @@ def normal(message: Any) -> list[Any]:
 @pytest.mark.service("node-clients")
 async def test_the_client_takes_every_chunk_and_makes_the_message_of_the_log(runs: list[Made]) -> None:
     answers = [frames_of(each) for made in runs for each in (made.live, made.replayed)]
-    async with node() as pages:
-        read = [await pages.do("read", frames=each) for each in answers]
-        in_pieces = ([frames_of(piece) for piece in made.pieces] for made in runs)
-        continued = [await pages.do("goes_on", pieces=each) for each in in_pieces]
+    pages = node()
+    read = [await pages.do("read", frames=each) for each in answers]
+    in_pieces = ([frames_of(piece) for piece in made.pieces] for made in runs)
+    continued = [await pages.do("goes_on", pieces=each) for each in in_pieces]
     for place, made in enumerate(runs):
         live, replayed, pieces = read[2 * place], read[2 * place + 1], continued[place]
         expected = [each["errorText"] for each in made.replayed if each["type"] == "error"]
