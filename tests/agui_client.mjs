@@ -17,17 +17,45 @@ class ConnectingAgent extends HttpAgent {
   }
 }
 
+// Lets so many frames of an answer through, and then breaks the connection off.
+async function cut(response, frames) {
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let text = "";
+  const body = new ReadableStream({
+    async pull(controller) {
+      const { done, value } = await reader.read();
+      if (done) return controller.close();
+      text += decoder.decode(value, { stream: true });
+      const parts = text.split("\n\n");
+      text = parts.pop();
+      const passed = parts.slice(0, frames).map((part) => part + "\n\n");
+      frames -= passed.length;
+      controller.enqueue(new TextEncoder().encode(passed.join("")));
+      if (frames === 0) {
+        controller.close();
+        await reader.cancel();
+      }
+    },
+  });
+  return new Response(body, { status: response.status, headers: response.headers });
+}
+
 const agents = new Map();
 let warnings = [];
 console.warn = (...words) => warnings.push(words.join(" "));
 console.error = (...words) => warnings.push(words.join(" "));
 
 async function carryOut(command) {
-  const { agent: name, url, headers, threadId, say, set, parameters, connect, abortAfter } = command;
+  const { agent: name, url, headers, threadId, say, set, parameters, connect, abortAfter, cutAfter } = command;
   if (!agents.has(name)) agents.set(name, new ConnectingAgent({ url, headers, threadId }));
   const agent = agents.get(name);
   if (set) agent.setMessages(set);
   for (const message of say ?? []) agent.addMessage(message);
+  agent.fetch = async (address, init) => {
+    const response = await fetch(address, init);
+    return cutAfter ? cut(response, cutAfter) : response;
+  };
   const events = [];
   warnings = [];
   const subscriber = {

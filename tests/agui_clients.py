@@ -79,20 +79,29 @@ class Client:
         self._about = {"agent": name, "url": url, "headers": headers, "threadId": thread}
         self._said = itertools.count(1)
 
-    async def say(self, text: str, *, abort_after: int | None = None, **parameters: Any) -> Told:
+    async def say(
+        self, text: str, *, abort_after: int | None = None, cut_after: int | None = None, **parameters: Any
+    ) -> Told:
         """Say something, and run."""
         message = {
             "id": f"{self._name}:{self.thread}:{next(self._said)}".replace(" ", "-"),
             "role": "user",
             "content": text,
         }
-        return await self.run(say=[message], abort_after=abort_after, **parameters)
+        return await self.run(say=[message], abort_after=abort_after, cut_after=cut_after, **parameters)
 
-    async def run(self, *, say: Any = (), set: Any = None, abort_after: int | None = None, **parameters: Any) -> Told:
-        """Run with what there is."""
-        return await self._node.ask(
-            **self._about, say=list(say), set=set, parameters=parameters, abortAfter=abort_after
-        )
+    async def run(
+        self,
+        *,
+        say: Any = (),
+        set: Any = None,
+        abort_after: int | None = None,
+        cut_after: int | None = None,
+        **parameters: Any,
+    ) -> Told:
+        """Run with what there is; stopped after so many events, or cut off after so many frames."""
+        more = {"abortAfter": abort_after, "cutAfter": cut_after}
+        return await self._node.ask(**self._about, say=list(say), set=set, parameters=parameters, **more)
 
     async def connect(self, **parameters: Any) -> Told:
         """Connect to the thread."""

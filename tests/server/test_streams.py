@@ -235,3 +235,19 @@ async def test_slow_readers_hold_up_nobody_and_are_let_go(caplog: pytest.LogCapt
     # The text is 12 MB; it stands in the run, its log and the last two events, and once in the client.
     print(most >> 20)
     assert most < (150 + 3 * len(slow)) * (1 << 20)
+
+
+async def test_a_run_that_pauses_is_not_cancelled_by_the_end_of_its_stream() -> None:
+    @tool(approve=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    paying = Agent(ScriptedModel(*[call("pay")] * 20), tools=[pay], thoughts=False, name="clerk")
+    async with serving(paying, on_disconnect="cancel") as served, client_of(served) as client:
+        headers = {"accept": "text/event-stream"}
+        for _ in range(20):
+            told = await client.post("/runs", json={"input": "Pay"}, headers=headers)
+            assert events_of(told.text)[-1].kind == "status-update"
+        await asyncio.gather(*served.host._tasks)
+        assert {record.state for record in await served.runtime.log.runs()} == {"input-required"}

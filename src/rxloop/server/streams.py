@@ -101,6 +101,8 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._host, self._principal, self._events, self._form = host, principal, events, form
         self._heartbeat, self._on_disconnect = heartbeat, on_disconnect
+        self._told = False
+        """Whether the client has been told all, but for the end."""
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +114,8 @@ class EventStream(Response):
 
                     def leave() -> None:
                         nonlocal left
-                        left = True
+                        # A server tells of the end of its answer as if the client had left.
+                        left = not self._told
                         group.cancel_scope.cancel()
 
                     async def watch() -> None:
@@ -122,7 +125,8 @@ class EventStream(Response):
 
                     group.start_soon(watch)
                     with _patient(send, self._host.limits.stalled, leave) as sending:
-                        left = not await self._write(scope, sending) or left
+                        await self._write(scope, sending)
+                        left = not self._told
                     group.cancel_scope.cancel()
             if left:
                 if self._on_disconnect is not None:
@@ -130,30 +134,33 @@ class EventStream(Response):
             elif cancelling.cancel_called:
                 await self._end(send, self._form.last)
 
-    async def _write(self, scope: Scope, send: Send) -> bool:
-        """Write all of it; gives whether the client has taken it."""
+    async def _write(self, scope: Scope, send: Send) -> None:
+        """Write all of it."""
         form = self._form
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if scope["method"] == "HEAD":
-            return await self._end(send, b"")
+            await self._finish(send)
+            return
         async with aclosing(_pieces(aiter(self._events), self._heartbeat, form)) as pieces:
             try:
                 await send({"type": "http.response.body", "body": form.first, "more_body": True})
                 async for piece in pieces:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             except OSError:
-                return False
+                return
             except RxloopError as error:
                 # It was there when the answer began. What comes of it, the client learns when it comes back.
                 log.warning("a stream breaks off: %s", error)
-        return await self._end(send, b"")
+        await self._finish(send)
 
-    async def _end(self, send: Send, last: bytes) -> bool:
+    async def _finish(self, send: Send) -> None:
+        self._told = True
+        await self._end(send, b"")
+
+    async def _end(self, send: Send, last: bytes) -> None:
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(self._host.limits.stalled):
                 await send({"type": "http.response.body", "body": last, "more_body": False})
-                return True
-        return False
 
 
 async def _pieces(events: Reader[Any], heartbeat: float | None, form: Format) -> AsyncGenerator[bytes]:

@@ -170,9 +170,12 @@ class _Call:
     async def connect(self) -> Response:
         """Tell a client all of a thread, and how its last run goes on."""
         asked = self._asked
-        records = await runs_of(self._host, self._principal, asked.thread_id)
+        try:
+            records = await runs_of(self._host, self._principal, asked.thread_id)
+        except Refused:
+            # Somebody else's is as if it were not there.
+            records = ()
         if not records:
-            # One of somebody else's would be told apart by any other answer.
             ids = {"threadId": asked.thread_id, "runId": asked.run_id}
             return _answer(frame("RUN_STARTED", ids) + frame("RUN_FINISHED", ids))
         named = {each.tool_call_id: each.id for each in asked.messages if isinstance(each, ToolMessage)}
@@ -324,7 +327,9 @@ class _Call:
 
         async def cancel() -> None:
             with suppress(EventLogError, ConflictError, RunOver):
-                await runtime.cancel(task_id, "the client left")
+                # A client may leave as soon as it has the last frame, which a pause has, too.
+                if (await runtime.record(task_id)).state not in _AT_REST:
+                    await runtime.cancel(task_id, "the client left")
 
         cancels = self._options.on_disconnect == "cancel" and not leaves
         return EventStream(
