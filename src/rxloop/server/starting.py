@@ -105,7 +105,9 @@ def cancelling(host: Host, task_id: str) -> Callable[[], Coroutine[Any, Any, Non
 
     async def cancel() -> None:
         with suppress(EventLogError, ConflictError, RunOver):
-            await host.runtime.cancel(task_id, "the client left")
+            # One that pauses has told its client all, and waits for an answer.
+            if (await host.runtime.record(task_id)).state in ("submitted", "working"):
+                await host.runtime.cancel(task_id, "the client left")
 
     return cancel
 

@@ -52,7 +52,7 @@ async def test_a_run_that_is_asked_for_twice_is_one_run() -> None:
     assert len(model.requests) == 1
     assert again.messages == first.messages
     assert other.types == ["RUN_ERROR"]
-    assert other.last["code"] == "run_id_used"
+    assert other.last["code"] == "key_used"
 
 
 async def test_what_was_said_before_is_there_when_a_new_client_connects() -> None:

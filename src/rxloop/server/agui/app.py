@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,15 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rxloop.errors import ConfigurationError, ConflictError, EventLogError, InvalidInput, NotAsked, RunOver, UnknownRun
+from rxloop.errors import ConfigurationError
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.messages import Message
 from rxloop.recorded.history import history
 from rxloop.recorded.stream import OVER
-from rxloop.run.ids import id_of_key
 from rxloop.runtime.runtime import Runtime, StartOptions
 from rxloop.server.access import Auth, Principal
-from rxloop.server.agui.asking import check_ids, client_tools, digest, messages_of, new_messages, reasoning_of
+from rxloop.server.agui.asking import check_ids, client_tools, messages_of, new_messages, reasoning_of
 from rxloop.server.agui.frames import FORM, frame, refusal
 from rxloop.server.agui.questions import Abandoned, answers_to, questions_of
 from rxloop.server.agui.telling import Telling
@@ -33,7 +31,9 @@ from rxloop.server.bodies import read_body
 from rxloop.server.chat.chat import chat
 from rxloop.server.door import Door
 from rxloop.server.host import Host, ServerLimits
+from rxloop.server.questions import AT_REST, answer
 from rxloop.server.refusals import Refused, on_error, refusal_of
+from rxloop.server.starting import REQUEST, cancelling, digest_of, known, start
 from rxloop.server.streams import EventStream
 from rxloop.state.conversation import read_log
 
@@ -42,7 +42,6 @@ log = logging.getLogger("rxloop")
 OnDisconnect = Literal["keep", "cancel"]
 OptionsOf = Callable[[RunAgentInput, Principal], StartOptions | Awaitable[StartOptions]]
 """Gives what a run is started with, plain or async, of what the client sends, such as its `state`."""
-_AT_REST = (*OVER, "input-required", "auth-required")
 _WAITING = ("input-required", "auth-required")
 
 
@@ -165,7 +164,7 @@ class _Call:
             answered = await self._resume(last)
             if answered is not None:
                 return answered
-        return await self._start(known=last is not None)
+        return await self._start(goes_on=last is not None)
 
     async def connect(self) -> Response:
         """Tell a client all of a thread, and how its last run goes on."""
@@ -212,21 +211,12 @@ class _Call:
         after = max(found.asked_at.values())
         for message in self._new(await self._stored(), again=False):
             await self._runtime.say(last.task_id, message)
-        await self._answer(last, answers)
+        await answer(self._host, last, answers)
         return self._stream(last, Telling(**self._ids(), messages=lambda: messages_of(self._asked), after=after))
-
-    async def _answer(self, last: RunRecord, answers: dict[str, Any]) -> None:
-        try:
-            await self._runtime.answer(last.task_id, answers)
-        except NotAsked:
-            raise Refused(409, "not_waiting", "the thread does not wait for this answer, or has another one") from None
-        except InvalidInput:
-            # What does not fit may be of a hidden question.
-            raise Refused(422, "invalid_input", "the answer does not fit the question") from None
 
     async def _answered_before(self, last: RunRecord, answers: dict[str, Any]) -> Response:
         """A request that was sent again, since its stream broke off: the answers are there, if they are the same."""
-        await self._answer(last, answers)
+        await answer(self._host, last, answers)
         return self._restated(await self._runtime.record(last.task_id))
 
     def _is_last(self, answers: dict[str, Any], found: Any) -> bool:
@@ -236,32 +226,27 @@ class _Call:
 
     # -- starting a run
 
-    async def _start(self, *, known: bool) -> Response:
-        stored = await self._stored() if known else ()
+    async def _start(self, *, goes_on: bool) -> Response:
+        stored = await self._stored() if goes_on else ()
         new = self._new(stored)
-        options = await self._start_options(new)
-        owner, agent = self._principal.id or None, self._options.agent
-        if owner is not None:
-            options["owner"] = owner
         key = orjson.dumps(["ag-ui", self._asked.thread_id, self._asked.run_id]).decode()
-        attached = await self._attached(id_of_key("runtime", agent, key, *(() if owner is None else (owner,))), new)
+        request = orjson.dumps([message.model_dump(mode="json") for message in new])
+        attached = await self._attached(key, request if new else None)
         if attached is not None:
             return attached
         if not new:
             raise Refused(422, "nothing_new", "there is no new message of the user, and nothing waits for an answer")
-        async with self._host.starting(self._principal):
-            record = await self._runtime.start(agent, new, key=key, **options)
-            await self._check_first(record)
+        options = await self._start_options()
+        record = await start(self._host, self._principal, self._options.agent, new, key=key, request=request, **options)
         return self._stream(record, Telling(**self._ids(), messages=lambda: messages_of(self._asked)))
 
-    async def _start_options(self, new: Sequence[Message]) -> StartOptions:
+    async def _start_options(self) -> StartOptions:
         asked, given = self._asked, StartOptions()
         if self._options.options is not None:
             made = self._options.options(asked, self._principal)
             given = await made if inspect.isawaitable(made) else made
         sent = {
             "run_id": asked.run_id,
-            "request": digest(new),
             "state": asked.state,
             "context": [each.model_dump(mode="json") for each in asked.context or ()],
             "forwarded_props": asked.forwarded_props,
@@ -270,29 +255,18 @@ class _Call:
         tools = client_tools(asked)
         return {"client_tools": tools, **given, "context_id": asked.thread_id, "metadata": metadata}
 
-    async def _attached(self, task_id: str, new: Sequence[Message]) -> Response | None:
+    async def _attached(self, key: str, request: bytes | None) -> Response | None:
         """The run that was started by this request before, if it was.
 
         Raises:
             Refused: It was another request.
         """
-        try:
-            record = await self._runtime.record(task_id)
-        except UnknownRun:
+        record = await known(self._host, self._principal, self._options.agent, key)
+        if record is None or record.state == "submitted":
             return None
-        if record.state == "submitted":
-            return None
-        if new and record.metadata.get("agui", {}).get("request") != digest(new):
-            raise Refused(422, "run_id_used", "this runId stands for another request")
+        if request is not None and record.metadata.get(REQUEST) != digest_of(request):
+            raise Refused(422, "key_used", "this runId stands for another request")
         return self._restated(record)
-
-    async def _check_first(self, record: RunRecord) -> None:
-        """See that nobody else has begun the thread at the same moment."""
-        try:
-            await self._host.check_context(self._principal, record.context_id)
-        except Refused:
-            await self._runtime.cancel(record.task_id, "the thread is somebody else's")
-            raise
 
     # -- what they share
 
@@ -311,7 +285,7 @@ class _Call:
 
     def _told(self, record: RunRecord, messages: Any, *, activities: bool) -> EventStream:
         # Of a run at rest its last event is told, which says how it has ended.
-        after = record.seq - 1 if record.state in _AT_REST else record.seq
+        after = record.seq - 1 if record.state in AT_REST else record.seq
         telling = Telling(
             **self._ids(),
             messages=messages,
@@ -323,20 +297,12 @@ class _Call:
         return self._stream(record, telling, leaves=activities)
 
     def _stream(self, record: RunRecord, telling: Telling, *, leaves: bool = False) -> EventStream:
-        runtime, task_id = self._runtime, record.task_id
-
-        async def cancel() -> None:
-            with suppress(EventLogError, ConflictError, RunOver):
-                # A client may leave as soon as it has the last frame, which a pause has, too.
-                if (await runtime.record(task_id)).state not in _AT_REST:
-                    await runtime.cancel(task_id, "the client left")
-
         cancels = self._options.on_disconnect == "cancel" and not leaves
         return EventStream(
             self._host,
             self._principal,
-            runtime.follow(task_id).pipe(chat(), agui_frames(telling)),
+            self._runtime.follow(record.task_id).pipe(chat(), agui_frames(telling)),
             FORM,
             heartbeat=self._options.heartbeat,
-            on_disconnect=cancel if cancels else None,
+            on_disconnect=cancelling(self._host, record.task_id) if cancels else None,
         )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any
 
-import orjson
 from ag_ui.core import RunAgentInput, ToolMessage, UserMessage
 
 from rxloop.protocol.messages import Message
@@ -60,11 +58,6 @@ def new_messages(asked: RunAgentInput, stored: Sequence[Message], *, again: bool
     if again:
         new = new or taken[-1:]
     return [message for message in new if message.content]
-
-
-def digest(messages: Sequence[Message]) -> str:
-    """Tell whether two requests say the same."""
-    return sha256(orjson.dumps([message.model_dump(mode="json") for message in messages])).hexdigest()
 
 
 def client_tools(asked: RunAgentInput) -> list[Data] | None:

@@ -1,0 +1,35 @@
+"""The example of AG-UI: its server, and its client in node."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from services import CLIENTS, NODE
+from serving import listening
+
+FOLDER = Path(__file__).parents[2] / "examples/agui"
+
+
+@pytest.mark.service("node-clients")
+async def test_the_client_allows_the_payment() -> None:
+    spec = importlib.util.spec_from_file_location("agui_server", FOLDER / "server.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    async with module.app._host.runtime, listening(module.app) as url:
+        process = await asyncio.create_subprocess_exec(
+            str(NODE),
+            str(FOLDER / "client.mjs"),
+            f"{url}/",
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "NODE_MODULES": str(CLIENTS)},
+        )
+        said, _ = await process.communicate()
+    assert process.returncode == 0
+    assert said.decode() == 'Call pay with amount: 20, to: "Ann"?\n[paid 20 to Ann]\nAnn has her 20.'
