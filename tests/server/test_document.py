@@ -24,7 +24,7 @@ minute."""
 CONFIG = """
 # What no schema can say: that a tool's schema is one, and which events and calls a run has.
 [[operations]]
-include-name = ["POST /runs", "POST /runs/{task_id}/fork"]
+include-name = ["POST /runs", "POST /runs/{task_id}/fork", "GET /runs/{task_id}/state"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 422, 429, 503]
 """
 

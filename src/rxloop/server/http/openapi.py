@@ -97,7 +97,8 @@ def _parameters(operation: Operation) -> Iterable[dict[str, Any]]:
         if f"{{{name}}}" in operation.path:
             yield _parameter(name, "path", {"type": "string"}, said, required=True)
     for name in operation.headers:
-        yield _parameter(name, "header", {"type": "string", "minLength": 1, "maxLength": 200}, "")
+        least = 0 if name == "Last-Event-ID" else 1  # Without a place to go on from, it may be empty.
+        yield _parameter(name, "header", {"type": "string", "minLength": least, "maxLength": 200}, "")
     for name, schema in _properties(operation.query).items():
         made = _parameter(name, "query", _given(schema), schema.pop("description", ""))
         if name == "kinds":

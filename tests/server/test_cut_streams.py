@@ -1,0 +1,136 @@
+"""Streams of runs of every kind, cut again and again: the pieces make the whole. In virtual time, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from misbehaving import PLANTED
+from runs_of_all_kinds import NAME, AnyRun, any_run
+from rxloop import Event, Runtime, external
+from rxloop.server import Api, api
+from rxloop.testing import virtual_time
+
+ACCEPT = st.sampled_from(["text/event-stream", "application/x-ndjson"])
+
+
+class Connection:
+    """One answer of an application, up to the moment at which its client leaves."""
+
+    def __init__(self, app: Api, address: str, headers: dict[str, str]) -> None:
+        path, query = urlsplit(address)[2:4]
+        self.status = 0
+        self._left = asyncio.Event()
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "root_path": "",
+            "app": app,
+        }
+        self._serving = asyncio.create_task(app(scope, self._receive, self._send))
+
+    async def events(self) -> AsyncIterator[tuple[str | None, Event]]:
+        """The events with the ids that they came under; of NDJSON the ids are the cursors."""
+        rest, place = b"", None
+        while (piece := await self._pieces.get()) is not None:
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(b"id: "):
+                    place = line[4:].decode()
+                elif line.startswith((b"data: ", b"{")):
+                    event = Event.from_json(line.removeprefix(b"data: "))
+                    yield (event.cursor if line.startswith(b"{") else place), event
+
+    async def leave(self) -> None:
+        """Break the connection off, and see that the application is done with it."""
+        self._left.set()
+        await asyncio.wait_for(self._serving, 10)
+
+    async def _receive(self) -> dict[str, Any]:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        body: bytes = message.get("body", b"")
+        assert PLANTED.encode() not in body, body
+        self._pieces.put_nowait(body)
+        if not message.get("more_body"):
+            self._pieces.put_nowait(None)
+
+
+async def pieces(app: Api, address: str, accept: str, each: int) -> list[Event]:
+    """Read a run to its end over connections of so many events."""
+    seen: list[Event] = []
+    last: str | None = None
+    while True:
+        connection = Connection(app, address, {"accept": accept, **({"last-event-id": last} if last else {})})
+        got = 0
+        async for place, event in connection.events():
+            seen.append(event)
+            last, got = place, got + 1
+            if got == each:
+                break
+        await connection.leave()
+        if connection.status == 204:
+            return seen
+        assert connection.status == 200
+
+
+async def cut_while_it_goes_on(kind: AnyRun, accept: str, each: int) -> None:
+    log = kind.log()
+    async with Runtime({NAME: kind.agent()}, log=log) as here, Runtime({"other": kind.agent()}, log=log) as elsewhere:
+        begun = asyncio.ensure_future(anext(aiter(here.events)))
+        playing = asyncio.create_task(kind.play(here))
+        task_id = (await begun).root_task_id
+        doors = [api(runtime, heartbeat=None) for runtime in (here, elsewhere)]
+        path = f"/runs/{task_id}/events"
+        reading = [asyncio.create_task(pieces(door, path, accept, each)) for door in doors]
+        await playing
+        # The run may be in a state in which it could go on: the readers have what there is, and its end.
+        unions = await asyncio.gather(*reading)
+        whole = external(await log.read(task_id))
+        for union in unions:
+            assert [event for event in union if event.durable] == whole
+            places = [(event.seq, event.sub) for event in union]
+            assert places == sorted(set(places))
+        await recorded(doors[0], path, accept, await pieces(doors[0], path, accept, 10_000))
+
+
+async def recorded(app: Api, path: str, accept: str, whole: list[Event]) -> None:
+    """See that each place of a run that is over is one to go on from, also for a reader of some of it."""
+    for query, wanted in (
+        ("", whole),
+        (
+            "?kinds=content-complete,status-update",
+            [e for e in whole if e.kind in ("content-complete", "status-update")],
+        ),
+        ("?branch=", [event for event in whole if event.branch is None]),
+        ("?nested=0", [event for event in whole if event.parent_task_id is None]),
+    ):
+        for place in range(len(wanted)):
+            headers = {"accept": accept, "last-event-id": wanted[place].cursor}
+            connection = Connection(app, path + query, headers)
+            rest = [event async for _, event in connection.events()]
+            assert rest == wanted[place + 1 :], (query, wanted[place].cursor)
+            assert connection.status == (200 if rest else 204)
+            await connection.leave()
+
+
+@settings(max_examples=25)
+@given(kind=any_run(), accept=ACCEPT, each=st.integers(1, 6))
+def test_the_pieces_of_a_stream_that_is_cut_are_the_whole(kind: AnyRun, accept: str, each: int) -> None:  # L132
+    with virtual_time() as time:
+        time.run(asyncio.wait_for(cut_while_it_goes_on(kind, accept, each), 300))
