@@ -6,12 +6,25 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from rxloop import Agent, ApiError, MemoryEventLog, external, op, tool
+from replicas import free_port, replica
+from rxloop import (
+    Agent,
+    ApiError,
+    ContentDeltaEvent,
+    Event,
+    MemoryEventLog,
+    SqliteEventLog,
+    external,
+    op,
+    tool,
+)
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel, call, frames
 from serving import serving
@@ -126,6 +139,35 @@ async def test_cut_after_each_few_events_the_stream_is_the_same(lines: int) -> N
     places = [(event.seq, event.sub) for event in events]
     assert places == sorted(set(places))
     assert way.cuts >= len(recorded) // (lines + 1) - 1
+
+
+async def test_a_server_that_is_killed_and_comes_back_is_followed_without_a_gap(tmp_path: Path) -> None:  # L132
+    file, port = tmp_path / "runs.db", free_port()
+    seen: list[Event] = []
+    killed = 0
+    async with Client(f"http://127.0.0.1:{port}", token="ann-key", retries=12) as client, AsyncExitStack() as stack:
+        serves = await stack.enter_async_context(replica(file, port))
+        run = await client.start("clerk", "Talk for ever")
+        async for event in client.follow(run.task_id):
+            seen.append(event)
+            if not isinstance(event, ContentDeltaEvent) or event.attempt == killed:
+                continue
+            if event.attempt < 3:
+                killed = event.attempt
+                async with asyncio.timeout(20):
+                    while (await client.record(run.task_id)).seq < event.seq:
+                        pass  # What has come is in the log then.
+                await serves.kill()
+                serves = await stack.enter_async_context(replica(file, port))
+            else:
+                await client.cancel(run.task_id)
+    log = SqliteEventLog(file)
+    whole = external(await log.read(run.task_id))
+    await log.aclose()
+    assert [event for event in seen if event.durable] == whole
+    places = [(event.attempt, event.seq, event.sub) for event in seen]
+    assert places == sorted(set(places))
+    assert {event.attempt for event in whole} == {1, 2, 3}
 
 
 async def test_cut_after_each_event_of_a_recorded_run_the_union_is_the_whole() -> None:

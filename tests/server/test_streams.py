@@ -17,6 +17,7 @@ from rxloop import Agent, ContentDeltaEvent, CustomEvent, Event, MemoryEventLog,
 from rxloop.client import Client
 from rxloop.server import ServerLimits
 from rxloop.stream import sse
+from rxloop.stream.hub import Hub
 from rxloop.testing import ScriptedModel, call, frames
 from serving import Raw, Served, serving
 
@@ -145,6 +146,42 @@ async def test_a_cursor_that_is_none_of_this_run_gets_a_gap_and_then_everything(
         # Who wants nothing of what there is lacks nothing.
         nothing = await client.get(f"{over['events']}?kinds=tool-start&after=garbage")
     assert nothing.status_code == 204
+
+
+async def test_what_a_run_keeps_in_memory_is_bounded_and_the_log_has_the_rest(  # L134
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Hub.__init__, "__defaults__", (5, 64))
+    log = MemoryEventLog()
+    script = [call("look", at="it")] * 5 + [frames("-It -is" + "-x" * 10 + "|", 0.05)]
+    async with serving(agent(*script), log=log) as served, client_of(served) as client:
+        run = (await client.post("/runs", json={"input": "Look"})).json()
+        async with client.stream("GET", run["events"]) as answer:
+            async for line in answer.aiter_lines():
+                if "content-delta" in line:
+                    break
+        early = (await log.read(run["taskId"]))[2].cursor
+        last = (await log.read(run["taskId"]))[-1].seq
+        late, back = await asyncio.gather(client.get(run["events"]), client.get(f"{run['events']}?after={early}"))
+        whole = external(await log.read(run["taskId"]))
+    assert last > 20
+    assert [each for each in events_of(late.text) if each.durable] == whole
+    assert [each for each in events_of(back.text) if each.durable] == whole[3:]
+
+
+async def test_ids_do_not_begin_anew_in_a_conversation_of_which_the_oldest_is_removed() -> None:  # L134
+    log = MemoryEventLog()
+    async with serving(agent(*["Blue."] * 3), log=log) as served, client_of(served) as client:
+        old, new = [
+            (await client.post("/runs?wait=10", json={"input": "Look", "contextId": "talk"})).json() for _ in range(2)
+        ]
+        last = events_of((await client.get(old["events"])).text)[-1]
+        await log.delete(old["taskId"])
+        assert (await client.get(old["events"], headers={"last-event-id": last.cursor})).status_code == 404
+        again = events_of((await client.get(new["events"], headers={"last-event-id": last.cursor})).text)
+        newest = (await client.post("/runs?wait=10", json={"input": "Look", "contextId": "talk"})).json()
+    assert [each.kind for each in again[:2]] == ["gap", "task"]
+    assert old["cursor"] < new["cursor"] < newest["cursor"]
 
 
 async def test_two_conversations_never_cross() -> None:  # L138

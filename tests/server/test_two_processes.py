@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import socket
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rxloop import ApiError
+from replicas import Replica, replica
 from rxloop.client import Client
 from serving import Raw
-
-REPLICA = Path(__file__).with_name("replica.py")
-
-
-class Replica:
-    def __init__(self, process: asyncio.subprocess.Process, client: Client, url: str) -> None:
-        self.process, self.client, self.url = process, client, url
-
-    async def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        await self.process.wait()
-
-
-@contextlib.asynccontextmanager
-async def replica(file: Path) -> AsyncGenerator[Replica]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(sys.executable, str(REPLICA), str(file), str(port))
-    url = f"http://127.0.0.1:{port}"
-    async with Client(url, token="ann-key") as client:
-        try:
-            async with asyncio.timeout(60):
-                while True:
-                    with contextlib.suppress(ApiError):
-                        await client.agents()
-                        break
-            yield Replica(process, client, url)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
 
 
 @pytest.fixture
