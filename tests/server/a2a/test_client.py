@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,6 +14,7 @@ from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, TaskNot
 from a2a_clients import BINDINGS, all_of, answer_of, last_of, put_together, saying, serving_a2a, states
 from rxloop import Agent, RunContext, SqliteEventLog, ToolCompleteEvent, tool
 from rxloop.testing import ScriptedModel, call, frames, turn
+from services import CLIENTS, NODE
 
 pytestmark = pytest.mark.parametrize("binding", BINDINGS)
 
@@ -229,3 +232,79 @@ async def test_a_task_is_the_same_after_a_restart_and_in_another_process(binding
             assert await client.get_task(pb.GetTaskRequest(id=asked.id)) == asked
             assert answer_of(await last_of(client.send_message(saying("yes", task_id=asked.id)))) == "Paid."
     await log.aclose()
+
+
+async def test_a_task_is_read_and_cancelled_in_another_process(binding: str, tmp_path: Any) -> None:
+    one, two = (SqliteEventLog(tmp_path / "runs.db") for _ in range(2))
+    turns = (call("pay", amount=5), frames("-and so on", 0.02))
+    async with serving_a2a(clerk(*turns), log=one) as here, serving_a2a(clerk(), log=two) as there:
+        async with here.client(binding, streaming=False) as client, there.client(binding) as other:
+            asked = await last_of(client.send_message(saying()))
+            reading = asyncio.create_task(all_of(other.subscribe(pb.SubscribeToTaskRequest(id=asked.id))))
+            config = pb.SendMessageConfiguration(return_immediately=True)
+            await last_of(client.send_message(saying("yes", task_id=asked.id, config=config)))
+            while (await client.get_task(pb.GetTaskRequest(id=asked.id))).status.state != pb.TASK_STATE_WORKING:
+                pass
+            over = await other.cancel_task(pb.CancelTaskRequest(id=asked.id))
+            told = await reading
+    assert over.status.state == pb.TASK_STATE_CANCELED
+    assert states(told) == ["INPUT_REQUIRED", "WORKING", "CANCELED"]
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_a_credential_is_asked_for_and_stays_out_of_everything(binding: str) -> None:
+    @tool
+    async def sign_in(ctx: RunContext[Any]) -> str:
+        """Sign in."""
+        token = await ctx.require_auth("github", url="https://github.com/login")
+        return f"{len(token)} characters"
+
+    agent: Agent[Any, Any] = Agent(
+        ScriptedModel(call("sign_in"), "Done."), tools=[sign_in], thoughts=False, name="clerk"
+    )
+    async with serving_a2a(agent) as served, served.client(binding, streaming=False) as client:
+        asked = await last_of(client.send_message(saying()))
+        assert asked.status.state == pb.TASK_STATE_AUTH_REQUIRED
+        assert asked.status.message.parts[0].text == "Sign in to github. https://github.com/login"
+        over = await last_of(client.send_message(saying("hunter-2", task_id=asked.id)))
+        events = await served.runtime.log.read(asked.id)
+    assert over.status.state == pb.TASK_STATE_COMPLETED
+    assert b"hunter-2" not in b"".join(event.to_json() for event in events)
+    assert "hunter-2" not in str(over)
+
+
+async def test_several_questions_are_answered_by_their_ids_one_after_the_other(binding: str) -> None:
+    calls = [call("pay", "a", amount=5), call("pay", "b", amount=6)]
+    async with serving_a2a(clerk(calls, "Both.")) as served, served.client(binding, streaming=False) as client:
+        asked = await last_of(client.send_message(saying()))
+        inputs: Any = asked.status.message.parts[1].data.struct_value["inputs"]
+        first, second = (each["inputId"] for each in inputs)
+        with pytest.raises(InvalidParamsError):
+            await last_of(client.send_message(saying("yes", task_id=asked.id)))
+        waits = await last_of(client.send_message(saying(data={"inputs": {first: True}}, task_id=asked.id)))
+        assert waits.status.state == pb.TASK_STATE_INPUT_REQUIRED
+        over = await last_of(client.send_message(saying(data={"inputs": {second: False}}, task_id=asked.id)))
+        events = await served.runtime.log.read(asked.id)
+    assert answer_of(over) == "Both."
+    assert [each.success for each in events if isinstance(each, ToolCompleteEvent)] == [True, False]
+
+
+@pytest.mark.service("node-clients")
+async def test_the_official_client_of_npm_is_told_the_same(binding: str) -> None:
+    turns = (call("pay", amount=5), frames("-It -is -paid.|", 0.001), call("pay", amount=6))
+    async with serving_a2a(clerk(*turns)) as served:
+        program = Path(__file__).with_name("client.mjs")
+        node = await asyncio.create_subprocess_exec(
+            str(NODE), program, CLIENTS, served.url, binding, stdout=asyncio.subprocess.PIPE
+        )
+        seen = json.loads((await node.communicate())[0])
+    names = [f"TASK_STATE_{name}" for name in ("SUBMITTED", "WORKING", "INPUT_REQUIRED", "WORKING", "COMPLETED")]
+    refused = {"JSONRPC": "JsonRpcTaskNotCancelableError", "HTTP+JSON": "RestTaskNotCancelableError"}[binding]
+    assert seen == {
+        "states": names,
+        "answer": "It is paid.",
+        "kept": "It is paid.",
+        "over": "TASK_STATE_CANCELED",
+        "refused": refused,
+    }

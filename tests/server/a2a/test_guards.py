@@ -8,15 +8,18 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from a2a.client import ClientConfig, create_client
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import InvalidParamsError
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from a2a_clients import BINDINGS, Served, all_of, last_of, saying, serving_a2a, states
 from rxloop import Agent, MemoryEventLog, RunContext, Runtime, ToolError, tool
 from rxloop.errors import ConfigurationError, ServerError
 from rxloop.server import Principal, ServerLimits, a2a
 from rxloop.testing import ScriptedModel, call, frames
-from serving import client_of
+from serving import client_of, listening
 
 MARK = "PLANTED"
 NOBODYS = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
@@ -334,6 +337,19 @@ async def test_a_card_of_ones_own_and_one_for_those_who_are_known() -> None:
     assert (shown["name"], shown["version"]) == ("Ours", "7")
     assert shown["supportedInterfaces"][0]["url"] == "https://example.com/a2a/rpc/"
     assert more.json()["name"] == "for ann"
+
+
+async def test_mounted_under_a_path_the_card_says_so() -> None:
+    async with Runtime({"clerk": clerk("Yes.")}, log=MemoryEventLog(), grace=0) as runtime:
+        site = Starlette(routes=[Mount("/agents/clerk", door := a2a(runtime, push=False))])
+        async with listening(site) as url, httpx.AsyncClient() as http:
+            config = ClientConfig(httpx_client=http)
+            async with await create_client(f"{url}/agents/clerk", config) as client:
+                told = await all_of(client.send_message(saying()))
+            card = (await http.get(f"{url}/agents/clerk/.well-known/agent-card.json")).json()
+        await door.drain(0)
+    assert states(told) == ["SUBMITTED", "WORKING", "COMPLETED"]
+    assert card["supportedInterfaces"][1]["url"] == f"{url}/agents/clerk"
 
 
 async def test_several_agents_have_a_door_each() -> None:

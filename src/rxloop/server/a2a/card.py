@@ -89,4 +89,5 @@ def card_route(card: pb.AgentCard, url: str | None) -> Route:
 
 def url_of(request: Request, url: str | None) -> str:
     """Where clients reach the door."""
-    return (url or str(request.base_url)).rstrip("/")
+    here = request.base_url.replace(path=request.scope.get("root_path", ""))
+    return (url or str(here)).rstrip("/")
