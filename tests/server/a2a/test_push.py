@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import InvalidParamsError, PushNotificationNotSupportedError, TaskNotFoundError
 from starlette.applications import Starlette
@@ -19,6 +21,7 @@ from starlette.routing import Route
 from a2a_clients import last_of, saying, serving_a2a
 from rxloop import Agent, SqliteEventLog, tool
 from rxloop.server import PushOptions
+from rxloop.server.a2a import addresses
 from rxloop.server.a2a.addresses import Unsafe, is_public, post, safe_addresses
 from rxloop.testing import ScriptedModel, call, frames
 from serving import listening
@@ -243,6 +246,33 @@ async def test_a_name_that_stands_for_another_address_later_is_looked_at_again(m
         with pytest.raises(Unsafe):
             await post(client, url, b"{}", {}, anywhere=False)
     assert heard.tries == 0
+
+
+async def test_the_certificate_has_to_be_that_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    heads: list[bytes] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async def found(url: httpx.URL) -> list[str]:
+        # The first one takes no connections.
+        return ["127.0.0.2", "127.0.0.1"]
+
+    monkeypatch.setattr(addresses, "safe_addresses", found)
+    here, trusting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
+    authority.issue_cert("hook.example").configure_cert(here)
+    authority.configure_trust(trusting)
+    server = await asyncio.start_server(hear, "127.0.0.1", 0, ssl=here)
+    port = server.sockets[0].getsockname()[1]
+    async with server, httpx.AsyncClient(verify=trusting) as client:
+        assert await post(client, f"https://hook.example:{port}/x", b"", {}, anywhere=False) == 204
+        with pytest.raises(httpx.ConnectError, match="certificate"):
+            await post(client, f"https://another.example:{port}/x", b"", {}, anywhere=False)
+    [head] = heads
+    assert f"host: hook.example:{port}".encode() in head.lower()
 
 
 async def test_a_redirect_is_not_followed() -> None:

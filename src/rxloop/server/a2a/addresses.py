@@ -10,6 +10,8 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 import httpx
 
 _NAT64 = IPv6Network("64:ff9b::/96")
+_FOUND_IN = 10.0
+"""Seconds that it may take to find the addresses of a name."""
 
 
 class Unsafe(Exception):
@@ -44,8 +46,9 @@ async def safe_addresses(url: httpx.URL) -> list[str]:
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+        async with asyncio.timeout(_FOUND_IN):
+            found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, TimeoutError):
         raise Unsafe("the host of the url is not known") from None
     addresses = [str(each[4][0]) for each in found]
     if not addresses or not all(map(is_public, addresses)):
@@ -86,13 +89,21 @@ async def post(client: httpx.AsyncClient, text: str, body: bytes, headers: Mappi
     """
     url = read_url(text)
     if anywhere:
-        request = client.build_request("POST", url, content=body, headers=headers)
-    else:
-        address = (await safe_addresses(url))[0]
-        headers = {**headers, "host": url.netloc.decode("ascii")}
-        request = client.build_request("POST", url.copy_with(host=address), content=body, headers=headers)
+        return await _sent(client, client.build_request("POST", url, content=body, headers=headers))
+    addresses = await safe_addresses(url)
+    headers = {**headers, "host": url.netloc.decode("ascii")}
+    while True:
+        request = client.build_request("POST", url.copy_with(host=addresses.pop(0)), content=body, headers=headers)
         # The certificate has to be that of the name.
         request.extensions["sni_hostname"] = url.raw_host.decode("ascii")
+        try:
+            return await _sent(client, request)
+        except httpx.ConnectError:
+            if not addresses:
+                raise
+
+
+async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> int:
     response = await client.send(request, stream=True, follow_redirects=False)
     await response.aclose()
     return response.status_code
