@@ -24,6 +24,9 @@ _PRIMITIVE: dict[str, frozenset[str]] = {
 }
 """What a field of a form may have, by its type; forms know no more of JSON Schema."""
 _ALWAYS = frozenset({"type", "title", "description", "default"})
+_DEFS = "#/$defs/"
+_DEEPEST = 8
+"""How far a field may say elsewhere what it is."""
 _FORMATS = ("date", "date-time", "email", "uri")
 
 
@@ -82,7 +85,7 @@ def form_of(question: PendingInput) -> Form:
     if question.input_kind == "confirmation":
         return _one({"type": "boolean"})
     if options:
-        shown = {option if isinstance(option, str) else orjson.dumps(option).decode(): option for option in options}
+        shown = {option if isinstance(option, str) else json.dumps(option): option for option in options}
         return _one({"type": "string", "enum": [*shown]}, lambda given: _chosen(shown, given))
     if not schema and question.input_kind in ("text", "selection"):
         return _one({"type": "string"})
@@ -153,46 +156,52 @@ def _as_json(given: Any) -> Any:
 
 def _fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """The fields of an object whose values are all plain; None for anything else."""
-    if schema.get("type") != "object" or not schema.get("properties"):
+    properties: Any = schema.get("properties")
+    if schema.get("type") != "object" or not properties or not isinstance(properties, dict):
         return None
-    found = {name: _field(each, schema) for name, each in schema["properties"].items()}
+    found = {name: _field(each, schema) for name, each in cast("dict[str, Any]", properties).items()}
     return None if None in found.values() else found
 
 
-def _field(given: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A plain value as the field of a form; None for what is not plain."""
-    if not isinstance(given, dict):
+def _field(given: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any] | None:
+    """A plain value as the field of a form; None for what is not plain, and for what goes in a circle."""
+    if not isinstance(given, dict) or depth > _DEEPEST:
         return None
     field = cast("dict[str, Any]", given)
-    reference = field.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/$defs/"):
-        found = root.get("$defs", {}).get(reference.removeprefix("#/$defs/"))
-        # One step: what goes in a circle is not plain.
-        return None if not isinstance(found, dict) or "$ref" in found else _field({**found, **_described(field)}, root)
-    if "anyOf" in field:
-        others = [each for each in field["anyOf"] if each != {"type": "null"}]
-        return _field({**others[0], **_described(field)}, root) if len(others) == 1 else None
+    inner = _behind(field, root)
+    if inner is not None:
+        return _field({**inner, **_described(field)}, root, depth + 1)
     if field.get("type") == "array":
-        return _several(field, root)
+        return _several(field, root, depth)
     kind = field.get("type")
     if not isinstance(kind, str) or kind not in _PRIMITIVE:
         return None
-    known = {name: value for name, value in field.items() if name in _PRIMITIVE[kind] | _ALWAYS}
+    known = {name: value for name, value in field.items() if name in _PRIMITIVE[kind] | _ALWAYS and value is not None}
     if known.get("format") not in _FORMATS:
         known.pop("format", None)
-    if "enum" in known and not all(isinstance(each, str) for each in known["enum"]):
-        return None
-    return {name: value for name, value in known.items() if value is not None}
+    return known if all(isinstance(each, str) for each in known.get("enum", ())) else None
 
 
-def _several(field: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
+def _behind(field: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a field is that says so elsewhere, or that may also be null."""
+    reference, either = field.get("$ref"), field.get("anyOf")
+    found: Any = None
+    if isinstance(reference, str) and reference.startswith(_DEFS):
+        found = root.get("$defs", {}).get(reference.removeprefix(_DEFS))
+    elif isinstance(either, list):
+        others = [each for each in cast("list[Any]", either) if each != {"type": "null"}]
+        found = others[0] if len(others) == 1 else None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def _several(field: dict[str, Any], root: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
     """Several of given texts: the only list that forms know."""
     given: Any = field.get("items")
-    titled: list[Any] = cast("dict[str, Any]", given).get("anyOf") or [] if isinstance(given, dict) else []
-    if titled and all(isinstance(each, dict) and "const" in each for each in titled):
+    titled: Any = cast("dict[str, Any]", given).get("anyOf") if isinstance(given, dict) else None
+    if isinstance(titled, list) and all("const" in each for each in cast("list[Any]", titled)):
         items: dict[str, Any] = {"anyOf": titled}
     else:
-        plain = _field(given, root)
+        plain = _field(given, root, depth + 1)
         if plain is None or "enum" not in plain:
             return None
         items = {"type": "string", "enum": plain["enum"]}

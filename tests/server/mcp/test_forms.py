@@ -1,0 +1,93 @@
+"""Forms of questions: whatever the schema of the answer is, a client can show them, and their answers fit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mcp_types as types
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rxloop import PendingInput
+from rxloop.server.mcp.questions import Asks, NoAnswer, answer_of, form_of
+
+NAMES = st.sampled_from(["a", "b", "c"])
+TITLE = st.fixed_dictionaries({}, optional={"title": st.text(max_size=5), "description": st.text(max_size=5)})
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of plain values, lists, objects and references, those that go in a circle included."""
+    plain = st.one_of(
+        st.sampled_from(["boolean", "integer", "number", "string", "null"]).map(lambda kind: {"type": kind}),
+        st.lists(st.text(max_size=3), min_size=1, max_size=3).map(lambda texts: {"type": "string", "enum": texts}),
+        st.integers(0, 9).map(lambda least: {"type": "integer", "minimum": least}),
+        st.sampled_from(["email", "uuid"]).map(lambda form: {"type": "string", "format": form}),
+        NAMES.map(lambda name: {"$ref": f"#/$defs/{name}"}),
+        st.just({"$ref": "elsewhere.json"}),
+        st.just({}),
+    )
+
+    def deeper(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+        return st.one_of(
+            inner.map(lambda each: {"anyOf": [each, {"type": "null"}]}),
+            inner.map(lambda each: {"type": "array", "items": each}),
+            st.lists(inner, min_size=1, max_size=3).map(lambda several: {"anyOf": several}),
+            st.dictionaries(NAMES, inner, max_size=3).map(
+                lambda fields: {"type": "object", "properties": fields, "required": [*fields][:1]}
+            ),
+        )
+
+    made = st.builds(lambda one, two: {**one, **two}, st.recursive(plain, deeper, max_leaves=6), TITLE)
+    return st.builds(lambda root, defs: {**root, "$defs": defs}, made, st.dictionaries(NAMES, made, max_size=3))
+
+
+def question(schema: dict[str, Any], **more: Any) -> PendingInput:
+    return PendingInput(input_id="1.0.0", prompt="Which?", answer_schema=schema, **more)
+
+
+@settings(max_examples=60)
+@given(schema=schemas())
+def test_any_schema_makes_a_form_that_the_protocol_knows(schema: dict[str, Any]) -> None:
+    asked = Asks(form=True, page=True).put(question(schema))
+    assert asked is not None
+    written = asked.params.model_dump(mode="json", by_alias=True, exclude_none=True)
+    fields = written["requestedSchema"]["properties"]
+    assert fields
+    assert all(each["type"] in ("string", "number", "integer", "boolean", "array") for each in fields.values())
+    assert set(written["requestedSchema"]["required"]) <= set(fields)
+
+
+@settings(max_examples=60)
+@given(options=st.lists(st.one_of(st.integers(), st.text(), st.booleans(), st.none()), min_size=1, unique_by=repr))
+def test_the_option_that_is_chosen_is_the_value_and_not_its_name(options: list[Any]) -> None:
+    form = form_of(question({}, input_kind="selection", options=options))
+    shown = form.schema["properties"]["answer"]["enum"]
+    chosen = [form.read({"answer": each}) for each in shown]
+    assert all(any(each is option or each == option for option in options) for each in chosen)
+    with pytest.raises(NoAnswer):
+        form.read({"answer": "".join(shown) + "!"})
+
+
+@pytest.mark.parametrize(
+    ("can", "form", "page"),
+    [
+        (None, False, False),
+        ({}, True, False),
+        ({"form": {}}, True, False),
+        ({"url": {}}, False, True),
+        ({"form": {}, "url": {}}, True, True),
+    ],
+)
+def test_what_a_client_says_of_itself_is_what_it_is_asked(can: Any, form: bool, page: bool) -> None:
+    capabilities = types.ClientCapabilities.model_validate({} if can is None else {"elicitation": can})
+    assert Asks.of(capabilities) == Asks(form, page)
+    secret = PendingInput(input_id="1", prompt="Sign in.", input_kind="credential", url="https://a.example")
+    assert (Asks.of(capabilities).put(question({"type": "boolean"})) is not None) == form
+    assert (Asks.of(capabilities).put(secret) is not None) == page
+
+
+@pytest.mark.parametrize("content", [{}, {"other": 1}, None])
+def test_a_form_that_comes_back_empty_is_no_answer(content: Any) -> None:
+    with pytest.raises(NoAnswer):
+        answer_of(question({"type": "integer"}), types.ElicitResult(action="accept", content=content))
