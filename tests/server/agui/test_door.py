@@ -1,0 +1,142 @@
+"""The door itself: what it writes, what it refuses, how a client stops a run, and how the server goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from ag_ui.core import Event
+from ag_ui.encoder import EventEncoder
+from pydantic import TypeAdapter
+
+from agui_clients import door, node
+from misbehaving import PLANTED
+from runs_of_all_kinds import AnyRun, Stumble, turn
+from rxloop import Agent, CustomEvent, RunContext, tool
+from rxloop.testing import ScriptedModel, call, frames
+
+ASKED: dict[str, Any] = {
+    "threadId": "t",
+    "runId": "r",
+    "messages": [{"id": "m", "role": "user", "content": "Go."}],
+}
+SECRETS = AnyRun(
+    turns=(
+        Stumble(
+            "Hm.", "So I ", turn("Well.", reasoning="See.", calls=[call("planted_secret", PLANTED, planted=PLANTED)])
+        ),
+        [call("muse", "0"), call("write", "0"), call("work", "0"), call("child", "0", prompt="secret")],
+        call("planted_question", PLANTED),
+    )
+)
+
+
+async def post(url: str, body: Any, **headers: str) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """The frames of an answer, and the events in them."""
+    given = {"authorization": "Bearer ann-key", "content-type": "application/json", **headers}
+    content = body if isinstance(body, bytes) else orjson.dumps(body)
+    async with httpx.AsyncClient(timeout=30) as client:
+        answer = await client.post(url, content=content, headers=given)
+    assert answer.status_code == 200
+    written = [each + b"\n\n" for each in answer.content.split(b"\n\n") if each.startswith(b"data: ")]
+    return written, [orjson.loads(each[6:]) for each in written]
+
+
+async def test_frames_are_what_the_official_encoder_writes_and_have_nothing_planted_in_them() -> None:
+    official: TypeAdapter[Any] = TypeAdapter(Event)
+    async with door(SECRETS.agent()) as served:
+        written, events = await post(f"{served.url}/", ASKED)
+        connected, _ = await post(f"{served.url}/connect", {**ASKED, "runId": "c"})
+    assert events[-1]["outcome"]["type"] == "interrupt"
+    assert {"CUSTOM", "ACTIVITY_DELTA", "MESSAGES_SNAPSHOT", "SUBAGENT_FINISHED"} <= {each["type"] for each in events}
+    for frame in [*written, *connected]:
+        assert PLANTED.encode() not in frame
+        encoded = EventEncoder().encode(official.validate_json(frame[6:]))
+        assert orjson.loads(encoded[6:]) == orjson.loads(frame[6:])
+        if b"_CONTENT" in frame or b"_ARGS" in frame:
+            assert encoded.encode() == frame
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"{", "bad_request"),
+        (b"[" * 100_000, "bad_request"),
+        ({}, "invalid"),
+        ({**ASKED, "threadId": "../x"}, "invalid"),
+        ({**ASKED, "runId": "r" * 200}, "invalid"),
+        ({**ASKED, "messages": []}, "nothing_new"),
+        ({**ASKED, "messages": [{"id": "m", "role": "user", "content": 5}]}, "invalid"),
+        ({**ASKED, "messages": [{"id": f"m{n}", "role": "user", "content": "x"} for n in range(65)]}, "invalid"),
+        ({**ASKED, "messages": [{"id": "m", "role": "user", "content": "x" * (1 << 20)}]}, "too_large"),
+        ({**ASKED, "resume": [{"interruptId": "x", "status": "resolved"}]}, None),
+        (
+            {
+                **ASKED,
+                "messages": [
+                    {
+                        "id": "m",
+                        "role": "user",
+                        "content": [{"type": "document", "source": {"type": "url", "value": "file:///etc/passwd"}}],
+                    }
+                ],
+            },
+            "invalid",
+        ),
+    ],
+)
+async def test_a_request_that_cannot_be_is_a_run_error_alone(body: Any, code: str | None) -> None:
+    async with door(Agent(ScriptedModel("Done."), thoughts=False, name="clerk")) as served:
+        _, events = await post(f"{served.url}/", body)
+        if code is not None:
+            assert [each["type"] for each in events] == ["RUN_ERROR"]
+            assert events[0]["code"] == code
+            assert await served.runtime.log.runs() == []
+
+
+async def test_nobody_runs_without_a_token() -> None:
+    async with door(Agent(ScriptedModel("Done."), thoughts=False, name="clerk")) as served:
+        _, events = await post(f"{served.url}/", ASKED, authorization="Bearer nobody")
+    assert [(each["type"], each["code"]) for each in events] == [("RUN_ERROR", "unauthorized")]
+
+
+async def test_the_state_of_the_application_is_a_custom_event() -> None:
+    @tool
+    async def paint(ctx: RunContext[Any]) -> str:
+        """Paint."""
+        ctx.emit(CustomEvent(name="page", data={"color": "red", "none": None}))
+        return "painted"
+
+    agent = Agent(ScriptedModel(call("paint"), "Done."), tools=[paint], thoughts=False, name="clerk")
+    async with door(agent, state="page") as served:
+        _, events = await post(f"{served.url}/", ASKED)
+    [state] = [each for each in events if each["type"] == "STATE_SNAPSHOT"]
+    assert state["snapshot"] == {"color": "red", "none": None}
+
+
+@pytest.mark.service("node-clients")
+async def test_a_client_stops_a_run_by_leaving() -> None:
+    agent = Agent(ScriptedModel(frames("on -and -on", 0.001)), thoughts=False, name="clerk")
+    async with node() as clients, door(agent) as served:
+        stopped = await clients.agent(served.url, "t").say("Go.", abort_after=3)
+        assert stopped.error is None
+        async for event in served.runtime.follow((await served.runtime.log.runs())[0].task_id):
+            if event.kind == "status-update" and getattr(event, "final", False):
+                break
+        [record] = await served.runtime.log.runs()
+    assert record.state == "canceled"
+
+
+async def test_a_server_that_goes_away_says_so() -> None:
+    agent = Agent(ScriptedModel(frames("on -and -on", 0.001)), thoughts=False, name="clerk")
+    async with door(agent) as served:
+        asking = asyncio.create_task(post(f"{served.url}/", ASKED))
+        async for event in served.runtime.events:
+            if event.kind == "content-delta":
+                break
+        await served.app.drain(0.1)
+        _, events = await asking
+    assert [(each["type"], each.get("code")) for each in events][-1] == ("RUN_ERROR", "draining")
