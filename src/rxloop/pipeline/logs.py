@@ -123,6 +123,15 @@ class AppendsNow(Protocol):
         ...
 
 
+def appends_now(log: object) -> bool:
+    """Tell whether a log is to be asked by `append_now`: not where a subclass has only an `append` of its own."""
+    if not isinstance(log, AppendsNow):
+        return False
+    order = (vars(log), *map(vars, type(log).__mro__))
+    first = next((names for names in order if "append" in names or "append_now" in names), order[0])
+    return "append_now" in first or "append" not in first
+
+
 @runtime_checkable
 class ReadsConversations(Protocol):
     """What an event log may have beside `read`: a conversation in one round trip, and only what is new of it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.log_retry import ANSWERS_IN, is_cancelled, may_pass, patiently
-from rxloop.pipeline.logs import AppendsNow, EventLog
+from rxloop.pipeline.logs import AppendsNow, EventLog, appends_now
 from rxloop.protocol.events import Event
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scope import Gate
@@ -43,7 +43,7 @@ class LogWriter:
         """Proves to the log who appends: no other attempt, in whatever process, has the same."""
         self._log = log
         self._keeps_deltas = log.keeps_deltas
-        self._append_now = log.append_now if isinstance(log, AppendsNow) else None
+        self._append_now = log.append_now if isinstance(log, AppendsNow) and appends_now(log) else None
         self._task_id = task_id
         self._failed = failed
         self._gate = gate
@@ -63,7 +63,7 @@ class LogWriter:
         self._buffer.append(event)
         if self._timer is None and not self._writing:
             delay = FLUSH_EVERY if self._begun else 0
-            self._timer = asyncio.get_running_loop().call_later(delay, self._start)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_time)
         elif len(self._buffer) > MOST:
             self._hold_back(True)
 
@@ -105,6 +105,11 @@ class LogWriter:
             self._buffer = []
             self._wrote(batch)
         return self.durable_seq
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self.flush_now() is None:
+            self._start()
 
     def fail(self, error: EventLogError) -> None:
         """Write nothing more: the run is somebody else's by now."""

@@ -204,6 +204,11 @@ def errors_of(path: Path) -> Generator[None]:
         raise EventLogError(text, retryable=retryable) from error
 
 
+def is_busy(error: sqlite3.OperationalError) -> bool:
+    """Tell whether somebody else writes to the file at this moment."""
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
 def no_descriptor_left(error: BaseException) -> bool:
     """Whether a file could not be opened since this process, or this machine, has too many open."""
     if isinstance(error, OSError):
@@ -235,7 +240,7 @@ def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
             return _connect(path, fsync)
         except sqlite3.OperationalError as error:
             # Of several that make the file a write-ahead one at once, SQLite lets all but one fail without any waiting.
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if not is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(_AGAIN_SECONDS)
 

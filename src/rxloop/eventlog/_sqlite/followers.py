@@ -114,7 +114,7 @@ class Followers:
         self._lock = threading.Lock()
         self._version: int | None = None
         self._letter: int | None = None
-        """The last letter that was looked at; None if nobody watched."""
+        """The last letter that was looked at; None if nobody has watched yet."""
         self._pid = os.getpid()
 
     @contextmanager
@@ -153,8 +153,6 @@ class Followers:
             rest.discard(one)
             if not rest:
                 crowd.pop(task_id, None)
-            if not self._watching:
-                self._letter = None
             if not self._of and not self._watching:
                 keep_looking(False)
 
@@ -175,6 +173,8 @@ class Followers:
 
     def wake_all(self) -> None:
         """Wake everybody, who have to read again."""
+        # They mean nothing to another connection, which may be one to another file.
+        self._version = self._letter = None
         with self._lock:
             everybody = [one for crowd in (self._of, self._watching) for some in crowd.values() for one in some]
         for one in everybody:
@@ -220,8 +220,7 @@ class Followers:
             return
         (last,) = connection.execute("SELECT ifnull(max(number), 0) FROM mail").fetchone()
         with self._lock:
-            if self._watching:
-                self._letter = last
+            self._letter = last
         if after is None:
             # What came since they began to watch, nobody can say.
             mailed = watching

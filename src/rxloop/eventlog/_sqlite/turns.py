@@ -18,6 +18,7 @@ from functools import cache
 from math import inf
 
 from rxloop.errors import Fenced
+from rxloop.eventlog._sqlite.database import is_busy
 from rxloop.eventlog._sqlite.processes import has_died, this_process
 from rxloop.eventlog._sqlite.reads import RECORD, record_of
 from rxloop.eventlog._sqlite.rows import transaction
@@ -63,22 +64,19 @@ class Turns:
         self._here()
         return self._token
 
-    def take(self, connection: sqlite3.Connection, turn: Turn) -> bool:
-        """Take a turn, unless it has a living holder."""
+    def take(self, connection: sqlite3.Connection, turn: Turn, wait: float | None = None) -> bool:
+        """Take a turn, unless it has a living holder; `wait` as for `transaction`."""
         held = self.held.get(turn.context_id)
         if held is not None and not held.loop.is_closed():
             return False
         asked = clock()
-        with transaction(connection):
+        # Who does not wait may ask again and again, and is not to keep the holder from its beat by that.
+        if wait == 0 and self._is_elsewhere(connection, turn.context_id, asked):
+            return False
+        with transaction(connection, wait=wait):
             now = clock()
-            query = f"SELECT turns.holder, {_LIFE} FROM turns LEFT JOIN holders USING (holder) WHERE context_id = ?"
-            found = connection.execute(query, (turn.context_id,)).fetchone()
-            if found is not None and found[0] != self.holder:
-                _, process, beat, lease = found
-                # While a third one kept the file to itself, nobody could write a beat.
-                held_up = now - asked > self.lease / 4
-                if _alive(process, beat, inf if held_up else lease, now, has_died):
-                    return False
+            if self._is_elsewhere(connection, turn.context_id, asked):
+                return False
             if self._beat(connection, now):
                 connection.execute(
                     "DELETE FROM holders WHERE NOT (beat <= ?1 AND ?1 < beat + lease)"
@@ -92,6 +90,18 @@ class Turns:
         self.held[turn.context_id] = turn
         return True
 
+    def _is_elsewhere(self, connection: sqlite3.Connection, context_id: str, asked: float) -> bool:
+        """Whether somebody else has a turn and is alive, for who has asked at that time."""
+        now = clock()
+        query = f"SELECT turns.holder, {_LIFE} FROM turns LEFT JOIN holders USING (holder) WHERE context_id = ?"
+        found = connection.execute(query, (context_id,)).fetchone()
+        if found is None or found[0] == self.holder:
+            return False
+        _, process, beat, lease = found
+        # While a third one kept the file to itself, nobody could write a beat.
+        held_up = now - asked > self.lease / 4
+        return _alive(process, beat, inf if held_up else lease, now, has_died)
+
     def has(self, connection: sqlite3.Connection, context_id: str, task_id: str) -> bool:
         """Whether a turn is still here; then it is for another lease."""
         turn = self.held.get(context_id)
@@ -104,15 +114,25 @@ class Turns:
                 self._beat(connection, clock())
         return found is not None
 
-    def give_back(self, connection: sqlite3.Connection, turn: Turn) -> None:
-        """Give a turn back; one that is lost already is passed over."""
+    def give_back(self, connection: sqlite3.Connection, turn: Turn, wait: float | None = None) -> None:
+        """Give a turn back; one that is lost already is passed over. `wait` as for `transaction`.
+
+        If the file cannot be written now, the next beat makes the turn free, or the next one that is missing. One that
+        somebody else has for a moment is to be asked again, if that was not waited for.
+        """
         if self.held.get(turn.context_id) is not turn:
             return
-        # First: if the file cannot be written now, the next beat makes the turn free, or the next one that is missing.
-        del self.held[turn.context_id]
-        with transaction(connection):
-            query = "DELETE FROM turns WHERE context_id = ? AND holder = ?"
-            connection.execute(query, (turn.context_id, self.holder))
+        again = False
+        try:
+            with transaction(connection, wait=wait):
+                query = "DELETE FROM turns WHERE context_id = ? AND holder = ?"
+                connection.execute(query, (turn.context_id, self.holder))
+        except sqlite3.OperationalError as error:
+            again = wait == 0 and is_busy(error)
+            raise
+        finally:
+            if not again:
+                del self.held[turn.context_id]
 
     def beat(self, connection: sqlite3.Connection) -> None:
         """Say that the holder is alive, and find out which turns somebody else has taken meanwhile."""

@@ -63,6 +63,8 @@ class _Shared:
         self.every = every
         self.looking = looking
         self.looked = time.monotonic()
+        self.asleep = False
+        """The thread may be waiting for work, and for nothing else."""
         self.reopen = False
         """It was closed for a fork of the process."""
         self.pid = os.getpid()
@@ -115,8 +117,9 @@ class Worker:
         shared = self._running() if wanted else self._shared
         if shared is not None and shared.looking != wanted:
             shared.looking, shared.looked = wanted, time.monotonic()
-            # It may sleep until there is something to do.
-            shared.queue.put(_NOTHING)
+            # It finds out by itself when it wakes, and sees that there is nothing to look for.
+            if wanted and shared.asleep:
+                shared.queue.put(_NOTHING)
 
     def _running(self) -> _Shared:
         shared = self._shared
@@ -181,8 +184,12 @@ class Worker:
 
 def _serve(shared: _Shared, connect: Connect) -> None:
     while True:
+        # In this order: whoever wants it to look meanwhile either is seen, or sees that it sleeps.
+        shared.asleep = True
+        shared.asleep = not shared.looking
         try:
-            job = shared.queue.get(timeout=shared.every if shared.looking else None)
+            due = shared.looked + shared.every - time.monotonic()
+            job = shared.queue.get(timeout=None if shared.asleep else max(due, 0))
         except Empty:
             job = _NOTHING
         if job is None:
@@ -196,10 +203,10 @@ def _serve(shared: _Shared, connect: Connect) -> None:
                     work(shared.connection)
             except Exception as error:
                 failed(error)
-            if shared.looking and shared.look is not None and shared.connection is not None:
-                now = time.monotonic()
-                if now - shared.looked >= shared.every:
-                    shared.looked = now
+            now = time.monotonic()
+            if shared.looking and now >= shared.looked + shared.every:
+                shared.looked = now
+                if shared.look is not None and shared.connection is not None:
                     shared.look(shared.connection)
         # What the job holds would otherwise be kept until the next one.
         del job, work, failed

@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from rxloop.eventlog._sqlite.database import Fsync, errors_of
+from rxloop.errors import ConflictError
+from rxloop.eventlog._sqlite.database import Fsync, errors_of, is_busy
 from rxloop.eventlog._sqlite.file import OpenFile
 from rxloop.eventlog._sqlite.rows import append, transaction
 from rxloop.eventlog._sqlite.turns import Turn, Turns
@@ -21,6 +23,14 @@ from rxloop.protocol.events import Event
 
 T = TypeVar("T")
 
+
+class _Later(Enum):
+    """What `_now` gives where it has done nothing."""
+
+    LATER = "later"
+
+
+_LATER = _Later.LATER
 _FREE_PAGES = 2_000
 _FEW = 32
 """Events that are written without the thread."""
@@ -63,25 +73,42 @@ class Writer:
             ConflictError: The log holds another last `seq`.
             EventLogError: The file cannot be written.
         """
-        if self._fsync == "full" or len(events) > _FEW:
+        if len(events) > _FEW:
             return False
+
+        def work(connection: sqlite3.Connection) -> ConflictError | None:
+            with transaction(connection, wait=0):
+                return append(connection, task_id, events, expected_seq, writer, self._turns.fenced)
+
+        outcome = self._now(work, len(events))
+        if isinstance(outcome, ConflictError):
+            raise outcome
+        return outcome is not _LATER
+
+    def _now(self, work: Callable[[sqlite3.Connection], T], events: int = 1) -> T | _Later:
+        """What short work gives that writes, done without the thread, whose turn costs more than a write of a few rows.
+
+        `_LATER`, and nothing was done, if it would wait: for the disk, for the thread or for another process.
+
+        Args:
+            work: Does not wait for another writer.
+            events: How much it writes.
+        """
+        if self._fsync == "full":
+            return _LATER
         with self._worker.borrowed() as connection, errors_of(self.path):
             if connection is None:
-                return False
+                return _LATER
             try:
-                with transaction(connection, wait=0):
-                    outcome = append(connection, task_id, events, expected_seq, writer, self._turns.fenced)
+                result = work(connection)
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                    return False
+                if is_busy(error):
+                    return _LATER
                 raise
-        # First, since a file that is gone holds what it must not be compared with.
-        move = self._file.written(len(events))
-        if outcome is not None:
-            raise outcome
-        if move:
+        # First, since a file that is gone holds what the outcome must not be compared with.
+        if self._file.written(events):
             self._worker.submit(self._file.move, lambda error: None)
-        return True
+        return result
 
     async def append(self, task_id: str, events: Sequence[Event], expected_seq: int, writer: str) -> None:
         """Append a batch in the thread, in one transaction with those that wait there.
@@ -162,11 +189,14 @@ class Writer:
     async def take_turn(self, turn: Turn) -> bool:
         """Take a turn, unless it has a living holder; from then on the thread says that this one is alive."""
 
-        def work(connection: sqlite3.Connection) -> bool:
-            taken = self._turns.take(connection, turn)
+        def work(connection: sqlite3.Connection, wait: float | None = None) -> bool:
+            taken = self._turns.take(connection, turn, wait)
             self._worker.keep_looking(bool(self._turns.held))
             return taken
 
+        taken = self._now(lambda connection: work(connection, wait=0))
+        if taken is not _LATER:
+            return taken
         try:
             return await self.do(work)
         except asyncio.CancelledError:
@@ -181,12 +211,14 @@ class Writer:
     async def give_turn_back(self, context_id: str, task_id: str) -> None:
         """Give a turn back, if it is here."""
         turn = self._turns.held.get(context_id)
-        if turn is not None and turn.task_id == task_id:
+        if turn is None or turn.task_id != task_id:
+            return
+        if self._now(lambda connection: self._give_back(connection, turn, wait=0)) is _LATER:
             await self.do(lambda connection: self._give_back(connection, turn))
 
-    def _give_back(self, connection: sqlite3.Connection, turn: Turn) -> None:
+    def _give_back(self, connection: sqlite3.Connection, turn: Turn, wait: float | None = None) -> None:
         try:
-            self._turns.give_back(connection, turn)
+            self._turns.give_back(connection, turn, wait)
         finally:
             self._worker.keep_looking(bool(self._turns.held))
 
