@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from rxloop.protocol.events import Event, State
 
@@ -123,7 +123,7 @@ class AppendsNow(Protocol):
         ...
 
 
-def appends_now(log: object) -> bool:
+def appends_now(log: object) -> TypeGuard[AppendsNow]:
     """Tell whether a log is to be asked by `append_now`: not where a subclass has only an `append` of its own."""
     if not isinstance(log, AppendsNow):
         return False

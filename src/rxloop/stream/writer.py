@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.log_retry import ANSWERS_IN, is_cancelled, may_pass, patiently
-from rxloop.pipeline.logs import AppendsNow, EventLog, appends_now
+from rxloop.pipeline.logs import EventLog, appends_now
 from rxloop.protocol.events import Event
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scope import Gate
@@ -43,7 +43,7 @@ class LogWriter:
         """Proves to the log who appends: no other attempt, in whatever process, has the same."""
         self._log = log
         self._keeps_deltas = log.keeps_deltas
-        self._append_now = log.append_now if isinstance(log, AppendsNow) and appends_now(log) else None
+        self._append_now = log.append_now if appends_now(log) else None
         self._task_id = task_id
         self._failed = failed
         self._gate = gate
