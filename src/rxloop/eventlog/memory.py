@@ -68,20 +68,11 @@ class MemoryEventLog:
             ConflictError: The log holds another last `seq`: somebody else writes this run.
             EventLogError: An event has the wrong number, or is transient where those are not kept.
         """
-        self.append_now(task_id, events, expected_seq=expected_seq, writer=writer)
-
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
-        """Append a batch as `append` does, which takes no waiting here.
-
-        Raises:
-            ConflictError: As for `append`.
-            EventLogError: As for `append`.
-        """
         run = self._runs.get(task_id)
         held = len(run.events) if run is not None else 0
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:
-            return True
+            return
         if held != expected_seq:
             new = repeated(events, held) if run is not None and writer and writer == run.writer else None
             if run is None or new is None or not run.holds(events[:new]):
@@ -93,7 +84,6 @@ class MemoryEventLog:
             run = self._runs[task_id] = _Run(task_id, context_id, self._count)
             self._by_context.setdefault(context_id, {})[task_id] = run
         run.extend(events, writer)
-        return True
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
         """The events of a run after `after_seq`, in order, as `EventLog.read` gives them.
