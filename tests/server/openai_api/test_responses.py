@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from openai_judge import check_response, check_stream
 from openai_serving import Served, serving
+from runs_of_all_kinds import Model, Stumble
 from rxloop import Agent, Limits, MemoryEventLog, RunContext, Usage, tool
 from rxloop.errors import RateLimited
 from rxloop.server import ServerLimits
@@ -391,3 +392,33 @@ async def test_when_the_server_goes_away_a_stream_says_so() -> None:
             assert (kinds[-1] == "error") != background
             # It is given up, and not cancelled: another process goes on with it.
             assert [record.state for record in await log.runs()] == ["working"]
+
+
+async def test_what_a_nested_agent_does_is_shown_as_one_call() -> None:
+    below = Agent(ScriptedModel("It is 7 C."), thoughts=False, name="weather")
+    above: Agent[Any, Any] = Agent(
+        ScriptedModel(call("ask_weather", prompt="Oslo?"), "7 C."),
+        tools=[below.as_tool("ask_weather", "Knows the weather.")],
+        thoughts=False,
+        name="clerk",
+    )
+    async with serving(above) as served, served.client() as client:
+        response = await client.responses.create(model="clerk", input="Weather?")
+        assert [item.type for item in response.output] == ["mcp_call", "message"]
+        assert response.output_text == "7 C."
+
+
+async def test_what_is_said_once_more_is_said_once() -> None:
+    model = Model(lambda request: Stumble("Hm.", "wrong", "right"))
+    async with serving(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
+        async with client.responses.stream(model="clerk", input="Go") as stream:
+            done: list[Any] = [event.item async for event in stream if event.type == "response.output_item.done"]
+            final = await stream.get_final_response()
+        texts = [(item.content[0].text, item.status) for item in done if item.type == "message"]
+        assert texts == [("wrong", "incomplete"), ("right", "completed")]
+        assert [item.type for item in final.output] == ["message"]
+        assert final.output_text == "right"
+    model = Model(lambda request: Stumble("Hm.", "wrong", "right"))
+    async with serving(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
+        answer = await client.chat.completions.create(model="clerk", messages=[{"role": "user", "content": "Go"}])
+        assert answer.choices[0].message.content == "right"
