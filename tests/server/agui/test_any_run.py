@@ -101,7 +101,8 @@ def in_call_order(messages: list[Any]) -> list[Any]:
     made: list[Any] = []
     for tools, batch in groupby(messages, key=lambda message: message[0] == "tool"):
         together = list(batch)
-        made += sorted(together) if tools else together
+        # As JSON, which a client may have written otherwise.
+        made += sorted(((role, str(value_of(text)), calls) for role, text, calls in together)) if tools else together
     return made
 
 
