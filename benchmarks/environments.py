@@ -41,8 +41,13 @@ def default_folder() -> Path:
     return user_cache_path("rxloop") / "benchmarks"
 
 
-def environment(name: str, folder: Path) -> Environment:
+def environment(name: str, folder: Path, packages: str | None = None) -> Environment:
     """The environment of a contender, made when it is not there.
+
+    Args:
+        name: Its name.
+        folder: Where environments are kept.
+        packages: What is installed, where that is not what `CONTENDERS` says.
 
     Raises:
         CannotInstall: pip could not.
@@ -51,7 +56,7 @@ def environment(name: str, folder: Path) -> Environment:
     home = folder / f"{name}-{sys.version_info.major}.{sys.version_info.minor}"
     python = home / ("Scripts" if os.name == "nt" else "bin") / "python"
     complete = home / "installed"
-    requirements = CONTENDERS[name].split()
+    requirements = (packages or CONTENDERS[name]).split()
     if not complete.exists() or complete.read_text().split() != requirements:
         print(f"installing {' '.join(requirements)} into {home}", file=sys.stderr)
         try:
@@ -63,5 +68,5 @@ def environment(name: str, folder: Path) -> Environment:
             raise CannotInstall(said.splitlines()[-1]) from error
         complete.write_text(" ".join(requirements))
     listed = subprocess.run([python, "-c", _LIST], check=True, stdout=subprocess.PIPE).stdout
-    packages: dict[str, str] = json.loads(listed)
-    return Environment(python, {each: packages[each] for each in sorted(packages) if each not in ("pip", "setuptools")})
+    found: dict[str, str] = json.loads(listed)
+    return Environment(python, {each: found[each] for each in sorted(found) if each not in ("pip", "setuptools")})

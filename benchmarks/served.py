@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -16,11 +17,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
+from uuid import uuid4
 
 from endpoint import HERE, server
+from environments import CannotInstall, default_folder, environment
 from tables import table
 
-BODIES = {"relay": b'{"input": "Tell me a story."}', "rxloop": b'{"input": "Tell me a story."}'}
+QUESTION = "Tell me a story."
+OWN = ("relay", "rxloop")
+"""Those that are asked as our API is; the others speak AG-UI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ COLUMNS = [
     Column("by hand, httpx", "relay"),
     Column("rxloop, httpx", "rxloop", {"RXLOOP_TRANSPORT": "httpx"}),
     Column("rxloop, aiohttp", "rxloop", {"RXLOOP_TRANSPORT": "aiohttp"}),
+    Column("rxloop, AG-UI, httpx", "agui", {"RXLOOP_TRANSPORT": "httpx"}),
+    Column("rxloop, AG-UI, aiohttp", "agui", {"RXLOOP_TRANSPORT": "aiohttp"}),
 ]
 
 
@@ -73,12 +80,22 @@ def serving(column: Column, upstream: str) -> Generator[Process]:
             served.close()
 
 
-async def client(port: int, body: bytes, tokens: int) -> None:
+def asked(app: str) -> tuple[str, bytes]:
+    """The path and the body of a new run."""
+    if app in OWN:
+        return "/runs", json.dumps({"input": QUESTION}).encode()
+    message = {"id": "m1", "role": "user", "content": QUESTION}
+    rest = {"state": {}, "tools": [], "context": [], "forwardedProps": {}}
+    return "/", json.dumps({"threadId": str(uuid4()), "runId": str(uuid4()), "messages": [message], **rest}).encode()
+
+
+async def client(port: int, app: str, tokens: int) -> None:
     """One client: asks, and reads all of the answer."""
+    path, body = asked(app)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     headers = "\r\n".join(
         (
-            "POST /runs HTTP/1.1",
+            f"POST {path} HTTP/1.1",
             "host: x",
             "connection: close",
             "content-type: application/json",
@@ -95,19 +112,29 @@ async def client(port: int, body: bytes, tokens: int) -> None:
     assert count == tokens, f"{count} tokens of {tokens}"
 
 
-async def clients(port: int, body: bytes, count: int, tokens: int) -> None:
+async def clients(port: int, app: str, count: int, tokens: int) -> None:
     """So many clients at once."""
-    await asyncio.gather(*(client(port, body, tokens) for _ in range(count)))
+    await asyncio.gather(*(client(port, app, tokens) for _ in range(count)))
 
 
 def measured(column: Column, base: str, count: int, tokens: int, every: int) -> float:
     """Microseconds of CPU for each token of each client."""
     with serving(column, f"{base}/drip/{tokens}/{every}" if every else f"{base}/stream/{tokens}/1") as process:
         # Once without the clock, so that everything is loaded and connected.
-        asyncio.run(clients(process.port, BODIES[column.app], count, tokens))
+        asyncio.run(clients(process.port, column.app, count, tokens))
         before = process.cpu()
-        asyncio.run(clients(process.port, BODIES[column.app], count, tokens))
+        asyncio.run(clients(process.port, column.app, count, tokens))
         return (process.cpu() - before) * 1e6 / (count * tokens)
+
+
+def contender() -> list[Column]:
+    """The AG-UI adapter of pydantic-ai, if it can be installed."""
+    try:
+        found = environment("pydantic-ai-agui", default_folder(), "pydantic-ai-slim[ag-ui,openai] uvicorn")
+    except CannotInstall as error:
+        print(f"skipped pydantic-ai, which could not be installed: {error}", file=sys.stderr)
+        return []
+    return [Column(f"pydantic-ai {found.packages['pydantic-ai-slim']}, AG-UI", "pydantic-ai", python=str(found.python))]
 
 
 def main() -> None:
@@ -118,8 +145,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=60, metavar="MS", help="milliseconds between two; 0 is a burst")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=[column.name for column in COLUMNS], help="these columns alone")
+    parser.add_argument(
+        "--with-pydantic-ai", dest="contender", action="store_true", help="measure pydantic-ai's AG-UI adapter, too"
+    )
     options = parser.parse_args()
     columns = [column for column in COLUMNS if options.only is None or column.name in options.only]
+    if options.contender:
+        columns += contender()
     costs: dict[str, list[float]] = {column.name: [] for column in columns}
     with server() as base:
         for number in range(1, options.rounds + 1):

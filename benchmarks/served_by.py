@@ -4,6 +4,9 @@ For each line on its standard input it prints the CPU time that it has taken, an
 Pythons of other environments, so that each application imports what it needs by itself.
 """
 
+# The environments of others are not seen by the type checker.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import asyncio
@@ -60,7 +63,36 @@ def rxloop(upstream: str) -> Any:
     return api(Runtime({"agent": agent}, log=MemoryEventLog()))
 
 
-APPS: dict[str, Callable[[str], Any]] = {"relay": relay, "rxloop": rxloop}
+def agui(upstream: str) -> Any:
+    """AG-UI over the same."""
+    from rxloop import Agent, MemoryEventLog, Runtime, openai_chat
+    from rxloop.server import agui
+
+    agent = Agent(openai_chat("bench", base_url=upstream), thoughts=False)
+    return agui(Runtime({"agent": agent}, log=MemoryEventLog()))
+
+
+def pydantic_ai(upstream: str) -> Any:
+    """The AG-UI adapter of pydantic-ai, in an environment of its own."""
+    from openai import AsyncOpenAI
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+    from pydantic_ai.ui.ag_ui import AGUIAdapter
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.routing import Route
+
+    client = AsyncOpenAI(base_url=upstream, api_key="none")
+    agent: Any = Agent(OpenAIChatModel("bench", provider=OpenAIProvider(openai_client=client)))
+
+    async def answer(request: Request) -> Any:
+        return await AGUIAdapter.dispatch_request(request, agent=agent)
+
+    return Starlette(routes=[Route("/", answer, methods=["POST"])])
+
+
+APPS: dict[str, Callable[[str], Any]] = {"relay": relay, "rxloop": rxloop, "agui": agui, "pydantic-ai": pydantic_ai}
 
 
 class Server(uvicorn.Server):

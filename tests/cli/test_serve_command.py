@@ -14,6 +14,7 @@ from typing import IO, Any
 import httpx
 import orjson
 import pytest
+from openai import OpenAI
 
 from commands import Place
 from rxloop import ConfigurationError, MemoryEventLog
@@ -184,15 +185,23 @@ def asked(thread: str) -> dict[str, Any]:
 
 
 def test_each_door_stands_under_its_prefix(module: str, place: Place) -> None:
-    with served(place, f"{module}:one", "--agui", "--a2a", "--mcp") as (url, lines), httpx.Client(base_url=url) as http:
+    flags = ("--agui", "--ui-stream", "--openai", "--a2a", "--mcp")
+    with served(place, f"{module}:one", *flags) as (url, lines), httpx.Client(base_url=url, timeout=30) as http:
+        page = {"id": "chat1", "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Well?"}]}]}
+        assert '"delta":"It is warm."' in http.post("/ui", json=page).text
+        assert len(http.get("/ui/chat1").json()) == 2
+        with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            assert [each.id for each in client.models.list()] == ["weather"]
+            assert client.responses.create(model="weather", input="Well?").output_text == "It is warm."
         for path in ("/agui", "/agui/"):
             assert '"delta":"It is warm."' in http.post(path, json=asked(f"by{len(path)}")).text
         card = http.get("/a2a/.well-known/agent-card.json").json()
         assert {each["url"] for each in card["supportedInterfaces"]} == {f"{url}/a2a", f"{url}/a2a/rpc/"}
         assert '"serverInfo"' in http.post("/mcp", json=HELLO, headers=MCP_HEADERS).text
-        assert len(http.get("/runs").json()["runs"]) == 2
+        assert len(http.get("/runs").json()["runs"]) == 4
         assert http.get("/nothing").json()["error"]["code"] == "not_found"
-    assert "the API at /, AG-UI at /agui, A2A at /a2a, MCP at /mcp" in lines[0]["message"]
+    doors = "the API at /, AG-UI at /agui, UI message stream at /ui, OpenAI at /v1, A2A at /a2a, MCP at /mcp"
+    assert doors in lines[0]["message"]
     assert [each["watcher"] for each in lines if "watcher" in each][-1] == "agents"
 
 

@@ -33,6 +33,8 @@ def serve(
         ),
     ],
     agui: Annotated[bool, typer.Option("--agui", help="Speak AG-UI, too, at /agui.")] = False,
+    ui_stream: Annotated[bool, typer.Option("--ui-stream", help="Speak to the AI SDK, too, at /ui.")] = False,
+    openai: Annotated[bool, typer.Option("--openai", help="Speak as OpenAI's API does, too, at /v1.")] = False,
     a2a: Annotated[bool, typer.Option("--a2a", help="Speak A2A, too, at /a2a.")] = False,
     mcp: Annotated[bool, typer.Option("--mcp", help="Speak MCP, too, at /mcp.")] = False,
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
@@ -79,7 +81,8 @@ def serve(
             raise ConfigurationError(
                 f"--mcp on {host} needs keys: without them it answers only those who call this machine by a local name"
             )
-        chosen = [name for name, wanted in {"agui": agui, "a2a": a2a, "mcp": mcp}.items() if wanted]
+        wanted = {"agui": agui, "ui_stream": ui_stream, "openai": openai, "a2a": a2a, "mcp": mcp}
+        chosen = [name for name, there in wanted.items() if there]
         source = ctx.get_parameter_source("db")
         serving = runtime_of(agent, db, named=source is not None and source.name == "COMMANDLINE")
         with writes_log(json=json):

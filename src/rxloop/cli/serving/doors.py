@@ -33,6 +33,8 @@ class _Kind(NamedTuple):
 
 KINDS = {
     "agui": _Kind("/agui", "agui", "AG-UI", each=True),
+    "ui_stream": _Kind("/ui", "ui_stream", "UI message stream", options={"path": ""}),
+    "openai": _Kind("/v1", "openai_api", "OpenAI", whole=True),
     "a2a": _Kind("/a2a", "a2a", "A2A", each=True),
     "mcp": _Kind("/mcp", "mcp_server", "MCP", whole=True),
 }
