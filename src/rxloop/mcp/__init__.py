@@ -1,1 +1,1 @@
-"""rxloop as an MCP server: sequential thinking. The MCP client is `tools/mcp/`."""
+"""Sequential thinking as an MCP server, and transports. Agents as one: `server/mcp/`. The MCP client: `tools/mcp/`."""

@@ -1,4 +1,4 @@
-"""Front doors over the runtime: the HTTP API; AG-UI, the AI SDK, OpenAI and A2A are planned."""
+"""Front doors over the runtime: the HTTP API, AG-UI, the AI SDK's UI stream, OpenAI's API, A2A, MCP."""
 
 from typing import TYPE_CHECKING
 
