@@ -12,20 +12,20 @@ import pytest
 from services import CLIENTS, NODE
 from serving import listening
 
-FOLDER = Path(__file__).parents[2] / "examples/agui"
+EXAMPLE = Path(__file__).parents[2] / "examples/agui_bank.py"
 
 
 @pytest.mark.service("node-clients")
 async def test_the_client_allows_the_payment() -> None:
-    spec = importlib.util.spec_from_file_location("agui_server", FOLDER / "server.py")
+    spec = importlib.util.spec_from_file_location("agui_bank", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    async with module.app._host.runtime, listening(module.app) as url:
+    async with module.runtime, listening(module.app) as url:
         process = await asyncio.create_subprocess_exec(
             str(NODE),
-            str(FOLDER / "client.mjs"),
+            str(EXAMPLE.with_suffix("") / "client.mjs"),
             f"{url}/",
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "NODE_MODULES": str(CLIENTS)},

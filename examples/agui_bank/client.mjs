@@ -1,4 +1,4 @@
-// Talks to server.py with the official client of AG-UI, and allows the payment: node client.mjs http://localhost:8000/
+// Talks to agui_bank.py with the official client of AG-UI, and allows the payment: node client.mjs http://localhost:8000/
 import { createRequire } from "node:module";
 
 const require = createRequire((process.env.NODE_MODULES ?? process.cwd()) + "/");
