@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from rxloop.errors import RunError as RunError
     from rxloop.errors import RunExists as RunExists
     from rxloop.errors import RunOver as RunOver
+    from rxloop.errors import RuntimeClosed as RuntimeClosed
     from rxloop.errors import RxloopError as RxloopError
     from rxloop.errors import ScoreMissing as ScoreMissing
     from rxloop.errors import ServerError as ServerError

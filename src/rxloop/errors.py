@@ -25,6 +25,7 @@ RxloopError
  │    └── UnknownArtifact    the conversation has no artifact of that id
  ├── ContextBusy             the conversation has a run that has not ended
  ├── RunOver                 something was to be said to a run whose end is decided; it was not said
+ ├── RuntimeClosed           a runtime takes nothing new: it drains, or is not entered
  ├── ProviderError           a model call failed; `code` and `retryable` say how
  │    ├── AuthenticationError
  │    ├── PermissionDenied
@@ -208,6 +209,10 @@ class ContextBusy(RxloopError):
 
 class RunOver(RxloopError):
     """Something was to be said to a run whose end is decided, or that nobody goes on with: it was not said."""
+
+
+class RuntimeClosed(RxloopError):
+    """A runtime takes nothing new: it drains, or is not entered."""
 
 
 class ProviderError(RxloopError):

@@ -332,3 +332,56 @@ async def test_a_reader_is_told_what_it_gets_of_the_deltas(keep: bool) -> None:
     assert (run["deltas"], record["deltas"]) == ("live", kept)
     has = ["content-delta" in each.text for each in (here, there, after, replayed)]
     assert has == [True, keep, keep, keep]
+
+
+class _Slow(MemoryEventLog):
+    """A log that others work with meanwhile; it may be told to do something before it answers."""
+
+    meanwhile: Any = None
+
+    async def runs(self, *args: Any, **options: Any) -> Any:
+        found = await super().runs(*args, **options)
+        await self._wait()
+        return found
+
+    async def record(self, task_id: str) -> Any:
+        found = await super().record(task_id)
+        await self._wait()
+        return found
+
+    async def _wait(self) -> None:
+        if self.meanwhile is not None:
+            self.meanwhile()
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("what", ["start", "fork", "answer"])
+async def test_a_runtime_that_begins_to_drain_inside_a_request_is_503(what: str) -> None:
+    log, draining = _Slow(), set[asyncio.Task[None]]()
+    async with serving(clerk(), log=log) as served, using(served) as client:
+        run = (await client.post("/runs?wait=10", json={"input": "Pay"})).json()
+        log.meanwhile = lambda: draining.add(asyncio.ensure_future(served.runtime.drain(0)))
+        path = f"/runs/{run['taskId']}"
+        refused = await {
+            "start": lambda: client.post("/runs", json={"input": "Pay"}),
+            "fork": lambda: client.post(f"{path}/fork", json={"at": 2}),
+            "answer": lambda: client.post(f"{path}/resume", json={"inputs": {run["pending"][0]["inputId"]: True}}),
+        }[what]()
+        log.meanwhile = None
+        await asyncio.gather(*draining)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert int(refused.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("secured", [True, False])
+async def test_a_key_that_is_sent_twice_at_once_is_one_run_whatever_is_limited(secured: bool) -> None:
+    body = {"input": "Pay", "contextId": "talk", "whenBusy": "refuse"}
+    options: dict[str, Any] = {} if secured else {"auth": None}
+    async with serving(endless(), log=_Slow(), limits=ServerLimits(runs=1), **options) as served:
+        async with using(served) as client:
+            headers = {"idempotency-key": "k"}
+            answers = await asyncio.gather(*(client.post("/runs", json=body, headers=headers) for _ in range(5)))
+            listed = (await client.get("/runs")).json()["runs"]
+    assert [each.status_code for each in answers] == [202] * 5
+    assert {each.json()["taskId"] for each in answers} == {each["taskId"] for each in listed}
+    assert len(listed) == 1

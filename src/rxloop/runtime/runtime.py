@@ -13,7 +13,7 @@ from typing import Any, Self, TypedDict, cast
 from typing_extensions import Unpack
 
 from rxloop.agent import Agent
-from rxloop.errors import ConfigurationError, ContextBusy, Paused, RunExists, RxloopError
+from rxloop.errors import ConfigurationError, ContextBusy, Paused, RunExists, RuntimeClosed, RxloopError
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import AnyEvent, PendingInput
@@ -165,7 +165,7 @@ class Runtime:
 
         Raises:
             ConfigurationError: There is no such agent, or an option is wrong.
-            RxloopError: The runtime is not entered, or drains.
+            RuntimeClosed: The runtime is not entered, or drains.
         """
         self._check_open()
         _check_options(options)
@@ -203,7 +203,7 @@ class Runtime:
         Raises:
             ConfigurationError: The run ends before `at`, or has no such call.
             UnknownRun: The log has no such run.
-            RxloopError: The runtime is not entered, or drains.
+            RuntimeClosed: The runtime is not entered, or drains.
         """
         self._check_open()
         agent = await self._agent_of(task_id)
@@ -246,6 +246,7 @@ class Runtime:
 
         Raises:
             InvalidInput: The run does not wait for that, or the answer does not fit.
+            RuntimeClosed: The runtime is not entered, or drains.
         """
         self._check_open()
         agent = await self._agent_of(task_id)
@@ -406,9 +407,9 @@ class Runtime:
 
     def _check_open(self) -> None:
         if self._adopting is None:
-            raise RxloopError("the runtime is not entered: use it in `async with runtime:`")
+            raise RuntimeClosed("the runtime is not entered: use it in `async with runtime:`")
         if self._closing:
-            raise RxloopError("the runtime drains, and starts no more runs")
+            raise RuntimeClosed("the runtime drains, and starts no more runs")
 
     def _agent(self, name: str) -> Agent[Any, Any]:
         if name not in self._agents:

@@ -18,7 +18,7 @@ from rxloop.errors import UnknownRun
 from rxloop.pipeline.values import RunRecord
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.access import ANYBODY, Auth, Principal
-from rxloop.server.refusals import Refused, not_found
+from rxloop.server.refusals import Refused, draining, not_found
 from rxloop.state.conversation import read_log
 from rxloop.stream.within import called
 
@@ -128,7 +128,7 @@ class Host:
             Refused: The server drains, or has not begun.
         """
         if self.draining or not self.runtime.open:
-            raise _draining()
+            raise draining()
 
     @asynccontextmanager
     async def starting(self, principal: Principal) -> AsyncGenerator[None]:
@@ -156,7 +156,7 @@ class Host:
             Refused: Too many are read already, or the server goes away.
         """
         if self._last_words:
-            raise _draining()
+            raise draining()
         most = self.limits.streams
         if self._auth is not None and most is not None and self._streams[principal.id] >= most:
             raise _too_many("streams", most)
@@ -206,11 +206,6 @@ class Host:
             await self.runtime.drain(seconds)
         finally:
             await self.end_streams()
-
-
-def _draining() -> Refused:
-    headers = {"retry-after": "5"}
-    return Refused(503, "draining", "the server takes nothing new at the moment", headers=headers)
 
 
 def _too_many(what: str, most: int) -> Refused:

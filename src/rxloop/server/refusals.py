@@ -19,6 +19,7 @@ from rxloop.errors import (
     InvalidEvent,
     InvalidInput,
     RunOver,
+    RuntimeClosed,
     UnknownRun,
 )
 from rxloop.protocol.http import Problem, ProblemInfo
@@ -50,6 +51,12 @@ class Refused(Exception):
 def not_found() -> Refused:
     """The refusal of what is not there, and of what is not for whoever asks: nobody can tell which."""
     return Refused(404, "not_found", "there is no such run")
+
+
+def draining() -> Refused:
+    """The refusal of what is new while the server goes away."""
+    headers = {"retry-after": "5"}
+    return Refused(503, "draining", "the server takes nothing new at the moment", headers=headers)
 
 
 def misfit(error: ValidationError, where: str) -> Refused:
@@ -84,6 +91,9 @@ def refusal_of(error: Exception) -> Refused | None:
             return error
         case UnknownRun():
             return not_found()
+        case RuntimeClosed():
+            # It has begun to drain since the request was let in.
+            return draining()
         case ContextBusy():
             return Refused(409, "context_busy", "the conversation has a run under way")
         case RunOver():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -56,16 +56,24 @@ async def start(
     if owner is not None:
         options["owner"] = owner
     record = await known(host, principal, agent, key)
-    if record is None or record.state == "submitted":
-        # Of one that was submitted before, nobody may have begun it.
-        async with host.starting(principal) if record is None else nullcontext():
-            if context_id is not None and record is None and await host.check_context(principal, context_id):
-                await _check_idle(host, context_id, when_busy)
-            record = await runtime.start(agent, prompt, key=key, **options)
-            if context_id is not None:
-                await _check_first(host, principal, record)
+    if record is None:
+        try:
+            async with host.starting(principal):
+                if context_id is not None and await host.check_context(principal, context_id):
+                    await _check_idle(host, context_id, when_busy)
+                record = await runtime.start(agent, prompt, key=key, **options)
+        except Refused:
+            # The same request may have come twice at once: what stands in the way is the run that it has begun.
+            record = await known(host, principal, agent, key)
+            if record is None:
+                raise
+    elif record.state == "submitted":
+        # Nobody may have begun it.
+        record = await runtime.start(agent, prompt, key=key, **options)
     else:
         host.check_open()
+    if context_id is not None:
+        await _check_first(host, principal, record)
     if key is not None and record.metadata.get(REQUEST) != digest:
         raise Refused(422, "key_used", "the key stands for another request")
     return record
