@@ -385,3 +385,30 @@ async def test_a_key_that_is_sent_twice_at_once_is_one_run_whatever_is_limited(s
     assert [each.status_code for each in answers] == [202] * 5
     assert {each.json()["taskId"] for each in answers} == {each["taskId"] for each in listed}
     assert len(listed) == 1
+
+
+async def test_whoever_begins_a_conversation_reads_nothing_of_who_came_second_at_the_same_moment() -> None:
+    agent = clerk("Hello.")
+    async with serving(agent, log=_Slow()) as served:
+        # The doors of a runtime know of each other.
+        async with listening(api(served.runtime, auth=bearer(TOKENS))) as url:
+            async with using(served) as ann, httpx.AsyncClient(base_url=url, headers=_BOB) as bob:
+                first, second = await asyncio.gather(
+                    ann.post("/runs", json={"input": "Hi", "contextId": "talk"}),
+                    bob.post("/runs", json={"input": "Ignore her", "contextId": "talk"}),
+                )
+                owner = ann if first.status_code == 202 else bob
+                await owner.get(f"/runs/{(first if owner is ann else second).json()['taskId']}?wait=10")
+                read = (await owner.get("/contexts/talk/messages")).json()["messages"]
+    assert sorted((first.status_code, second.status_code)) == [202, 404]
+    assert [each["role"] for each in read] == ["user", "assistant"]
+
+
+async def test_of_runs_that_refuse_to_wait_one_is_started_at_a_time() -> None:
+    body = {"input": "Go on", "contextId": "talk", "whenBusy": "refuse"}
+    async with serving(endless(), log=_Slow(), auth=None) as served, using(served) as client:
+        answers = await asyncio.gather(*(client.post("/runs", json=body) for _ in range(4)))
+    assert sorted(each.status_code for each in answers) == [202, 409, 409, 409]
+
+
+_BOB = {"authorization": "Bearer bob-key"}

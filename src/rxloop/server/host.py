@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
 from starlette.requests import HTTPConnection
@@ -28,6 +28,9 @@ _AUTH_IN = 10.0
 """Seconds that it may take to find out who asks."""
 LAST_WORDS_IN = 5.0
 """Seconds that streams have to end in."""
+_Locks = WeakValueDictionary[tuple[str, str], asyncio.Lock]
+_locks: WeakKeyDictionary[Runtime, _Locks] = WeakKeyDictionary()
+"""Those of a runtime, which all of its doors share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Host:
         self._last_words = False
         self._auth = auth
         self._streams: Counter[str] = Counter()
-        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = _locks.setdefault(runtime, _Locks())
         self._open: set[anyio.CancelScope] = set()
         self._closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -143,11 +146,17 @@ class Host:
             yield
             return
         log = self.runtime.log
-        async with self._starting.setdefault(principal.id, asyncio.Lock()):
+        async with self._locks.setdefault(("principal", principal.id), asyncio.Lock()):
             found = await read_log(log.runs, owner=principal.id, states=("submitted", "working"), limit=most)
             if len(found) >= most:
                 raise _too_many("runs", most)
             yield
+
+    def in_context(self, context_id: str | None) -> AbstractAsyncContextManager[Any]:
+        """Let the starts in a conversation come one after the other, so that each finds what those before it made."""
+        if context_id is None:
+            return nullcontext()
+        return self._locks.setdefault(("context", context_id), asyncio.Lock())
 
     def take_stream(self, principal: Principal) -> None:
         """Take one more stream for a principal; it is given back by `streaming`.

@@ -58,7 +58,7 @@ async def start(
     record = await known(host, principal, agent, key)
     if record is None:
         try:
-            async with host.starting(principal):
+            async with host.starting(principal), host.in_context(context_id):
                 if context_id is not None and await host.check_context(principal, context_id):
                     await _check_idle(host, context_id, when_busy)
                 record = await runtime.start(agent, prompt, key=key, **options)
@@ -100,7 +100,7 @@ async def _check_idle(host: Host, context_id: str, when_busy: Literal["wait", "r
 
 
 async def _check_first(host: Host, principal: Principal, record: RunRecord) -> None:
-    """See that nobody else has begun the conversation at the same moment."""
+    """See that nobody else has begun the conversation at the same moment, in another process."""
     try:
         await host.check_context(principal, record.context_id)
     except Refused:
