@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rxloop.server.access import bearer as bearer
     from rxloop.server.agui.app import AgUi as AgUi
     from rxloop.server.agui.app import agui as agui
+    from rxloop.server.agui.context import agui_context as agui_context
     from rxloop.server.door import Door as Door
     from rxloop.server.host import ServerLimits as ServerLimits
     from rxloop.server.http.app import Api as Api

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 from ag_ui.core import Event
@@ -13,16 +12,12 @@ from ag_ui.encoder import EventEncoder
 from pydantic import TypeAdapter
 
 from agui_clients import door, node
+from agui_posts import ASKED, post
 from misbehaving import PLANTED
 from runs_of_all_kinds import AnyRun, Stumble, turn
 from rxloop import Agent, CustomEvent, RunContext, tool
 from rxloop.testing import ScriptedModel, call, frames
 
-ASKED: dict[str, Any] = {
-    "threadId": "t",
-    "runId": "r",
-    "messages": [{"id": "m", "role": "user", "content": "Go."}],
-}
 SECRETS = AnyRun(
     turns=(
         Stumble(
@@ -32,17 +27,6 @@ SECRETS = AnyRun(
         call("planted_question", PLANTED),
     )
 )
-
-
-async def post(url: str, body: Any, **headers: str) -> tuple[list[bytes], list[dict[str, Any]]]:
-    """The frames of an answer, and the events in them."""
-    given = {"authorization": "Bearer ann-key", "content-type": "application/json", **headers}
-    content = body if isinstance(body, bytes) else orjson.dumps(body)
-    async with httpx.AsyncClient(timeout=30) as client:
-        answer = await client.post(url, content=content, headers=given)
-    assert answer.status_code == 200
-    written = [each + b"\n\n" for each in answer.content.split(b"\n\n") if each.startswith(b"data: ")]
-    return written, [orjson.loads(each[6:]) for each in written]
 
 
 async def test_frames_are_what_the_official_encoder_writes_and_have_nothing_planted_in_them() -> None:

@@ -1,0 +1,25 @@
+"""Bare requests to the door of AG-UI: what the official client would not send, and the bytes that come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import orjson
+
+ASKED: dict[str, Any] = {
+    "threadId": "t",
+    "runId": "r",
+    "messages": [{"id": "m", "role": "user", "content": "Go."}],
+}
+
+
+async def post(url: str, body: Any, **headers: str) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """The frames of an answer, and the events in them."""
+    given = {"authorization": "Bearer ann-key", "content-type": "application/json", **headers}
+    content = body if isinstance(body, bytes) else orjson.dumps(body)
+    async with httpx.AsyncClient(timeout=30) as client:
+        answer = await client.post(url, content=content, headers=given)
+    assert answer.status_code == 200
+    written = [each + b"\n\n" for each in answer.content.split(b"\n\n") if each.startswith(b"data: ")]
+    return written, [orjson.loads(each[6:]) for each in written]
