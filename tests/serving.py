@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import uvicorn
+from typing_extensions import override
 
-from rxloop import Agent, EventLog, MemoryEventLog, Runtime
+from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
+from rxloop.errors import EventLogError
 from rxloop.server import Api, Principal, api, bearer
 
 TOKENS: dict[str, Principal | str] = {
@@ -101,3 +103,38 @@ class Raw:
         self.writer.close()
         with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
+
+
+class AwayLog(MemoryEventLog):
+    """A log that is out of reach for a while: from when its tool `lose` is called."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.away, self._words = False, words
+
+        @tool
+        async def lose() -> str:
+            """Lose the log."""
+            self.away = True
+            return "lost"
+
+        self.lose = lose
+
+    def _look(self) -> None:
+        if self.away:
+            raise EventLogError(self._words, retryable=False)
+
+    @override
+    async def read(self, *args: Any, **options: Any) -> Any:
+        self._look()
+        return await super().read(*args, **options)
+
+    @override
+    async def record(self, *args: Any, **options: Any) -> Any:
+        self._look()
+        return await super().record(*args, **options)
+
+    @override
+    def follow(self, *args: Any, **options: Any) -> Any:
+        self._look()
+        return super().follow(*args, **options)

@@ -43,6 +43,10 @@ async def look() -> str:
         ({"name": "a", "parameters": {"properties": []}}, "properties is to be a dict of schemas by name"),
         ({"name": "a", "parameters": {"properties": {"x": 5}}}, "properties.x is to be a JSON Schema, not 5"),
         ({"name": "a", "parameters": {"properties": {"x": {"type": "text"}}}}, "properties.x.type cannot be 'text'"),
+        (
+            {"name": "a", "parameters": {"properties": {"x": {"maximum": 10**30}}}},
+            "cannot be kept as JSON: properties.x",
+        ),
         ({"name": "a", "parameters": {"required": "x"}}, "required cannot be 'x'"),
         ({"name": "a", "parameters": {"$ref": "#/$defs/x"}}, "there is nothing at '#/\\$defs/x' in this schema"),
         ({"name": "a", "parameters": {"$ref": "https://h/x.json"}}, "there is nothing at 'https://h/x.json'"),

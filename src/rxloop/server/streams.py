@@ -38,6 +38,8 @@ class Format:
     beat: bytes
     last: bytes
     """What a client reads before the server goes away: it may come back."""
+    broken: bytes = b""
+    """What a client reads last where the log fails, if it would take an end without a word for the end of the run."""
 
 
 def _line(event: Event) -> bytes:
@@ -141,6 +143,7 @@ class EventStream(Response):
         if scope["method"] == "HEAD":
             await self._finish(send)
             return
+        last = b""
         async with aclosing(_pieces(aiter(self._events), self._heartbeat, form)) as pieces:
             try:
                 await send({"type": "http.response.body", "body": form.first, "more_body": True})
@@ -151,11 +154,12 @@ class EventStream(Response):
             except RxloopError as error:
                 # It was there when the answer began. What comes of it, the client learns when it comes back.
                 log.warning("a stream breaks off: %s", error)
-        await self._finish(send)
+                last = form.broken
+        await self._finish(send, last)
 
-    async def _finish(self, send: Send) -> None:
+    async def _finish(self, send: Send, last: bytes = b"") -> None:
         self._told = True
-        await self._end(send, b"")
+        await self._end(send, last)
 
     async def _end(self, send: Send, last: bytes) -> None:
         with suppress(TimeoutError, OSError):

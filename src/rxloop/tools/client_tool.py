@@ -245,6 +245,11 @@ def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any
     if wrong is not None:
         raise ConfigurationError(f"tool {name!r}: its {what} are no JSON Schema: {wrong}")
     try:
-        return storable(given, what)
+        kept = storable(given, what)
     except InvalidEvent as error:
         raise ConfigurationError(f"tool {name!r}: {error}") from error
+    # The run is read back with what was kept: a number that JSON cannot hold has become a text.
+    wrong = flaw(kept, kind)
+    if wrong is not None:
+        raise ConfigurationError(f"tool {name!r}: its {what} cannot be kept as JSON: {wrong}")
+    return kept

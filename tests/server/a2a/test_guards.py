@@ -19,7 +19,7 @@ from rxloop import Agent, MemoryEventLog, RunContext, Runtime, ToolError, tool
 from rxloop.errors import ConfigurationError, ServerError
 from rxloop.server import Principal, ServerLimits, a2a
 from rxloop.testing import ScriptedModel, call, frames
-from serving import client_of, listening
+from serving import AwayLog, client_of, listening
 
 MARK = "PLANTED"
 NOBODYS = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
@@ -359,3 +359,13 @@ async def test_several_agents_have_a_door_each() -> None:
     with pytest.raises(ConfigurationError, match="there is no agent 'three'"):
         a2a(runtime, agent="three")
     assert a2a(runtime, agent="two").card.name == "two"
+
+
+async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach() -> None:
+    log = AwayLog(MARK)
+    async with serving_a2a(clerk(call("lose"), "Hi.", tools=[log.lose]), log=log, push=False) as served:
+        message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
+        answer = await served.rpc("SendMessage", {"message": message})
+        log.away = False
+    assert answer.status_code == 503
+    assert (answer.json()["error"]["message"], MARK in answer.text) == ("the log is out of reach", False)

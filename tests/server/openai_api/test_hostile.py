@@ -13,7 +13,7 @@ from rxloop import Agent, MemoryEventLog, RunContext, ToolError, tool
 from rxloop.errors import ServerError
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call, frames
-from serving import client_of
+from serving import AwayLog, client_of
 
 MARK = "PLANTED"
 
@@ -127,6 +127,11 @@ BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
         b'{"model": "clerk", "input": "x", "tools": [{"type": "function", "name": "a", "parameters": {"type": 7}}]}',
         (400,),
     ),
+    "a tool with a number that no log keeps": (
+        b'{"model":"clerk","input":"x","tools":[{"type":"function","name":"a","parameters":'
+        b'{"type":"object","properties":{"a":{"maximum":1000000000000000000000000000000}}}}]}',
+        (400,),
+    ),
     "two tools of one name": (
         b'{"model":"clerk","input":"x","tools":[{"type":"function","name":"a"},{"type":"function","name":"a"}]}',
         (400,),
@@ -180,6 +185,23 @@ async def test_too_many_runs_are_refused_with_a_time_to_wait() -> None:
         refused = await ann.post("/v1/responses", json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert refused.headers["retry-after"]
+
+
+# -- a log that fails
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach(path: str, stream: bool) -> None:
+    log = AwayLog(MARK)
+    async with serving(agent(call("lose"), "Hello.", tools=[log.lose]), log=log) as served:
+        async with client_of(served.url) as ann:
+            messages = [{"role": "user", "content": "Hi"}]
+            answer = await ann.post(path, json={"input": "Hi", "messages": messages, "stream": stream})
+        log.away = False
+    assert answer.status_code == (200 if stream else 503)
+    assert "the log is out of reach" in (answer.text.splitlines()[-2] if stream else answer.text)
+    assert MARK not in answer.text
 
 
 # -- what is hidden

@@ -356,6 +356,27 @@ async def test_a_key_stands_for_one_run() -> None:
             await client.responses.create(model="clerk", input="Stop", extra_headers=headers)
 
 
+async def test_a_request_that_is_sent_again_does_not_answer_the_run_that_it_has_begun() -> None:
+    log = MemoryEventLog()
+    async with serving(clerk(call("ask"), "Fine."), log=log) as served, served.client() as client:
+        body: dict[str, Any] = {"model": "clerk", "input": "Book it", "conversation": "c-1"}
+        first, again = [
+            await client.responses.create(**body, extra_headers={"Idempotency-Key": "k-1"}) for _ in range(2)
+        ]
+        assert (again.id, again.output) == (first.id, first.output)
+        [record] = await log.runs()
+        assert record.state == "input-required"
+
+
+async def test_a_request_that_is_sent_again_is_not_too_late_because_of_itself() -> None:
+    log = MemoryEventLog()
+    async with serving(clerk("One.", "Two."), log=log) as served, served.client() as client:
+        one = await client.responses.create(model="clerk", input="Go")
+        body: dict[str, Any] = {"model": "clerk", "input": "And?", "previous_response_id": one.id}
+        two, again = [await client.responses.create(**body, extra_headers={"Idempotency-Key": "k-1"}) for _ in range(2)]
+    assert (again.id, again.output_text, len(await log.runs())) == (two.id, "Two.", 2)
+
+
 async def test_what_is_asked_while_a_response_goes_on_waits_for_it() -> None:
     async with serving(clerk(frames("-One-.|", 0.01), "Two.", "Three.")) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="1", background=True)

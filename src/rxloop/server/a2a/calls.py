@@ -30,6 +30,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive
 from typing_extensions import override
 
+from rxloop.errors import RxloopError
 from rxloop.server.access import Principal
 from rxloop.server.bodies import read_bytes
 from rxloop.server.host import Host
@@ -213,6 +214,7 @@ async def waiting(host: Host, asked: Asked) -> AsyncGenerator[Callable[[Stream[A
     scope = anyio.CancelScope()
 
     async def wait_for(events: Stream[Any]) -> None:
+        failed: Exception | None = None
         with scope:
             async with anyio.create_task_group() as group:
 
@@ -221,9 +223,15 @@ async def waiting(host: Host, asked: Asked) -> AsyncGenerator[Callable[[Stream[A
                     group.cancel_scope.cancel()
 
                 group.start_soon(watch)
-                async for _ in events:
-                    pass
+                try:
+                    async for _ in events:
+                        pass
+                except RxloopError as error:
+                    # Raised in here, it would come out as one of a group.
+                    failed = error
                 group.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
 
     with host.streaming(asked.principal, scope):
         yield wait_for

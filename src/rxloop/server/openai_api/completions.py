@@ -23,14 +23,22 @@ from rxloop.server.refusals import Refused
 from rxloop.server.starting import agent_of
 from rxloop.server.streams import SSE, Format
 
-_AWAY: Json = {"message": "the server goes away", "type": "server_error", "param": None, "code": "draining"}
+
+def _error(code: str, message: str) -> bytes:
+    return _chunk({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
 
 
 def _chunk(chunk: Json) -> bytes:
     return b"data: " + (orjson.dumps(chunk) if chunk else b"[DONE]") + b"\n\n"
 
 
-CHUNKS: Format = replace(SSE, encode=_chunk, first=b"", last=_chunk({"error": _AWAY}))
+CHUNKS: Format = replace(
+    SSE,
+    encode=_chunk,
+    first=b"",
+    last=_error("draining", "the server goes away"),
+    broken=_error("log", "the log is out of reach"),
+)
 
 
 async def complete(call: Call) -> Response:

@@ -89,9 +89,16 @@ async def cancel(call: Call, record: RunRecord) -> None:
 Leave = Callable[[], Coroutine[Any, Any, None]] | None
 
 
-_AWAY = _event(
-    {"type": "error", "sequence_number": 0, "code": "draining", "message": "the server goes away", "param": None}
+def _error(code: str, message: str) -> bytes:
+    return _event({"type": "error", "sequence_number": 0, "code": code, "message": message, "param": None})
+
+
+_ONCE: Format = replace(
+    RESPONSE_EVENTS,
+    last=_error("draining", "the server goes away"),
+    broken=_error("log", "the log is out of reach"),
 )
+"""For a response that nobody can read again."""
 
 
 def streamed(call: Call, events: Stream[Json], leave: Leave, form: Format | None = None) -> EventStream:
@@ -106,7 +113,7 @@ def streamed(call: Call, events: Stream[Json], leave: Leave, form: Format | None
     heartbeat = call.options.heartbeat
     if form is None:
         # Whoever may read a response again is told to; for the others this is its end.
-        form = RESPONSE_EVENTS if leave is None else replace(RESPONSE_EVENTS, last=_AWAY)
+        form = RESPONSE_EVENTS if leave is None else _ONCE
     return EventStream(call.host, call.principal, events, form, heartbeat=heartbeat, on_disconnect=leave)
 
 
@@ -131,7 +138,7 @@ async def waited(call: Call, events: AsyncIterable[Json], leave: Leave) -> bool:
     """
     host = call.host
     host.take_stream(call.principal)
-    over = left = False
+    over = left = lost = False
     scope = anyio.CancelScope()
     with host.streaming(call.principal, scope), scope:
         async with anyio.create_task_group() as group:
@@ -149,9 +156,11 @@ async def waited(call: Call, events: AsyncIterable[Json], leave: Leave) -> bool:
                     pass
                 over = True
             except EventLogError:
-                raise Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"}) from None
-            finally:
-                group.cancel_scope.cancel()
+                # Raised in here, it would come out as one of a group.
+                lost = True
+            group.cancel_scope.cancel()
+    if lost:
+        raise Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"})
     if left and not over:
         if leave is not None:
             host.later(leave())

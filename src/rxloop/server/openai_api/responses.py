@@ -37,7 +37,7 @@ from rxloop.server.openai_api.reading import (
     waited,
 )
 from rxloop.server.openai_api.response import ResponseFold
-from rxloop.server.openai_api.starting import prompt_of, start, tools_of
+from rxloop.server.openai_api.starting import is_begun, prompt_of, start, tools_of
 from rxloop.server.questions import answer
 from rxloop.server.refusals import Refused
 from rxloop.server.starting import agent_of
@@ -66,15 +66,17 @@ async def create(call: Call) -> Response:
     body = await read_body(CreateResponse, call.request, call.host.limits)
     _check(call, body)
     call.host.check_open()
-    place = await _place(call, body)
-    inputs = {} if place is None else _answers(body, place.waiting)
+    # What is sent once more neither answers the run that it has begun, nor comes too late because of it.
+    again = not _answers_last(body) and await is_begun(call, body.model)
+    place = await _place(call, body, again=again)
+    inputs = {} if place is None or again else _answers(body, place.waiting)
     if place is not None and inputs:
         record, turn = place.record, place.turn + 1
         if body.background and not about_of(record, call.host.runtime).background:
             raise unsupported("background", "a run that was not begun in the background does not go on there")
         await answer(call.host, record, inputs)
     else:
-        record, turn = await _started(call, body, place), 1
+        record, turn = await _started(call, body, place, again=again), 1
     which = ResponseId(record.task_id, turn)
     try:
         return await _given(call, record, which, body)
@@ -143,7 +145,7 @@ def check_format(call: Call, model: str | None, form: str, param: str) -> None:
         raise unsupported(param, "the agent answers in text: give it an output_type for answers in JSON")
 
 
-async def _place(call: Call, body: CreateResponse) -> _Place | None:
+async def _place(call: Call, body: CreateResponse, *, again: bool) -> _Place | None:
     """What a request goes on from; None if that is a new conversation, or none that has come to rest."""
     found: _Place | None = None
     if body.previous_response_id is not None:
@@ -163,7 +165,7 @@ async def _place(call: Call, body: CreateResponse) -> _Place | None:
         if place is None or (found is not None and place.record.task_id != found.record.task_id):
             raise invalid("input", f"nothing waits for an answer to {asked!r}", "not_waiting")
         return place
-    if found is None and body.context_id is not None:
+    if found is None and body.context_id is not None and not again:
         found = await _waiting_in(call, body.context_id)
     return found
 
@@ -261,10 +263,10 @@ def _read_json(text: str) -> Any:
         return text
 
 
-async def _started(call: Call, body: CreateResponse, place: _Place | None) -> RunRecord:
+async def _started(call: Call, body: CreateResponse, place: _Place | None, *, again: bool) -> RunRecord:
     """Start a new run, in the conversation of a response, in a named one, or in one of its own."""
     agent = agent_of(call.host, body.model, "model")
-    if place is not None:
+    if place is not None and not again:
         after = place.record.task_id
         runs = call.host.runtime.log.runs
         if place.turn < len(place.fold.pauses) or await read_log(

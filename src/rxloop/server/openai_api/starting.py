@@ -15,6 +15,7 @@ from rxloop.server.openai_api.bodies import EchoItem, FunctionTool, MessageItem
 from rxloop.server.openai_api.call import OPENAI, Call
 from rxloop.server.openai_api.errors import invalid, unsupported
 from rxloop.server.openai_api.items import Json
+from rxloop.server.starting import agent_of, known
 from rxloop.server.starting import start as start_run
 from rxloop.tools.client_tool import ClientTool, client_tools
 
@@ -52,6 +53,26 @@ def prompt_of(
     if not found or found[-1].role != "user" or not isinstance(last, MessageItem) or last.role == "assistant":
         raise invalid(param, "the last message has to be one of the user, with a text")
     return found
+
+
+def key_of(call: Call) -> str | None:
+    """What tells a request apart from the others of its sender, if it says so.
+
+    Raises:
+        Refused: It is too long.
+    """
+    key = call.request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= 200:
+        raise invalid("Idempotency-Key", "it has 1 to 200 characters")
+    return key
+
+
+async def is_begun(call: Call, model: str | None) -> bool:
+    """Whether the run that a request is to start is there: it is sent once more, with its key."""
+    key = key_of(call)
+    return (
+        key is not None and await known(call.host, call.principal, agent_of(call.host, model, "model"), key) is not None
+    )
 
 
 def tools_of(call: Call, agent: str, tools: Sequence[FunctionTool]) -> Sequence[ClientTool]:
@@ -101,9 +122,7 @@ async def start(
         Refused: The conversation is somebody else's, the principal has too many runs, or the key stands for another
             request.
     """
-    key = call.request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= 200:
-        raise invalid("Idempotency-Key", "it has 1 to 200 characters")
+    key = key_of(call)
     return await start_run(
         call.host,
         call.principal,
