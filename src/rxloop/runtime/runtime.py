@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypedDict, cast
 
 from typing_extensions import Unpack
 
 from rxloop.agent import Agent
-from rxloop.errors import ConfigurationError, ContextBusy, Paused, RunExists, RuntimeClosed, RxloopError
+from rxloop.errors import ConfigurationError, RunExists, RuntimeClosed, RxloopError
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.pipeline.values import RunRecord
-from rxloop.protocol.events import AnyEvent, PendingInput
+from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.messages import Message, Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.stream import RecordedStream
-from rxloop.run.handle import Run
 from rxloop.run.ids import id_of_key
 from rxloop.run.sending import answer
-from rxloop.run.settling import carry_out, until_due
-from rxloop.runtime._driven import Driven
+from rxloop.runtime._driving import DepsOf, Driving
 from rxloop.runtime._following import followed
 from rxloop.state.conversation import read_log
 from rxloop.stream.stream import Stream
-from rxloop.stream.waiting import all_over
 from rxloop.tools.client_tool import ClientTool
 
 log = logging.getLogger("rxloop")
-
-DepsOf = Callable[[RunRecord], Any]
-"""Gives the deps of a run, of what the log knows of it; plain or async."""
-_DEPS_IN = 60.0
-"""Seconds that the deps of a run may take, which holds the room of one run meanwhile."""
-_LONGEST_PAUSE = 60.0
-"""Seconds between two tries with a run that this process cannot go on with."""
 
 
 class StartOptions(TypedDict, total=False):
@@ -106,31 +93,19 @@ class Runtime:
             if not seconds >= 0:
                 raise ConfigurationError(f"{name} must be 0 seconds or more, not {seconds!r}")
         self.log = log
-        self._turns: TakesTurns = log
         self._agents = {name: agent.with_log(log).named(name) for name, agent in agents.items()}
-        self._deps = deps
-        self._room = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
-        self._adopt_every = adopt_every
         self._grace = grace
-        self._driven = Driven()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._credentials: dict[str, dict[str, Any]] = {}
-        """Those that a run is to go on with here, by its id and that of the question."""
-        self._once_more: set[str] = set()
-        """The runs that somebody has asked to drive while they were driven."""
-        self._strangers: set[str] = set()
-        """The names of agents that the log has and this runtime has not; each is told of once."""
-        self._adopting: asyncio.Task[None] | None = None
-        self._closing = False
+        self._driving = Driving(log, self._agents, deps, turns=log, concurrency=concurrency, adopt_every=adopt_every)
+        self._entered = False
 
     def __repr__(self) -> str:
-        return f"<Runtime {', '.join(self._agents)}: {len(self._driven)} runs under way>"
+        return f"<Runtime {', '.join(self._agents)}: {len(self._driving.driven)} runs under way>"
 
     async def __aenter__(self) -> Self:
-        if self._adopting is not None:
+        if self._entered:
             raise RxloopError("a runtime is entered once: make another one")
-        await self._adopt()
-        self._adopting = asyncio.create_task(self._adopt_on(), name="rxloop-runtime-adopt")
+        await self._driving.begin()
+        self._entered = True
         return self
 
     async def __aexit__(
@@ -141,7 +116,7 @@ class Runtime:
     @property
     def open(self) -> bool:
         """Whether it takes new runs: it is entered, and does not drain."""
-        return self._adopting is not None and not self._closing
+        return self._entered and not self._driving.closing
 
     @property
     def agents(self) -> Mapping[str, Agent[Any, Any]]:
@@ -180,7 +155,7 @@ class Runtime:
                 # Whoever drives it goes on; if nobody does, it is taken up as what a process has left.
                 return record
         # One that is submitted already may be left by a call that was cancelled in the middle.
-        self._drive(record.task_id, agent)
+        self._driving.drive(record.task_id, agent)
         return record
 
     @staticmethod
@@ -207,13 +182,12 @@ class Runtime:
         """
         self._check_open()
         agent = await self._agent_of(task_id)
-        deps = await self._deps_of(task_id)
+        deps = await self._driving.deps_of(task_id)
         run = await agent.fork(task_id, at, prompt=prompt, results=results, deps=deps).begin()
-        if self._closing:
+        if self._driving.closing:
             await run.release()
         else:
-            self._driven.begun(run)
-            self._drive(run.task_id, agent.name, run)
+            self._driving.drive(run.task_id, agent.name, begun=run)
         return await self.record(run.task_id)
 
     def follow(self, task_id: str, *, after: str | None = None, strict: bool = True) -> RecordedStream:
@@ -232,7 +206,7 @@ class Runtime:
             ConfigurationError: `after` is not a cursor.
             UnknownRun: From the stream: the log has no such run.
         """
-        return followed(self.log, self._driven, task_id, after, strict=strict)
+        return followed(self.log, self._driving.driven, task_id, after, strict=strict)
 
     async def say(self, task_id: str, message: str | Message, *, interrupt: bool = False) -> None:
         """Put a message into a run that goes on, wherever it does; see `Run.say`."""
@@ -251,9 +225,7 @@ class Runtime:
         self._check_open()
         agent = await self._agent_of(task_id)
         secret = await answer(self.log, task_id, inputs, goes_on_here=True)
-        if secret:
-            self._credentials.setdefault(task_id, {}).update(secret)
-        self._drive(task_id, agent.name)
+        self._driving.drive(task_id, agent.name, credentials=secret)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> None:
         """Cancel a run, wherever it goes on or waits, and wait until that is in the log."""
@@ -269,13 +241,13 @@ class Runtime:
 
     def drives(self, task_id: str) -> bool:
         """Whether this process drives a run, or is about to: `follow` has its deltas as they are made."""
-        return task_id in self._tasks
+        return self._driving.drives(task_id)
 
     @property
     def events(self) -> Stream[AnyEvent]:
         """The events of all runs that this process drives: of those that go on from their first one here, and of those
         that come. It never ends by itself; with `block`, a slow reader holds back itself alone."""
-        return self._driven.events
+        return self._driving.driven.events
 
     # -- the end
 
@@ -289,126 +261,14 @@ class Runtime:
         Args:
             seconds: How long to wait; None is the `grace` of the runtime.
         """
-        self._closing = True
-        if self._adopting is not None:
-            self._adopting.cancel()
-            await asyncio.wait([self._adopting])
-        tasks = list(self._tasks.values())
-        for task_id, task in self._tasks.items():
-            if self._driven.run(task_id) is None:
-                task.cancel()
-        try:
-            if tasks:
-                await asyncio.wait(tasks, timeout=self._grace if seconds is None else seconds)
-        finally:
-            for task in tasks:
-                # One that is cancelled while it settles a run gives the run up.
-                task.cancel()
-            await all_over(tasks)
-
-    # -- driving
-
-    def _drive(self, task_id: str, agent: str, begun: Run[Any] | None = None) -> None:
-        """Bring a run to rest in a task of its own; if one does so already, it looks once more before it is over.
-
-        Args:
-            task_id: The run.
-            agent: The name of its agent.
-            begun: An attempt of it that goes on already.
-        """
-        task = self._tasks.get(task_id)
-        if task is not None and not task.done():
-            self._once_more.add(task_id)
-            return
-        if self._closing:
-            return
-        work = self._settle(task_id, agent, begun)
-        task = self._tasks[task_id] = asyncio.create_task(work, name=f"rxloop-drive-{task_id}")
-        task.add_done_callback(lambda done: self._tasks.pop(task_id) if self._tasks.get(task_id) is done else None)
-
-    async def _settle(self, task_id: str, agent: str, begun: Run[Any] | None) -> None:
-        pause, secret = 1.0, dict[str, Any]()
-
-        async def give(question: PendingInput) -> Any:
-            if question.input_id not in secret:
-                raise Paused
-            return secret.pop(question.input_id)
-
-        while True:
-            self._once_more.discard(task_id)
-            secret.update(self._credentials.pop(task_id, {}))
-            try:
-                if begun is not None:
-                    attempt, begun = begun, None
-                    await carry_out(task_id, attempt)
-                # Before it takes room, which the run that it waits for may need.
-                if await until_due(self.log, task_id, asks=bool(secret)) is not None:
-                    async with self._room:
-                        deps = await self._deps_of(task_id)
-                        await self._agents[agent].settle(
-                            task_id,
-                            deps=deps,
-                            on_input=give if secret else None,
-                            on_run=self._driven.begun,
-                            when_busy="refuse",
-                        )
-                        secret.clear()
-                if task_id not in self._once_more:
-                    return
-                continue
-            except ContextBusy:
-                # An earlier one has got its answer since.
-                continue
-            except Exception:
-                log.exception("the run %s cannot go on here; trying again in %g s", task_id, pause)
-            finally:
-                self._driven.ended(task_id)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def _deps_of(self, task_id: str) -> Any:
-        if self._deps is None:
-            return None
-        deps = self._deps(await self.record(task_id))
-        if not inspect.isawaitable(deps):
-            return deps
-        time_limit = asyncio.timeout(_DEPS_IN)
-        try:
-            async with time_limit:
-                return await deps
-        except TimeoutError as error:
-            if not time_limit.expired():
-                raise
-            raise RxloopError(f"the deps of the run {task_id} were not there after {_DEPS_IN:g} s") from error
-
-    async def _adopt_on(self) -> None:
-        while True:
-            await asyncio.sleep(self._adopt_every)
-            try:
-                await self._adopt()
-            except Exception as error:
-                log.warning("runs that nobody drives cannot be looked for: %s; trying again", error)
-
-    async def _adopt(self) -> None:
-        """Take up the runs of these agents that nobody drives."""
-        for record in await read_log(self._turns.orphans):
-            if record.agent_name in self._agents:
-                self._drive(record.task_id, record.agent_name)
-            elif record.agent_name not in self._strangers:
-                self._strangers.add(record.agent_name)
-                log.warning(
-                    "nobody drives the run %s, and this runtime has no agent %r that could go on with it: it has %s",
-                    record.task_id,
-                    record.agent_name,
-                    ", ".join(self._agents),
-                )
+        await self._driving.end(self._grace if seconds is None else seconds)
 
     # -- what is asked for
 
     def _check_open(self) -> None:
-        if self._adopting is None:
+        if not self._entered:
             raise RuntimeClosed("the runtime is not entered: use it in `async with runtime:`")
-        if self._closing:
+        if self._driving.closing:
             raise RuntimeClosed("the runtime drains, and starts no more runs")
 
     def _agent(self, name: str) -> Agent[Any, Any]:

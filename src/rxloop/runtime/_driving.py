@@ -1,0 +1,208 @@
+"""The runs that a process drives: each brought to rest in a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from rxloop.agent import Agent
+from rxloop.errors import ContextBusy, Paused, RxloopError
+from rxloop.pipeline.logs import EventLog, TakesTurns
+from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import PendingInput
+from rxloop.run.handle import Run
+from rxloop.run.settling import carry_out, until_due
+from rxloop.runtime._driven import Driven
+from rxloop.state.conversation import read_log
+from rxloop.stream.waiting import all_over
+
+log = logging.getLogger("rxloop")
+
+DepsOf = Callable[[RunRecord], Any]
+"""Gives the deps of a run, of what the log knows of it; plain or async."""
+_DEPS_IN = 60.0
+"""Seconds that the deps of a run may take, which holds the room of one run meanwhile."""
+_LONGEST_PAUSE = 60.0
+"""Seconds between two tries with a run that this process cannot go on with."""
+
+
+class Driving:
+    """Brings runs to rest, and takes up those that nobody drives any more."""
+
+    def __init__(
+        self,
+        events: EventLog,
+        agents: Mapping[str, Agent[Any, Any]],
+        deps: DepsOf | None,
+        *,
+        turns: TakesTurns,
+        concurrency: int | None,
+        adopt_every: float,
+    ) -> None:
+        """Drive nothing yet; see `Runtime` for what is given.
+
+        Args:
+            events: The log.
+            agents: By their names.
+            deps: Gives the deps of each run.
+            turns: The log, as what tells whose owner is gone.
+            concurrency: How many runs go on at once.
+            adopt_every: Seconds between two looks for runs that nobody drives.
+        """
+        self.driven = Driven()
+        self.closing = False
+        self._log, self._turns, self._agents, self._deps = events, turns, agents, deps
+        self._room = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
+        self._adopt_every = adopt_every
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._credentials: dict[str, dict[str, Any]] = {}
+        """Those that a run is to go on with here, by its id and that of the question."""
+        self._once_more: set[str] = set()
+        """The runs that somebody has asked to drive while they were driven."""
+        self._strangers: set[str] = set()
+        """The names of agents that the log has and this runtime has not; each is told of once."""
+        self._adopting: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Take up what nobody drives, now and from now on."""
+        await self._adopt()
+        self._adopting = asyncio.create_task(self._adopt_on(), name="rxloop-runtime-adopt")
+
+    async def end(self, seconds: float) -> None:
+        """Wait for the runs that go on, and give up those that have not ended by then; see `Runtime.drain`."""
+        self.closing = True
+        if self._adopting is not None:
+            self._adopting.cancel()
+            await asyncio.wait([self._adopting])
+        tasks = list(self._tasks.values())
+        for task_id, task in self._tasks.items():
+            if self.driven.run(task_id) is None:
+                task.cancel()
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=seconds)
+        finally:
+            for task in tasks:
+                # One that is cancelled while it settles a run gives the run up.
+                task.cancel()
+            await all_over(tasks)
+
+    def drives(self, task_id: str) -> bool:
+        """Whether the run is driven here, or is about to be."""
+        return task_id in self._tasks
+
+    def drive(
+        self,
+        task_id: str,
+        agent: str,
+        *,
+        begun: Run[Any] | None = None,
+        credentials: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Bring a run to rest in a task of its own; if one does so already, it looks once more before it is over.
+
+        Args:
+            task_id: The run.
+            agent: The name of its agent.
+            begun: An attempt of it that goes on already.
+            credentials: What it is to go on with here, by the id of the question.
+        """
+        if begun is not None:
+            self.driven.begun(begun)
+        if credentials:
+            self._credentials.setdefault(task_id, {}).update(credentials)
+        task = self._tasks.get(task_id)
+        if task is not None and not task.done():
+            self._once_more.add(task_id)
+            return
+        if self.closing:
+            return
+        work = self._settle(task_id, agent, begun)
+        task = self._tasks[task_id] = asyncio.create_task(work, name=f"rxloop-drive-{task_id}")
+        task.add_done_callback(lambda done: self._tasks.pop(task_id) if self._tasks.get(task_id) is done else None)
+
+    async def _settle(self, task_id: str, agent: str, begun: Run[Any] | None) -> None:
+        pause, secret = 1.0, dict[str, Any]()
+
+        async def give(question: PendingInput) -> Any:
+            if question.input_id not in secret:
+                raise Paused
+            return secret.pop(question.input_id)
+
+        while True:
+            self._once_more.discard(task_id)
+            secret.update(self._credentials.pop(task_id, {}))
+            try:
+                if begun is not None:
+                    attempt, begun = begun, None
+                    await carry_out(task_id, attempt)
+                # Before it takes room, which the run that it waits for may need.
+                if await until_due(self._log, task_id, asks=bool(secret)) is not None:
+                    async with self._room:
+                        deps = await self.deps_of(task_id)
+                        await self._agents[agent].settle(
+                            task_id,
+                            deps=deps,
+                            on_input=give if secret else None,
+                            on_run=self.driven.begun,
+                            when_busy="refuse",
+                        )
+                        secret.clear()
+                if task_id not in self._once_more:
+                    return
+                continue
+            except ContextBusy:
+                # An earlier one has got its answer since.
+                continue
+            except Exception:
+                log.exception("the run %s cannot go on here; trying again in %g s", task_id, pause)
+            finally:
+                self.driven.ended(task_id)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def deps_of(self, task_id: str) -> Any:
+        """Ask for the deps of a run.
+
+        Raises:
+            RxloopError: They take too long.
+        """
+        if self._deps is None:
+            return None
+        deps = self._deps(await read_log(self._log.record, task_id))
+        if not inspect.isawaitable(deps):
+            return deps
+        time_limit = asyncio.timeout(_DEPS_IN)
+        try:
+            async with time_limit:
+                return await deps
+        except TimeoutError as error:
+            if not time_limit.expired():
+                raise
+            raise RxloopError(f"the deps of the run {task_id} were not there after {_DEPS_IN:g} s") from error
+
+    async def _adopt_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._adopt_every)
+            try:
+                await self._adopt()
+            except Exception as error:
+                log.warning("runs that nobody drives cannot be looked for: %s; trying again", error)
+
+    async def _adopt(self) -> None:
+        """Take up the runs of these agents that nobody drives."""
+        for record in await read_log(self._turns.orphans):
+            if record.agent_name in self._agents:
+                self.drive(record.task_id, record.agent_name)
+            elif record.agent_name not in self._strangers:
+                self._strangers.add(record.agent_name)
+                log.warning(
+                    "nobody drives the run %s, and this runtime has no agent %r that could go on with it: it has %s",
+                    record.task_id,
+                    record.agent_name,
+                    ", ".join(self._agents),
+                )
