@@ -106,6 +106,22 @@ async def test_a_tool_of_the_page_is_carried_out_there_and_its_result_goes_on_by
     assert [each["input"] for each in shown["calls"]] == [{"city": "Oslo"}]
 
 
+async def test_a_tool_of_the_page_beside_one_that_is_to_be_approved_is_posted_once() -> None:
+    calls = [call("refund", order="A1"), call("show_map", city="Oslo")]
+    clerk = Agent(ScriptedModel(calls, "Done."), tools=[refund, show_map], name="clerk")
+    async with site(clerk) as made:
+        page = await made.page(auto=BOTH, answers={"show_map": {"output": {"shown": True}}})
+        waiting = await page.send("Both")
+        [asked] = [part for part in parts_of(waiting, "dynamic-tool") if part["state"] == "approval-requested"]
+        shown = await page.do("approve", answers=[[asked["approval"]["id"], True]])
+        async with httpx.AsyncClient(headers={"authorization": "Bearer ann-key"}) as client:
+            [_, reloaded] = (await client.get(f"{made.api}/chat-1")).json()
+    assert (posts(waiting), waiting["errors"], waiting["status"]) == (2, [], "ready")
+    assert (posts(shown), shown["errors"], text_of(shown)) == (3, [], "Done.")
+    assert sorted(states(shown)) == ["output-available", "output-available"]
+    assert parts_of({"messages": [reloaded]}, "tool-show_map") == parts_of(shown, "tool-show_map")
+
+
 async def test_a_tool_that_the_page_could_not_carry_out_says_why() -> None:
     clerk = Agent(ScriptedModel(call("show_map", city="Oslo"), "No map."), tools=[show_map], name="clerk")
     async with site(clerk) as made:

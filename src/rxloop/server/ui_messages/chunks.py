@@ -34,6 +34,7 @@ _Emit = Callable[[Chunk], None]
 _FINISH = {"length": "length", "content_filter": "content-filter", "tool_calls": "tool-calls", "stop": "stop"}
 LIMITS = ("max_iterations", "tool_failures", "tokens", "timeout", "attempts")
 """The reasons with which an attempt ends at a limit: that is an end, and no error."""
+_WAITS = ("input-required", "auth-required")
 _BROKE_OFF = "The stream broke off, and the answer goes on without it: come back in a moment."
 _VOIDED = "This call came to nothing, and was not carried out."
 
@@ -142,8 +143,8 @@ class _Fold:
         self._told: set[str] = set()
         """All questions that were."""
         self._artifacts: dict[str, dict[str, Any]] = {}
-        self._by_client: set[str] = set()
-        """The calls of the step that goes on which the client has carried out."""
+        self._by_client: list[Chunk] = []
+        """The results of the step that goes on which are the client's."""
         self._last: StatusUpdateEvent | None = None
 
     def take(self, item: Change | Event) -> None:
@@ -244,18 +245,17 @@ class _Fold:
 
     def _result(self, slot: str, event: ToolCompleteEvent) -> None:
         refused = [asked for asked, place in self._approvals.items() if place == slot and asked in self._answered]
-        own: dict[str, Any] = {}
-        if slot in self._client_calls:
-            self._by_client.add(slot)
-            own = {"providerExecuted": False}
         if event.success:
-            self._emit("tool-output-available", toolCallId=slot, output=event.result, **own)
+            result: Chunk = {"type": "tool-output-available", "toolCallId": slot, "output": event.result}
         elif refused and slot not in self._started:
-            self._emit("tool-output-denied", toolCallId=slot)
+            result = {"type": "tool-output-denied", "toolCallId": slot}
         else:
-            self._emit(
-                "tool-output-error", toolCallId=slot, errorText=event.error or event.content or "It failed.", **own
-            )
+            failed = event.error or event.content or "It failed."
+            result = {"type": "tool-output-error", "toolCallId": slot, "errorText": failed}
+        own = slot in self._client_calls and result["type"] != "tool-output-denied"
+        if own:
+            self._by_client.append(result)
+        self._emit(**result, **({"providerExecuted": False} if own else {}))
 
     # -- what happens beside the steps
 
@@ -321,6 +321,10 @@ class _Fold:
                 part = self._calls[self._held.pop(asked)]
                 part["providerExecuted"] = False
                 self._emit("tool-input-available", **part)
+        if event.state in _WAITS:
+            # For other answers: a client that finds nothing but its own calls complete posts them once more.
+            for result in self._by_client:
+                self._emit(**result, providerExecuted=True)
 
     def _artifact(self, event: ArtifactUpdateEvent) -> None:
         named = f"{event.artifact_id}:{event.artifact_version}"
@@ -341,8 +345,7 @@ class _Fold:
         if event is None:
             return
         self._finish_step()
-        waits = event.state in ("input-required", "auth-required")
-        if self._by_client and not waits:
+        if self._by_client and event.state not in _WAITS:
             # Otherwise the last step is one that the client has completed, and it posts once more, for ever.
             self._emit("start-step")
             self._emit("finish-step")
@@ -357,7 +360,7 @@ class _Fold:
             self._emit("message-metadata", messageMetadata=metadata)
             self._emit("abort", reason=event.error.message if event.error is not None else "The run was cancelled.")
         else:
-            reason = "tool-calls" if waits else "other"
+            reason = "tool-calls" if event.state in _WAITS else "other"
             if event.state == "completed":
                 reason = _FINISH.get(event.finish_reason or "stop", "other")
             self._emit("finish", finishReason=reason, messageMetadata=metadata)
