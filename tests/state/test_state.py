@@ -25,9 +25,11 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
     UsageEvent,
+    external,
 )
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Usage
 from rxloop.protocol.settings import Limits
+from rxloop.protocol.visibility import messages_for_clients
 from rxloop.state.batch import NEVER_BEGAN
 from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import Ledger
@@ -569,3 +571,23 @@ def test_a_run_takes_its_own_letters_and_knows_nothing_of_those_of_the_run_befor
     first = fold_all([task(seq=1), MessageAddedEvent(seq=2, content="Hi", metadata={"mail_id": 7})])
 
     assert fold_all([task(seq=1)], first).mail == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_the_fold_of_what_clients_get_has_the_messages_that_clients_may_see(hidden: list[bool], random: Any) -> None:
+    calls = [ToolCall(id=str(place), name="f", hidden=each) for place, each in enumerate(hidden)]
+    order = random.sample(range(len(calls)), len(calls))
+    answers: list[Event] = []
+    for place in order:
+        said = [Message.system("Mind the gap.")] if place % 2 else []
+        answers += [
+            ToolStartEvent(call=calls[place], index=place, step="1", idempotency_key=str(place)),
+            ToolCompleteEvent(
+                call=calls[place], index=place, step="1", success=True, content=f"of {place}", messages=said
+            ),
+        ]
+    events = [task(), llm(), complete("", *calls), *answers, llm("2"), complete("Done.", step="2")]
+    state = fold_all(external(events))
+    assert list(state.messages) == list(messages_for_clients(fold_all(events).messages))
+    assert state.batch is None

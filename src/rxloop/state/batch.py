@@ -30,10 +30,12 @@ class Batch:
     answers: Ledger[int, ToolCompleteEvent] = field(default_factory=Ledger[int, ToolCompleteEvent])
     begun: int = 0
     """The calls that were started, a bit for each place, but for those that an attempt has left at a question."""
+    left_out: tuple[int, ...] = ()
+    """In what clients get: the places of the calls that are not for them, which the message lacks."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All calls, in the order of the message."""
+        """All calls that the message has, in its order."""
         return self.message.tool_calls
 
     @property
@@ -44,6 +46,17 @@ class Batch:
     def awaits(self, index: int) -> bool:
         """Tell whether the call at a place has no answer."""
         return 0 <= index < len(self.message.tool_calls) and index not in self.answers
+
+    def index_of(self, place: int) -> int:
+        """Where the call is that events name by its place, among those that the message has; -1 if it lacks it."""
+        if not self.left_out:
+            return place
+        return -1 if place in self.left_out else place - sum(each < place for each in self.left_out)
+
+    def _places(self) -> Iterable[int]:
+        """The places of the calls, as events name them."""
+        every = range(len(self.calls) + len(self.left_out))
+        return (place for place in every if place not in self.left_out) if self.left_out else every
 
     @property
     def thought_only(self) -> bool:
@@ -58,17 +71,17 @@ class Batch:
                 role="tool",
                 tool_call_id=call.id,
                 content=self._answer(index, asking),
-                message_id=f"{self.message.message_id}:{index}",
+                message_id=f"{self.message.message_id}:{place}",
             )
-            for index, call in enumerate(self.calls)
+            for index, (place, call) in enumerate(zip(self._places(), self.calls, strict=False))
         ]
         return [self.message, *results, *self._beside()]
 
     def _beside(self) -> Iterable[Message]:
-        for index in range(len(self.calls)):
+        for index, place in enumerate(self._places()):
             said = self.answers[index].messages if index in self.answers else ()
             for number, message in enumerate(said):
-                name = message.message_id or f"{self.message.message_id}:{index}:{number}"
+                name = message.message_id or f"{self.message.message_id}:{place}:{number}"
                 yield message.model_copy(update={"message_id": name})
 
     def _answer(self, index: int, asking: int) -> str:
@@ -93,5 +106,6 @@ class Batch:
         places = 0
         for question in pending:
             if question.call is not None and question.task_id is None and question.step == self.step:
-                places |= 1 << question.index
+                index = self.index_of(question.index)
+                places |= 1 << index if index >= 0 else 0
         return places

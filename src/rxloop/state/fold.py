@@ -146,8 +146,11 @@ def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step:
         return {}
+    index = batch.index_of(event.index)
+    if index < 0:
+        return {}
     # Not `replace`, which costs three times as much.
-    return {"batch": Batch(batch.step, batch.message, batch.answers, batch.begun | 1 << event.index)}
+    return {"batch": Batch(batch.step, batch.message, batch.answers, batch.begun | 1 << index, batch.left_out)}
 
 
 def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
@@ -182,13 +185,16 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
     changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "answered": False}
     changes["content"] = event.content
     if not event.tool_calls:
+        if event.left_out and not (event.content or event.reasoning):
+            # To clients it says nothing.
+            return changes
         before, after = _around(state)
         changes.update(messages=before.append(message, *after), held=(), failures=0, thought_streak=0)
         return changes
     calls = state.calls
     for call in event.tool_calls:
         calls = calls.add(call.id, call)
-    return {**changes, "batch": Batch(event.step or "", message), "calls": calls}
+    return {**changes, "batch": Batch(event.step or "", message, left_out=tuple(event.left_out)), "calls": calls}
 
 
 def _around(state: RunState) -> tuple[History, Sequence[Message]]:
@@ -218,9 +224,9 @@ def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]
 
 def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
-    if batch is None or batch.step != event.step or not batch.awaits(event.index):
+    if batch is None or batch.step != event.step or not batch.awaits(index := batch.index_of(event.index)):
         return {}
-    batch = Batch(batch.step, batch.message, batch.answers.add(event.index, event), batch.begun)
+    batch = Batch(batch.step, batch.message, batch.answers.add(index, event), batch.begun, batch.left_out)
     pending = _unasked(state, batch.step, event.index)
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}

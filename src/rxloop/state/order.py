@@ -49,13 +49,14 @@ def _complete(state: RunState, event: ToolCompleteEvent) -> str | None:
 
 def _place(state: RunState, event: ToolStartEvent | ToolProgressEvent | ToolCompleteEvent) -> str | None:
     batch = state.batch
-    if batch is not None and batch.step == event.step and batch.awaits(event.index):
+    if batch is not None and batch.step == event.step and batch.awaits(batch.index_of(event.index)):
         return None
     return f"a {event.kind} of call {event.index} of step {event.step}, which has its answer or was never asked for"
 
 
 def _begun(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bool:
-    return state.batch is not None and bool(state.batch.begun >> event.index & 1)
+    batch = state.batch
+    return batch is not None and bool(batch.begun >> batch.index_of(event.index) & 1)
 
 
 RULES = ByClass[Callable[[RunState, Any], str | None]](

@@ -252,10 +252,10 @@ class _Fold:
         else:
             failed = event.error or event.content or "It failed."
             result = {"type": "tool-output-error", "toolCallId": slot, "errorText": failed}
-        own = slot in self._client_calls and result["type"] != "tool-output-denied"
-        if own:
+        if slot in self._client_calls and result["type"] != "tool-output-denied":
             self._by_client.append(result)
-        self._emit(**result, **({"providerExecuted": False} if own else {}))
+            result = {**result, "providerExecuted": False}
+        self._emit(**result)
 
     # -- what happens beside the steps
 
