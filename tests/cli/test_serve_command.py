@@ -166,7 +166,9 @@ def test_without_keys_this_machine_is_served_and_no_page_from_elsewhere(module: 
             assert page.headers["access-control-allow-origin"] == "https://app.example"
             assert client.get("/agents", headers={"origin": "http://localhost:3000"}).status_code == 200
     [first, *_] = lines
-    assert first["message"].startswith(f"serving weather, clothes at {url}: the API at /; runs in ")
+    assert first["message"].startswith(
+        f"serving weather, clothes at {url} to this machine, without keys: the API at /; runs in "
+    )
 
 
 MCP_HEADERS = {"accept": "application/json, text/event-stream"}
@@ -207,12 +209,13 @@ def test_each_door_stands_under_its_prefix(module: str, place: Place) -> None:
 
 def test_several_agents_have_a_door_each_where_one_serves_one(module: str, place: Place) -> None:
     keys = {"RXLOOP_KEYS": f"ann={KEY}"}
-    with served(place, f"{module}:several", "--agui", **keys) as (url, _), httpx.Client(base_url=url) as http:
+    with served(place, f"{module}:several", "--agui", **keys) as (url, lines), httpx.Client(base_url=url) as http:
         assert '"code":"unauthorized"' in http.post("/agui/clothes", json=asked("cold")).text
         http.headers["authorization"] = f"Bearer {KEY}"
         assert '"delta":"A coat."' in http.post("/agui/clothes", json=asked("cold")).text
         assert '"delta":"It is warm."' in http.post("/agui/weather", json=asked("warm")).text
         assert http.post("/agui", json=asked("who")).status_code == 404
+    assert f"at {url} to ann: the API at /, AG-UI at /agui/weather and /agui/clothes; " in lines[0]["message"]
 
 
 def test_the_log_tells_of_each_request_and_nothing_that_was_said(module: str, place: Place) -> None:
@@ -249,13 +252,15 @@ def test_lines_are_for_people_without_json(module: str, place: Place) -> None:
     assert b" shutdown: agents, " in rest
 
 
-def test_without_the_extra_the_command_names_it(module: str, place: Place) -> None:
-    code = "import sys; sys.modules['uvicorn'] = None; from rxloop.cli import main; main()"
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+def test_without_the_extra_the_command_names_it(missing: str, module: str, place: Place) -> None:
+    code = f"import sys; sys.modules['{missing}'] = None; from rxloop.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", f"{module}:one", "--port", "0"]
     env = {**os.environ, **place.env}
     done = subprocess.run(command, env=env, cwd=place.folder, capture_output=True, check=False, timeout=LIMIT)
     assert done.returncode == 2
-    assert b'pip install "rxloop[serve]"' in done.stderr
+    told = f'rxloop: rxloop serve needs {missing}, which is not installed: pip install "rxloop[serve]"\n'
+    assert done.stderr.decode() == told
 
 
 def test_a_port_that_is_taken_is_told(module: str, place: Place) -> None:

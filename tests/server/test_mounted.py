@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
@@ -32,6 +34,18 @@ async def test_under_a_prefix_of_a_fastapi_application_the_addresses_fit() -> No
         assert document["servers"] == [{"url": "/agents"}]
         assert missing.json()["error"]["code"] == "not_found"
         assert [event.kind async for event in client.follow(run.task_id)][-1] == "status-update"
+
+
+async def test_a_runtime_that_nobody_has_entered_is_told_to_whoever_reads_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site = FastAPI()
+    site.mount("/agents", api(Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog())))
+    async with listening(site) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/agents/runs", json={"input": "Hi"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+    [said] = [each.message for each in caplog.records if each.levelno == logging.ERROR]
+    assert said == "the runtime is not entered: do so by `async with runtime:` in the lifespan of the application"
 
 
 async def test_under_hypercorn_a_run_is_followed_and_a_reader_that_leaves_is_noticed() -> None:

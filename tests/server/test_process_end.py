@@ -106,7 +106,7 @@ async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_
     order = [line.split("shutdown: ")[1].split(",")[0] for line in logged.splitlines() if "shutdown: " in line]
     own = ["connections"] if server == "uvicorn" else []
     assert order == [
-        "a signal came; a second one leaves at once",
+        "a signal came; runs have 0.3 s to end; a second signal leaves at once",
         "readiness",
         "runs",
         "streams",

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -220,6 +220,17 @@ def made_of(found: Any, reference: str, option: str) -> Any:
         return found()
     except Exception as error:
         raise ConfigurationError(f"{option} {reference!r} did not give an agent: {failure(error)}") from error
+
+
+def agents_of(found: Any, reference: str) -> Mapping[str, Agent[Any, Any]] | None:
+    """Take what was loaded as agents, by the names under which they are served; None if it is none."""
+    if isinstance(found, Agent):
+        agent = cast("Agent[Any, Any]", found)
+        return {name_of(agent, reference): agent}
+    if isinstance(found, Mapping) and found:
+        agents = cast("Mapping[str, Any]", found)
+        return agents if all(isinstance(each, Agent) for each in agents.values()) else None
+    return None
 
 
 def name_of(agent: Agent[Any, Any], reference: str) -> str:

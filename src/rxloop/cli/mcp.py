@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from rxloop.agent import Agent
 from rxloop.cli import options
-from rxloop.cli.agent_options import agent_of, load, name_of
+from rxloop.cli.agent_options import agents_of, load, made_of
 from rxloop.cli.store import opened
 from rxloop.cli.terminal import fail, running, say
 from rxloop.errors import ConfigurationError
@@ -128,7 +128,9 @@ def sequential_thinking(
 def agents(
     references: Annotated[
         list[str],
-        typer.Argument(metavar="MODULE:AGENT...", help="Agents, functions that make one, or an `mcp_server`."),
+        typer.Argument(
+            metavar="MODULE:AGENT...", help="Agents, dicts of agents, functions that make them, or an `mcp_server`."
+        ),
     ],
     http: Http = False,
     host: HttpHost = "127.0.0.1",
@@ -188,11 +190,17 @@ def _door(found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, l
     agents: dict[str, Agent[Any, Any]] = {}
     for reference, each in found:
         with redirect_stdout(sys.stderr):
-            agent = agent_of(each, reference, "rxloop mcp")
-        name = name_of(agent, reference)
-        if name in agents:
-            raise ConfigurationError(f"two agents are called {name!r}: give one of them another name=")
-        agents[name] = agent
+            made = made_of(each, reference, "rxloop mcp")
+        more = agents_of(made, reference)
+        if more is None:
+            raise ConfigurationError(
+                f"rxloop mcp {reference!r} is {made!r}: it must be an Agent, a dict of agents, or a function "
+                "that gives one"
+            )
+        twice = agents.keys() & more.keys()
+        if twice:
+            raise ConfigurationError(f"two agents are called {min(twice)!r}: give one of them another name=")
+        agents |= more
     return mcp_server(Runtime(agents, log=log), wait=wait, on_disconnect=leaves)
 
 

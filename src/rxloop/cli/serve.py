@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -75,6 +76,11 @@ def serve(
     Exit codes: 0 stopped in order, 1 something could not be done, 2 wrong usage, 130 left at once.
     """
     with reporting():
+        for needed in ("starlette", "uvicorn"):
+            if find_spec(needed) is None:
+                raise ConfigurationError(
+                    f'rxloop serve needs {needed}, which is not installed: pip install "rxloop[serve]"'
+                )
         known = read_keys(keys, os.environ.get(VARIABLE))
         check_address(host, bool(known), without_keys)
         if mcp and not (known or is_local(host)):
@@ -98,8 +104,8 @@ async def _serve(
     origins: Sequence[str],
     grace: float,
 ) -> None:
-    # Imported here: without the extra, it says so.
-    from rxloop.cli.serving.doors import application, opened_doors
+    # Imported here: the extra may be missing.
+    from rxloop.cli.serving.doors import application, described, opened_doors
     from rxloop.cli.serving.process import address, listening, until_signalled
     from rxloop.server import Shutdown
 
@@ -109,11 +115,15 @@ async def _serve(
         ending = Shutdown(*(each.door for each in doors), seconds=grace)
         with listening(host, port) as listener:
             url = address(listener)
-            there = ", ".join(f"{each.title} at {each.path or '/'}" for each in doors)
+            there, names = described(doors), ", ".join(runtime.agents)
+            people = ", ".join(dict.fromkeys(keys.values())) or (
+                "this machine, without keys" if is_local(host) else "everybody, without keys"
+            )
 
             def ready() -> None:
-                names = ", ".join(runtime.agents)
-                log.info("serving %s at %s: %s; runs in %r", names, url, there, runtime.log, extra={"url": url})
+                log.info(
+                    "serving %s at %s to %s: %s; runs in %r", names, url, people, there, runtime.log, extra={"url": url}
+                )
 
             async with runtime:
                 await until_signalled(app, listener, ending, ready)

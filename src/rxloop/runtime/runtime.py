@@ -114,6 +114,11 @@ class Runtime:
         await self.drain()
 
     @property
+    def entered(self) -> bool:
+        """Whether it was entered, though it may have drained since."""
+        return self._entered
+
+    @property
     def open(self) -> bool:
         """Whether it takes new runs: it is entered, and does not drain."""
         return self._entered and not self._driving.closing

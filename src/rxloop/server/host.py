@@ -130,7 +130,13 @@ class Host:
         Raises:
             Refused: The server drains, or has not begun.
         """
-        if self.draining or not self.runtime.open:
+        if self.draining:
+            raise draining()
+        if not self.runtime.open:
+            if not self.runtime.entered:
+                log.error(
+                    "the runtime is not entered: do so by `async with runtime:` in the lifespan of the application"
+                )
             raise draining()
 
     @asynccontextmanager

@@ -72,6 +72,7 @@ class Shutdown:
         logs = list({id(runtime.log): runtime.log for runtime in runtimes}.values())
         self._watchers: list[_Watcher] = []
         self._running: asyncio.Task[bool] | None = None
+        self._seconds = seconds
         self.watch(10, "readiness", partial(_refuse, hosts))
         # Beside their time they have that which a tool gets to stop in.
         self.watch(20, "runs", partial(_drain, runtimes, seconds), seconds=seconds + GRACE + 2)
@@ -128,7 +129,7 @@ class Shutdown:
             for number, handler in before.items():
                 signal.signal(number, handler)
             raise
-        log.info("shutdown: a signal came; a second one leaves at once")
+        log.info("shutdown: a signal came; runs have %g s to end; a second signal leaves at once", self._seconds)
         await self.run()
 
     async def _run(self) -> bool:

@@ -63,6 +63,10 @@ def then(name, **arguments):
 clerk = Agent(then("wait"), tools=[wait], thoughts=False)
 
 
+def both():
+    return {"one": clerk, "two": clerk.named("x")}
+
+
 def payer():
     return Agent(then("pay", amount=5), tools=[pay], thoughts=False, name="payer")
 
@@ -189,11 +193,19 @@ async def test_by_http_it_says_where_it_is(place: Place) -> None:
         process.communicate()
 
 
+async def test_a_dict_of_agents_is_served_as_rxloop_serve_does_it(place: Place) -> None:
+    async with client(place, ERAS[0], "office:both") as desk:
+        assert [tool.name for tool in (await desk.list_tools()).tools] == ["one", "two", "continue_run"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["office:nobody"], "rxloop mcp 'office:nobody': office has no 'nobody'"),
-        (["office:number"], "rxloop mcp 'office:number' is 5: it must be an Agent, or a function that gives one"),
+        (
+            ["office:number"],
+            "rxloop mcp 'office:number' is 5: it must be an Agent, a dict of agents, or a function that gives one",
+        ),
         (["nowhere:clerk"], "there is no module 'nowhere'"),
         (["office:clerk", "office.py:clerk"], "two agents are called 'clerk'"),
         (["office:clerk", "--wait", "0"], "wait must be more than 0 seconds"),

@@ -68,6 +68,14 @@ def opened_doors(runtime: Runtime, chosen: Iterable[str], keys: Mapping[str, str
     return found
 
 
+def described(doors: Iterable[Opened]) -> str:
+    """Say which doors stand where."""
+    places: dict[str, list[str]] = {}
+    for each in doors:
+        places.setdefault(each.title, []).append(each.path or "/")
+    return ", ".join(f"{title} at {' and '.join(paths)}" for title, paths in places.items())
+
+
 def _places(kind: _Kind, agents: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Where the doors of a kind stand, and what tells which agent each serves."""
     if not kind.each:

@@ -11,17 +11,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import uvicorn
 from typing_extensions import override
 
 from rxloop.errors import ConfigurationError
 from rxloop.server import Shutdown
-
-try:
-    import uvicorn
-except ModuleNotFoundError as missing:
-    raise ConfigurationError(
-        'rxloop serve needs uvicorn, which is not installed: pip install "rxloop[serve]"'
-    ) from missing
 
 _LAST_REQUESTS = 3
 """Seconds that the requests which are no streams have, once the streams have ended."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 
-from rxloop.agent import Agent
-from rxloop.cli.agent_options import load, made_of, name_of
+from rxloop.cli.agent_options import agents_of, load, made_of
 from rxloop.cli.store import opened
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
@@ -32,7 +30,7 @@ async def runtime_of(reference: str, db: Path | None, *, named: bool = False) ->
             raise ConfigurationError(f"--db does not go with {reference!r}: that runtime has a log of its own")
         yield found
         return
-    agents = _agents(found, reference)
+    agents = agents_of(found, reference)
     if agents is None:
         raise ConfigurationError(
             f"rxloop serve {reference!r} is {found!r}: it must be an Agent, a dict of agents, a Runtime, or a function "
@@ -40,13 +38,3 @@ async def runtime_of(reference: str, db: Path | None, *, named: bool = False) ->
         )
     async with opened(db, write=True) as log:
         yield Runtime(agents, log=log)
-
-
-def _agents(found: Any, reference: str) -> Mapping[str, Agent[Any, Any]] | None:
-    if isinstance(found, Agent):
-        agent = cast("Agent[Any, Any]", found)
-        return {name_of(agent, reference): agent}
-    if isinstance(found, Mapping) and found:
-        agents = cast("Mapping[str, Any]", found)
-        return agents if all(isinstance(each, Agent) for each in agents.values()) else None
-    return None
