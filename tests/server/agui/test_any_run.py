@@ -93,6 +93,8 @@ def shape(messages: list[Message]) -> list[Any]:
             (each.role, each.text, [(call.name, call.raw or "{}") for call in each.tool_calls])
             for each in messages
             if each.role != "system"
+            # What has nothing but reasoning is no message of its own for a client.
+            and (each.role != "assistant" or each.text or each.tool_calls)
         ]
     )
 

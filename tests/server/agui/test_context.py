@@ -62,3 +62,9 @@ async def test_metadata_of_another_form_is_no_context() -> None:
     for odd in ("text", {"context": []}):
         await agent.run("Go.", metadata={"agui": odd})
     assert [request.tail for request in model.requests] == [(), ()]
+
+
+async def test_numbers_that_only_python_has_are_shown_too() -> None:
+    model, agent = reader("Done.")
+    await agent.run("Go.", metadata={"agui": {"context": [{"description": "Atoms", "value": 10**30}]}})
+    assert str(10**30) in model.requests[0].tail[0].text

@@ -25,7 +25,7 @@ from rxloop.server.agui.asking import check_ids, client_tools, messages_of, new_
 from rxloop.server.agui.frames import FORM, frame, refusal
 from rxloop.server.agui.questions import Abandoned, answers_to, questions_of
 from rxloop.server.agui.telling import Telling
-from rxloop.server.agui.thread import restated, runs_of
+from rxloop.server.agui.thread import last_run_of, restated, runs_of
 from rxloop.server.agui.view import agui_frames
 from rxloop.server.bodies import read_body
 from rxloop.server.chat.chat import chat
@@ -156,8 +156,7 @@ class _Call:
 
     async def run(self) -> Response:
         """Start a run, go on with one that waits for what the client has, or attach to one that it has started."""
-        records = await runs_of(self._host, self._principal, self._asked.thread_id)
-        last = records[-1] if records else None
+        last = await last_run_of(self._host, self._principal, self._asked.thread_id)
         if last is not None and (last.agent_name != self._options.agent):
             raise Refused(409, "other_agent", "the thread is one of another agent")
         if last is not None and (self._asked.resume or last.attempt > 1 or last.state in _WAITING):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
-import orjson
 from reactivex import Observable
 
 from rxloop.operators.loop.answering import answering
@@ -36,7 +36,7 @@ def agui_context() -> Operator[object]:
         if not context:
             return emit(request)
         # As JSON, in which no value can pass for something else.
-        layer = Message.user(f"{_NOTE}\n{orjson.dumps(context).decode()}")
+        layer = Message.user(f"{_NOTE}\n{json.dumps(context, ensure_ascii=False)}")
         return emit(request.replace(tail=(*request.tail, layer)))
 
     operator = answering(ModelRequest, answer)

@@ -31,6 +31,20 @@ async def runs_of(host: Host, principal: Principal, thread_id: str) -> Sequence[
     return [record for record in found if principal.may_see(record)]
 
 
+async def last_run_of(host: Host, principal: Principal, thread_id: str) -> RunRecord | None:
+    """The newest run of a thread, without a look at those before it; None where there is no such thread.
+
+    Raises:
+        Refused: It is somebody else's.
+    """
+    if not await host.check_context(principal, thread_id):
+        return None
+    # In a thread of its own a principal does not see what those who see all have begun there.
+    owner = None if "others" in principal.scopes else principal.id or None
+    found = await read_log(host.runtime.log.runs, context_id=thread_id, owner=owner, newest_first=True, limit=1)
+    return found[0] if found and principal.may_see(found[0]) else None
+
+
 async def restated(host: Host, records: Sequence[RunRecord], answered: dict[str, str]) -> Messages:
     """Fold runs into the messages that a client has of them.
 
