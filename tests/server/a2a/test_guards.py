@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from starlette.routing import Mount
 from a2a_clients import BINDINGS, Served, all_of, last_of, saying, serving_a2a, states
 from rxloop import Agent, MemoryEventLog, RunContext, Runtime, ToolError, tool
 from rxloop.errors import ConfigurationError, ServerError
+from rxloop.pipeline.values import RunRecord
 from rxloop.server import Principal, ServerLimits, a2a
 from rxloop.testing import ScriptedModel, call, frames
 from serving import AwayLog, client_of, listening
@@ -369,3 +371,63 @@ async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach(
         log.away = False
     assert answer.status_code == 503
     assert (answer.json()["error"]["message"], MARK in answer.text) == ("the log is out of reach", False)
+
+
+async def test_what_is_nested_too_deep_for_protobuf_breaks_neither_its_task_nor_a_list() -> None:
+    @tool(approve=True)
+    async def pay(amount: Any) -> str:
+        """Pay."""
+        return "paid"
+
+    for nest in (lambda inner: [inner], lambda inner: {"a": inner}):
+        deep: Any = "core"
+        for _ in range(60):
+            deep = nest(deep)
+        async with serving_a2a(clerk(call("pay", amount=deep), tools=[pay]), push=False) as served:
+            message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
+            task = (await served.rpc("SendMessage", {"message": message})).json()["result"]["task"]
+            listed = (await served.rpc("ListTasks", {})).json()["result"]["tasks"]
+        [question] = task["status"]["message"]["parts"][1]["data"]["inputs"]
+        assert question["inputId"]
+        assert "core" in orjson.dumps(question).decode()
+        assert [each["id"] for each in listed] == [task["id"]]
+
+
+# -- what comes while a request is answered
+
+
+@tool(approve=True)
+async def charge(amount: int) -> str:
+    """Charge somebody."""
+    return f"charged {amount}"
+
+
+def lagging(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is known of a run be from its second event, as if all others came while a request is answered."""
+    record = served.runtime.record
+
+    async def stale(task_id: str) -> RunRecord:
+        return replace(await record(task_id), state="working", seq=2)
+
+    monkeypatch.setattr(served.runtime, "record", stale)
+
+
+async def test_an_answer_is_followed_from_behind_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving_a2a(clerk(call("charge", amount=5), "Paid.", tools=[charge])) as served:
+        async with served.client(streaming=False) as client:
+            task = await last_of(client.send_message(saying()))
+        lagging(served, monkeypatch)
+        async with served.client() as client:
+            assert states(await all_of(client.send_message(saying("yes", task_id=task.id))))[-1] == "COMPLETED"
+
+
+async def test_a_reader_is_told_nothing_twice_of_what_comes_while_it_subscribes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving_a2a(clerk(call("charge", amount=5), tools=[charge])) as served:
+        async with served.client(streaming=False) as client:
+            task = await last_of(client.send_message(saying()))
+        lagging(served, monkeypatch)
+        async with served.client() as client:
+            told = await all_of(client.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
+    assert states(told) == ["WORKING", "INPUT_REQUIRED"]

@@ -197,6 +197,77 @@ async def test_a_webhook_of_another_process_is_told_by_one_of_them(tmp_path: Any
     await two.aclose()
 
 
+async def test_a_webhook_that_is_registered_anew_is_told_there_alone() -> None:
+    async with hook() as before, hook() as now, serving_a2a(clerk(call("pay", amount=5)), push=NEAR) as served:
+        sending = pb.SendMessageConfiguration(task_push_notification_config=config(before.url, id="h", token="old"))
+        async with served.client(streaming=False) as client:
+            task = await last_of(client.send_message(saying(config=sending)))
+            await before.until("INPUT_REQUIRED")
+            anew = config(now.url, task_id=task.id, id="h", token="new")
+            await client.create_task_push_notification_config(anew)
+            await client.cancel_task(pb.CancelTaskRequest(id=task.id))
+            await now.until("CANCELED")
+    assert "CANCELED" not in before.states
+    assert {headers["x-a2a-notification-token"] for headers, _ in now.told} == {"new"}
+
+
+async def test_a_webhook_that_another_process_forgets_is_told_nothing_more(tmp_path: Any) -> None:
+    one, two = (SqliteEventLog(tmp_path / "runs.db") for _ in range(2))
+    async with hook() as heard:
+        async with (
+            serving_a2a(clerk(call("pay", amount=5)), push=NEAR, log=one) as first,
+            serving_a2a(clerk(), push=NEAR, log=two) as second,
+            first.client(streaming=False) as client,
+            second.client(streaming=False) as other,
+        ):
+            sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url, id="h"))
+            task = await last_of(client.send_message(saying(config=sending)))
+            await heard.until("INPUT_REQUIRED")
+            push: Any = first.app._push
+            assert push._tasks
+            await other.delete_task_push_notification_config(
+                pb.DeleteTaskPushNotificationConfigRequest(task_id=task.id, id="h")
+            )
+            await client.cancel_task(pb.CancelTaskRequest(id=task.id))
+            await asyncio.gather(*push._tasks.values())
+    assert "CANCELED" not in heard.states
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_a_webhook_has_one_timeout_for_all_of_its_answer() -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            writer.write(b"HTTP/1.1 200 OK\r\nx: ")
+            while not writer.is_closing():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    options = PushOptions(private=True, timeout=0.3, tries=1)
+    async with serving_a2a(clerk(call("pay", amount=5)), push=options) as served, served.client(streaming=False) as one:
+        sending = pb.SendMessageConfiguration(task_push_notification_config=config(url, id="h"))
+        task = await last_of(one.send_message(saying(config=sending)))
+        async with asyncio.timeout(5):
+            listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
+            while (await one.list_task_push_notification_configs(listing)).configs:
+                pass
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "field", [{"token": "caf\u00e9"}, {"authentication": {"scheme": "B", "credentials": "\u20ac"}}]
+)
+async def test_what_no_header_can_hold_is_refused(field: dict[str, Any]) -> None:
+    async with serving_a2a(clerk(call("pay", amount=5)), push=NEAR) as served, served.client(streaming=False) as client:
+        task = await last_of(client.send_message(saying()))
+        wanted = config("http://127.0.0.1:1/", task_id=task.id, **field)
+        with pytest.raises(InvalidParamsError, match="ASCII"):
+            await client.create_task_push_notification_config(wanted)
+
+
 PRIVATE = [
     "http://127.0.0.1/",
     "http://localhost:9/",
@@ -284,7 +355,16 @@ async def test_a_redirect_is_not_followed() -> None:
 def test_addresses_that_are_not_public_are_known() -> None:
     assert is_public("93.184.216.34")
     assert is_public("2606:2800:220:1::1")
-    for address in ("fe80::1%eth0", "fd00::1", "::", "192.168.1.1", "198.18.0.1", "255.255.255.255", "nonsense"):
+    for address in (
+        "fe80::1%eth0",
+        "fd00::1",
+        "::",
+        "192.168.1.1",
+        "198.18.0.1",
+        "255.255.255.255",
+        "fec0::1",
+        "nonsense",
+    ):
         assert not is_public(address), address
 
 

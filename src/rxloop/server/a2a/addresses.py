@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 import httpx
 
 _NAT64 = IPv6Network("64:ff9b::/96")
+_UNKNOWN = (IPv6Network("fec0::/10"), IPv6Network("3fff::/20"), IPv4Network("192.88.99.0/24"))
+"""What Python takes for public, at least before 3.13: sites of one's own, documentation, and relays to 6to4."""
 _FOUND_IN = 10.0
 """Seconds that it may take to find the addresses of a name."""
 
@@ -29,6 +31,8 @@ def is_public(address: str) -> bool:
         if inner is None:
             break
         found = inner
+    if any(found in network for network in _UNKNOWN):
+        return False
     return found.is_global and not found.is_multicast and not found.is_reserved
 
 

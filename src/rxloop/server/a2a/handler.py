@@ -231,20 +231,22 @@ class Tasks(RequestHandler):
         if wanted is not None:
             await self._push.check(wanted)
         if not params.message.task_id:
-            record, after = await starting(served.host, served.agent, asked, params), None
+            record, after, seen = await starting(served.host, served.agent, asked, params), None, 0
         else:
             record = await served.record(asked.principal, params.message.task_id)
             if params.message.context_id and params.message.context_id != record.context_id:
                 raise InvalidParamsError("the contextId is not that of the task")
-            after = _cursor(record)
             if record.state in OVER:
                 raise UnsupportedOperationError("the task is over: send the message without its taskId")
+            task = await served.fold(record.task_id)
+            # Behind the question that is answered, which may be newer than the record.
+            after, seen = task.cursor, task.seq
             try:
-                await going_on(served.host, record, params.message, await served.fold(record.task_id))
+                await going_on(served.host, record, params.message, task)
             except RunOver:
                 raise UnsupportedOperationError("the task is over: send the message without its taskId") from None
         if wanted is not None:
-            await self._push.keep(record, wanted, after_seq=0 if after is None else record.seq)
+            await self._push.keep(record, wanted, after_seq=seen)
         return record.task_id, after
 
     # -- push notifications

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import orjson
@@ -18,6 +18,8 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPar
 
 _PARTS = 64
 _TEXT = 100_000
+_DEEPEST = 24
+"""How deep data may be nested: protobuf takes 100 levels of messages, and needs up to three for each of these."""
 _ADDRESS = re.compile(r"https?://[!-~]{1,2000}")
 _YES = ("yes", "y", "true", "ok", "approve", "approved")
 _NO = ("no", "n", "false", "refuse", "refused", "reject", "decline")
@@ -131,13 +133,27 @@ def _spoken(question: PendingInput, text: str) -> Any:
 
 
 def struct_of(value: dict[str, Any]) -> Struct:
-    """Metadata, as A2A has it."""
-    return ParseDict(value, Struct())
+    """Metadata, as A2A has it; what is nested too deep for it comes as a text of JSON."""
+    return ParseDict(_shallow(value), Struct())
 
 
 def data_part(value: Any) -> pb.Part:
-    """Data as a part."""
-    return ParseDict({"data": value}, pb.Part())
+    """Data as a part; what is nested too deep for it comes as a text of JSON."""
+    return ParseDict({"data": _shallow(value)}, pb.Part())
+
+
+def _shallow(value: Any, depth: int = 0) -> Any:
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if depth == _DEEPEST:
+        return orjson.dumps(value, default=_plain).decode()
+    if isinstance(value, Mapping):
+        return {key: _shallow(each, depth + 1) for key, each in cast("Mapping[str, Any]", value).items()}
+    return [_shallow(each, depth + 1) for each in cast("Sequence[Any]", value)]
+
+
+def _plain(value: Any) -> Any:
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else list(value)
 
 
 def said(message: Message, message_id: str, task_id: str, context_id: str) -> pb.Message:

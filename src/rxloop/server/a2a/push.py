@@ -132,6 +132,8 @@ class Push:
         values = (config.id, config.token, config.authentication.scheme, config.authentication.credentials)
         if any(len(value) > 4_000 or not value.isprintable() for value in values):
             raise InvalidParamsError("a field of the webhook is too long, or has control characters")
+        if not "".join(values[1:]).isascii():
+            raise InvalidParamsError("what goes into a header of a notification has to be ASCII")
 
     async def keep(
         self, record: RunRecord, config: pb.TaskPushNotificationConfig, *, after_seq: int
@@ -259,9 +261,7 @@ class Push:
         told = fold.add(event)
         for update in told:
             body = orjson.dumps(MessageToDict(to_stream_response(update)))
-            if not await self._send(hook.config, body):
-                log.warning("the webhook %s of the task %s is given up", hook.config.id, hook.config.task_id)
-                await self._note(hook.config.task_id, {"remove": hook.config.id})
+            if not await self._send(event.root_task_id, hook.config.id, body):
                 return False
         if told:
             # It has arrived: nobody need send it again because this process goes away now.
@@ -269,28 +269,40 @@ class Push:
                 await self._note(hook.config.task_id, {"told": hook.config.id, "seq": event.seq})
         return True
 
-    async def _send(self, config: pb.TaskPushNotificationConfig, body: bytes) -> bool:
+    async def _send(self, task_id: str, config_id: str, body: bytes) -> bool:
         """Send a notification, again and again; gives whether it has arrived."""
         assert self._client is not None
-        headers = {"content-type": "application/a2a+json", "a2a-version": "1.0"}
-        if config.token:
-            headers["x-a2a-notification-token"] = config.token
-        if config.authentication.scheme and config.authentication.credentials:
-            headers["authorization"] = f"{config.authentication.scheme} {config.authentication.credentials}"
         pause = self._options.pause
         for left in reversed(range(self._options.tries)):
+            # Each time anew: it may have been forgotten, or have another address, by way of another process.
+            hook = (await self._hooks(task_id)).get(config_id)
+            if hook is None:
+                return False
+            config, anywhere = hook.config, self._options.private
             try:
-                status = await post(self._client, config.url, body, headers, anywhere=self._options.private)
+                async with asyncio.timeout(self._options.timeout):
+                    status = await post(self._client, config.url, body, _headers(config), anywhere=anywhere)
                 if 200 <= status < 300:
                     return True
                 said = f"it answers {status}"
-            except (httpx.HTTPError, Unsafe) as error:
+            except (httpx.HTTPError, Unsafe, TimeoutError) as error:
                 said = str(error) or type(error).__name__
-            log.info("a notification for the task %s has not arrived: %s; %d tries left", config.task_id, said, left)
+            log.info("a notification for the task %s has not arrived: %s; %d tries left", task_id, said, left)
             if left:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 60.0)
+        log.warning("the webhook %s of the task %s is given up", config_id, task_id)
+        await self._note(task_id, {"remove": config_id})
         return False
+
+
+def _headers(config: pb.TaskPushNotificationConfig) -> dict[str, str]:
+    headers = {"content-type": "application/a2a+json", "a2a-version": "1.0"}
+    if config.token:
+        headers["x-a2a-notification-token"] = config.token
+    if config.authentication.scheme and config.authentication.credentials:
+        headers["authorization"] = f"{config.authentication.scheme} {config.authentication.credentials}"
+    return headers
 
 
 def _is_end(event: Event) -> bool:

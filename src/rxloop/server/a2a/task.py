@@ -58,6 +58,9 @@ class TaskFold:
     def __init__(self, *, thoughts: bool = False) -> None:
         self.task = pb.Task()
         self.pending: Sequence[PendingInput] = ()
+        self.seq = 0
+        """The last event that is in it."""
+        self.cursor = ""
         self._thoughts = thoughts
         self._changes: list[Change | Event] = []
         self._chat = ChatFold(self._changes.append)
@@ -71,6 +74,7 @@ class TaskFold:
         if event.durable:
             # Also of what is not for clients: it is the time by which tasks are listed.
             self.task.status.timestamp.CopyFrom(time_of(event.timestamp))
+            self.seq, self.cursor = event.seq, event.cursor
         shown = event.for_clients()
         if shown is not None:
             self._chat.take(shown)
