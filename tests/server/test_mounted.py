@@ -32,7 +32,8 @@ async def test_under_a_prefix_of_a_fastapi_application_the_addresses_fit() -> No
             document = (await plain.get("/agents/openapi.json")).json()
             missing = await plain.get("/agents/nothing")
         assert document["servers"] == [{"url": "/agents"}]
-        assert missing.json()["error"]["code"] == "not_found"
+        error = missing.json()["error"]
+        assert (error["code"], error["message"]) == ("not_found", "there is nothing at this path")
         assert [event.kind async for event in client.follow(run.task_id)][-1] == "status-update"
 
 

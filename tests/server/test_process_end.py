@@ -114,9 +114,11 @@ async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_
         "log",
         "agents",
     ]
+    assert "2 runs have not ended in 0.3 s: the next process goes on with them" in logged
     assert "Traceback" not in logged
     (tmp_path / "go").touch()
     async with served(server, tmp_path) as second:
+        await second.logged(f"goes on with the run {holding.task_id}, which nobody drives")
         held = [event async for event in second.client.follow(holding.task_id, kinds=["status-update"])]
         assert (await second.client.record(holding.task_id)).content == "It is held."
         assert held[-1].attempt == 2

@@ -84,7 +84,9 @@ class Driving:
                 task.cancel()
         try:
             if tasks:
-                await asyncio.wait(tasks, timeout=seconds)
+                _, left = await asyncio.wait(tasks, timeout=seconds)
+                if left:
+                    log.info("%d runs have not ended in %g s: the next process goes on with them", len(left), seconds)
         finally:
             for task in tasks:
                 # One that is cancelled while it settles a run gives the run up.
@@ -197,6 +199,8 @@ class Driving:
         """Take up the runs of these agents that nobody drives."""
         for record in await read_log(self._turns.orphans):
             if record.agent_name in self._agents:
+                if not self.drives(record.task_id):
+                    log.info("goes on with the run %s, which nobody drives", record.task_id)
                 self.drive(record.task_id, record.agent_name)
             elif record.agent_name not in self._strangers:
                 self._strangers.add(record.agent_name)

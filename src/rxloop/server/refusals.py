@@ -26,7 +26,10 @@ from rxloop.protocol.http import Problem, ProblemInfo
 
 log = logging.getLogger("rxloop")
 
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+_ROUTING = {
+    404: ("not_found", "there is nothing at this path"),
+    405: ("method_not_allowed", "this path does not take this method"),
+}
 _FIELD = re.compile("[a-z][A-Za-z]*")
 _BROKEN = ("json_invalid", "extra_forbidden")
 """What pydantic says of JSON that cannot be read, and of fields that there are not."""
@@ -109,8 +112,8 @@ def refusal_of(error: Exception) -> Refused | None:
             log.warning("a request cannot be answered: %s", error)
             return Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"})
         case HTTPException():
-            code = _CODES.get(error.status_code, "refused")
-            return Refused(error.status_code, code, str(error.detail), headers=error.headers)
+            code, message = _ROUTING.get(error.status_code, ("refused", str(error.detail)))
+            return Refused(error.status_code, code, message, headers=error.headers)
         case _:
             return None
 
