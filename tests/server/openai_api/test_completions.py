@@ -13,6 +13,7 @@ from openai_serving import Served, serving
 from rxloop import Agent, MemoryEventLog, Usage, tool
 from rxloop.errors import RateLimited, ServerError
 from rxloop.testing import ScriptedModel, call, frames, turn
+from serving import client_of
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 
@@ -183,3 +184,13 @@ async def test_what_cannot_be_done_is_refused() -> None:
             with pytest.raises(BadRequestError) as refused:
                 await client.chat.completions.create(model="clerk", messages=HELLO, **each)
             assert refused.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a2a push", "x" * 129, "a\n"])
+async def test_what_is_no_name_of_a_conversation_is_refused(name: str) -> None:
+    log = MemoryEventLog()
+    async with serving(Agent(ScriptedModel("Yes."), name="clerk"), log=log) as served, client_of(served.url) as ann:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "metadata": {"context_id": name}}
+        answer = await ann.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata.context_id")
+        assert await log.runs() == []

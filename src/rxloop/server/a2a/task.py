@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from itertools import groupby
+from typing import Any, Literal, cast
 
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -52,11 +53,14 @@ def time_of(milliseconds: int) -> Timestamp:
 class TaskFold:
     """The fold of the events of one run.
 
-    `task` is what the events so far make of it; `pending` are the questions that wait, as clients may see them.
+    `pending` are the questions that wait, as clients may see them.
     """
 
     def __init__(self, *, thoughts: bool = False) -> None:
-        self.task = pb.Task()
+        self._task = pb.Task()
+        self._kept: dict[str, pb.Artifact] = {}
+        self._pieces: dict[str, list[pb.Part]] = {}
+        """What is to be appended to the artifacts, once somebody reads the task: to each piece by piece takes ages."""
         self.pending: Sequence[PendingInput] = ()
         self.seq = 0
         """The last event that is in it."""
@@ -69,11 +73,19 @@ class TaskFold:
         self._shown = False
         """They have some: of an attempt that comes to nothing they are told that it is none, by an empty text."""
 
+    @property
+    def task(self) -> pb.Task:
+        """The task as the events so far make it."""
+        for artifact_id, pieces in self._pieces.items():
+            _join(self._kept[artifact_id], pieces)
+        self._pieces.clear()
+        return self._task
+
     def add(self, event: Event) -> list[Update]:
         """Fold one event in, and give what a client is told of it."""
         if event.durable:
             # Also of what is not for clients: it is the time by which tasks are listed.
-            self.task.status.timestamp.CopyFrom(time_of(event.timestamp))
+            self._task.status.timestamp.CopyFrom(time_of(event.timestamp))
             self.seq, self.cursor = event.seq, event.cursor
         shown = event.for_clients()
         if shown is not None:
@@ -110,21 +122,21 @@ class TaskFold:
             case ThoughtStreamEvent() if self._thoughts:
                 return [self._status(change, "working", change.content, thought=True)]
             case MessageAddedEvent():
-                self.task.history.append(self._said(change, Message(role=change.role, content=change.content)))
+                self._task.history.append(self._said(change, Message(role=change.role, content=change.content)))
                 return []
             case _:
                 return []
 
     def _begin(self, event: TaskEvent) -> pb.Task:
         task_id, context_id = event.task_id, event.context_id
-        self.task.id, self.task.context_id = task_id, context_id
-        self.task.status.state = pb.TASK_STATE_SUBMITTED
+        self._task.id, self._task.context_id = task_id, context_id
+        self._task.status.state = pb.TASK_STATE_SUBMITTED
         for place, message in enumerate(event.messages):
-            self.task.history.append(said(message, f"{task_id}:{place}", task_id, context_id))
+            self._task.history.append(said(message, f"{task_id}:{place}", task_id, context_id))
         given = event.metadata.get(PUBLIC_METADATA)
         if isinstance(given, dict):
-            self.task.metadata.CopyFrom(struct_of(cast("dict[str, Any]", given)))
-        return _copied(self.task)
+            self._task.metadata.CopyFrom(struct_of(cast("dict[str, Any]", given)))
+        return _copied(self._task)
 
     def _rest(self, event: StatusUpdateEvent) -> list[Update]:
         """What an attempt came to: the answer once more as a whole, and the state."""
@@ -159,7 +171,7 @@ class TaskFold:
         usage: Usage | None = None,
         thought: bool = False,
     ) -> pb.TaskStatusUpdateEvent:
-        task = self.task
+        task = self._task
         status = pb.TaskStatus(state=STATES[state], timestamp=time_of(event.timestamp))
         if isinstance(message, str):
             message = self._said(event, Message(role="assistant", content=message))
@@ -180,10 +192,10 @@ class TaskFold:
         )
 
     def _said(self, event: Event, message: Message) -> pb.Message:
-        return said(message, f"{self.task.id}:{event.seq}.{event.sub}", self.task.id, self.task.context_id)
+        return said(message, f"{self._task.id}:{event.seq}.{event.sub}", self._task.id, self._task.context_id)
 
     def _answer(self, text: str, *, append: bool, last: bool) -> pb.TaskArtifactUpdateEvent:
-        artifact = pb.Artifact(artifact_id=f"{self.task.id}:answer", name="answer", parts=[pb.Part(text=text)])
+        artifact = pb.Artifact(artifact_id=f"{self._task.id}:answer", name="answer", parts=[pb.Part(text=text)])
         return self._update(artifact, append=append, last=last)
 
     def _artifact(self, event: ArtifactUpdateEvent) -> pb.TaskArtifactUpdateEvent:
@@ -194,27 +206,38 @@ class TaskFold:
 
     def _update(self, artifact: pb.Artifact, *, append: bool, last: bool) -> pb.TaskArtifactUpdateEvent:
         return pb.TaskArtifactUpdateEvent(
-            task_id=self.task.id, context_id=self.task.context_id, artifact=artifact, append=append, last_chunk=last
+            task_id=self._task.id, context_id=self._task.context_id, artifact=artifact, append=append, last_chunk=last
         )
 
     def _keep(self, update: pb.TaskArtifactUpdateEvent) -> None:
-        kept = next((each for each in self.task.artifacts if each.artifact_id == update.artifact.artifact_id), None)
-        if kept is None:
-            self.task.artifacts.append(update.artifact)
+        name = update.artifact.artifact_id
+        if name not in self._kept:
+            self._task.artifacts.append(update.artifact)
+            self._kept[name] = self._task.artifacts[-1]
         elif update.append:
-            _join(kept, update.artifact)
+            self._pieces.setdefault(name, []).append(update.artifact.parts[0])
         else:
-            kept.CopyFrom(update.artifact)
+            self._pieces.pop(name, None)
+            self._kept[name].CopyFrom(update.artifact)
 
 
-def _join(kept: pb.Artifact, more: pb.Artifact) -> None:
-    """Append a piece; two texts, or two pieces of bytes, become one part."""
-    last, piece = kept.parts[-1], more.parts[0]
-    for kind in ("text", "raw"):
-        if last.HasField(kind) and piece.HasField(kind):
-            setattr(last, kind, getattr(last, kind) + getattr(piece, kind))
-            return
-    kept.parts.append(piece)
+def _join(kept: pb.Artifact, pieces: Iterable[pb.Part]) -> None:
+    """Append pieces; texts, or pieces of bytes, that follow one another become one part."""
+    for kind, group in groupby(pieces, _kind):
+        more = list(group)
+        if not (kind and kept.parts[-1].HasField(kind)):
+            kept.parts.append(more.pop(0))
+        last = kept.parts[-1]
+        if kind == "text":
+            last.text = "".join([last.text, *(each.text for each in more)])
+        elif kind == "raw":
+            last.raw = b"".join([last.raw, *(each.raw for each in more)])
+        else:
+            kept.parts.extend(more)
+
+
+def _kind(piece: pb.Part) -> Literal["text", "raw"] | None:
+    return next((kind for kind in ("text", "raw") if piece.HasField(kind)), None)
 
 
 def _asked(question: PendingInput) -> str:

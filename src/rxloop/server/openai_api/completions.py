@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from rxloop.server.bodies import read_body
 from rxloop.server.openai_api.bodies import CreateCompletion, MessageItem
 from rxloop.server.openai_api.call import Call
 from rxloop.server.openai_api.completion import CompletionFold
-from rxloop.server.openai_api.errors import unsupported
+from rxloop.server.openai_api.errors import invalid, unsupported
 from rxloop.server.openai_api.ids import ResponseId
 from rxloop.server.openai_api.items import Json
 from rxloop.server.openai_api.reading import Left, cancelling, json, streamed, waited
@@ -22,6 +23,8 @@ from rxloop.server.openai_api.view import completion_chunks
 from rxloop.server.refusals import Refused
 from rxloop.server.starting import agent_of
 from rxloop.server.streams import SSE, Format
+
+_ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 
 
 def _error(code: str, message: str) -> bytes:
@@ -48,6 +51,8 @@ async def complete(call: Call) -> Response:
     agent = agent_of(call.host, body.model, "model")
     metadata = dict(body.metadata or {})
     context_id = metadata.get("context_id")
+    if context_id is not None and not _ID.fullmatch(context_id):
+        raise invalid("metadata.context_id", "it has 1 to 128 letters, digits or any of . _ : ~ -")
     known = context_id is not None and await call.host.check_context(call.principal, context_id)
     given: list[MessageItem] = body.messages
     if known:
