@@ -11,8 +11,9 @@ that is not for clients has `PLANTED` in it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -392,3 +393,15 @@ def any_run(*, cancels: bool = True) -> st.SearchStrategy[AnyRun]:
     )
     reasoning = st.builds(AnyRun, case=st.sampled_from(CASES), slow=st.booleans(), **common)
     return st.one_of(usual, usual, usual, reasoning)
+
+
+@contextmanager
+def unheard() -> Generator[None]:
+    """Log nothing: what goes wrong in these runs is meant to, and thousands of lines about it take time."""
+    logger = logging.getLogger("rxloop")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

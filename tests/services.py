@@ -75,7 +75,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         there, missing = SERVICES[name]
         if not there():
             pytest.skip(missing)
-        _ran[name] += 1
+        item.user_properties.append(("service", name))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count what ran, by the reports: the tests themselves may run in other processes (pytest-xdist)."""
+    if report.when == "setup":
+        _ran.update(str(name) for what, name in report.user_properties if what == "service")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

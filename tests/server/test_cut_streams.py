@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from rxloop import Event, Runtime, external
 from rxloop.server import Api, api
 from rxloop.testing import virtual_time
 
+RUNS = int(os.environ.get("RXLOOP_CUT_RUNS", "12"))
 ACCEPT = st.sampled_from(["text/event-stream", "application/x-ndjson"])
 
 
@@ -129,7 +131,7 @@ async def recorded(app: Api, path: str, accept: str, whole: list[Event]) -> None
             await connection.leave()
 
 
-@settings(max_examples=25)
+@settings(max_examples=RUNS)
 @given(kind=any_run(), accept=ACCEPT, each=st.integers(1, 6))
 def test_the_pieces_of_a_stream_that_is_cut_are_the_whole(kind: AnyRun, accept: str, each: int) -> None:  # L132
     with virtual_time() as time:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 
 from misbehaving import PLANTED
 from openai_judge import Json, check_chunks, check_completion, check_stream, text_of
-from runs_of_all_kinds import NAME, SHOW_MAP, AnyRun, any_run
+from runs_of_all_kinds import NAME, SHOW_MAP, AnyRun, any_run, unheard
 from rxloop import MemoryEventLog, Runtime, follow
 from rxloop.pipeline.values import RunRecord
 from rxloop.server.chat.fold import ChatFold
@@ -24,6 +24,7 @@ from rxloop.server.openai_api.response import ResponseFold
 from rxloop.server.openai_api.view import completion_chunks, response_events
 from rxloop.testing import virtual_time
 
+RUNS = int(os.environ.get("RXLOOP_OPENAI_RUNS", "30"))
 FUNCTION = {"type": "function", "strict": None, **SHOW_MAP}
 
 
@@ -94,9 +95,8 @@ async def _into(found: list[Json], events: Any) -> None:
     found += [event async for event in events]
 
 
-@settings(max_examples=60, phases=[Phase.generate])
+@settings(max_examples=RUNS, phases=[Phase.generate])
 @given(kind=any_run())
 def test_every_run_is_streams_that_the_client_takes(kind: AnyRun) -> None:
-    logging.getLogger("rxloop").setLevel(logging.CRITICAL)
-    with virtual_time() as time:
+    with unheard(), virtual_time() as time:
         time.run(played(kind))

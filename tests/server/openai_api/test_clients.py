@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import subprocess
 from collections.abc import Generator
@@ -19,7 +18,7 @@ from openai import AsyncOpenAI
 from misbehaving import PLANTED
 from openai_judge import Json, check_response
 from openai_serving import Served, serving
-from runs_of_all_kinds import NAME, SHOW_MAP, AnyRun, any_run
+from runs_of_all_kinds import NAME, SHOW_MAP, AnyRun, any_run, unheard
 from rxloop import Runtime
 from rxloop.errors import ConflictError
 from services import CLIENTS, NODE
@@ -115,14 +114,14 @@ async def with_server(kind: AnyRun, read: Any, *, background: bool) -> None:
 @CHECKED
 @given(kind=any_run())
 def test_the_client_of_python(kind: AnyRun) -> None:
-    logging.getLogger("rxloop").setLevel(logging.CRITICAL)
     background = kind.keeps_deltas
 
     async def read(served: Served) -> list[Json]:
         async with served.client() as client:
             return await by_python(client, kind, background=background)
 
-    asyncio.run(with_server(kind, read, background=background))
+    with unheard():
+        asyncio.run(with_server(kind, read, background=background))
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +138,6 @@ def node() -> Generator[subprocess.Popen[str]]:
 @CHECKED
 @given(kind=any_run())
 def test_the_client_of_npm(node: subprocess.Popen[str], kind: AnyRun) -> None:
-    logging.getLogger("rxloop").setLevel(logging.CRITICAL)
     assert node.stdin is not None
     assert node.stdout is not None
     stdin, stdout = node.stdin, node.stdout
@@ -153,4 +151,5 @@ def test_the_client_of_npm(node: subprocess.Popen[str], kind: AnyRun) -> None:
         assert "error" not in said, said["error"]
         return said["responses"]
 
-    asyncio.run(with_server(kind, read, background=background))
+    with unheard():
+        asyncio.run(with_server(kind, read, background=background))

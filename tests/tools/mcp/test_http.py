@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -21,6 +22,7 @@ from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
 from tools.mcp.asking import files, results
 
+CLOSINGS = int(os.environ.get("RXLOOP_CLOSINGS", "25"))
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -185,9 +187,9 @@ async def test_closing_in_a_cancelled_scope_leaves_nothing(when: str) -> None:
         await _once(server, many, "connected")
         await asyncio.sleep(0.2)
         tasks, opened = len(asyncio.all_tasks()), files()
-        for _ in range(100):
+        for _ in range(CLOSINGS):
             await _once(server, many, when)
-        for _ in range(100):
+        for _ in range(600):
             if len(asyncio.all_tasks()) <= tasks and files() <= opened:
                 break
             await asyncio.sleep(0.05)
