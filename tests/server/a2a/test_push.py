@@ -20,9 +20,11 @@ from starlette.routing import Route
 
 from a2a_clients import last_of, saying, serving_a2a
 from rxloop import Agent, SqliteEventLog, tool
+from rxloop.errors import ConfigurationError
 from rxloop.server import PushOptions
 from rxloop.server.a2a import addresses
 from rxloop.server.a2a.addresses import Unsafe, is_public, post, safe_addresses
+from rxloop.server.a2a.push import PLACE
 from rxloop.testing import ScriptedModel, call, frames
 from serving import listening
 
@@ -266,6 +268,12 @@ async def test_what_no_header_can_hold_is_refused(field: dict[str, Any]) -> None
         wanted = config("http://127.0.0.1:1/", task_id=task.id, **field)
         with pytest.raises(InvalidParamsError, match="ASCII"):
             await client.create_task_push_notification_config(wanted)
+
+
+async def test_no_run_can_be_where_the_webhooks_are_kept() -> None:
+    async with serving_a2a(clerk("Hi."), push=NEAR) as served:
+        with pytest.raises(ConfigurationError, match="control characters"):
+            await served.runtime.start("clerk", "Hi", context_id=PLACE)
 
 
 PRIVATE = [

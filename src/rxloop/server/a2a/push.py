@@ -39,8 +39,8 @@ from rxloop.stream.waiting import all_over
 
 log = logging.getLogger("rxloop")
 
-_PLACE = "a2a push"
-"""The conversation that the artifacts belong to; no client can name it, since its ids have no space."""
+PLACE = "a2a\x1fpush"
+"""The conversation that the artifacts belong to: no run is in it, since no id of one has a control character."""
 _MOST = 16
 """Webhooks of one task."""
 
@@ -168,7 +168,7 @@ class Push:
 
     async def _hooks(self, task_id: str) -> dict[str, _Hook]:
         try:
-            written = await self._store.read(_PLACE, task_id)
+            written = await self._store.read(PLACE, task_id)
         except UnknownArtifact:
             return {}
         hooks: dict[str, _Hook] = {}
@@ -188,9 +188,9 @@ class Push:
         options: dict[str, Any] = {"name": task_id, "media_type": "application/x-ndjson", "override": False}
         # One that is there is fine.
         with suppress(ArtifactError):
-            await self._store.create(_PLACE, task_id, key="webhooks", now=_now(), **options)
+            await self._store.create(PLACE, task_id, key="webhooks", now=_now(), **options)
         line = orjson.dumps(change) + b"\n"
-        await self._store.append(_PLACE, task_id, line, version=None, last=False, key=str(uuid4()), now=_now())
+        await self._store.append(PLACE, task_id, line, version=None, last=False, key=str(uuid4()), now=_now())
 
     # -- telling
 
@@ -205,7 +205,7 @@ class Push:
         """Take up the webhooks that somebody has left."""
         while True:
             try:
-                for artifact in await self._store.list(_PLACE):
+                for artifact in await self._store.list(PLACE):
                     if artifact.artifact_id not in self._over:
                         for config_id in await self._left(artifact.artifact_id):
                             self._begin(artifact.artifact_id, config_id)
@@ -227,7 +227,7 @@ class Push:
 
     async def _tell(self, task_id: str, config_id: str) -> None:
         turns = cast("TakesTurns", self._log)
-        place, lost = f"{_PLACE}/{task_id}/{config_id}", asyncio.Event()
+        place, lost = f"{PLACE}/{task_id}/{config_id}", asyncio.Event()
         try:
             if not await turns.take_turn(place, task_id, lost.set):
                 # Another process tells it; whether that lives on is seen by the next look.
