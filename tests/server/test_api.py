@@ -200,6 +200,27 @@ async def test_runs_and_streams_of_a_principal_are_limited() -> None:
         assert len((await client.get("/runs")).json()["runs"]) == 2
 
 
+@pytest.mark.parametrize("query", ["", "?wait=5"])
+async def test_what_is_refused_for_want_of_a_stream_has_begun_nothing(query: str) -> None:
+    accept = {"accept": "application/json" if query else "text/event-stream"}
+    pays = call("pay", amount=5)
+    agent = Agent(ScriptedModel(pays, frames("-and so on", 0.01)), tools=[pay], thoughts=False, name="clerk")
+    async with serving(agent, limits=ServerLimits(streams=1)) as served, using(served) as client:
+        waiting = (await client.post("/runs?wait=10", json={"input": "Pay"})).json()
+        inputs = {waiting["pending"][0]["inputId"]: True}
+        reading = (await client.post("/runs", json={"input": "Go on"})).json()
+        async with client.stream("GET", reading["events"]) as stream:
+            pieces = stream.aiter_bytes()
+            await anext(pieces)
+            start = await client.post(f"/runs{query}", json={"input": "Go"}, headers=accept)
+            answer = await client.post(
+                f"/runs/{waiting['taskId']}/resume{query}", json={"inputs": inputs}, headers=accept
+            )
+            runs = (await client.get("/runs")).json()["runs"]
+    assert (start.status_code, answer.status_code) == (429, 429)
+    assert sorted(each["state"] for each in runs) == ["input-required", "working"]
+
+
 async def test_a_server_that_drains_takes_nothing_new_and_ends_its_streams_with_a_word() -> None:  # L140
     async with serving(endless()) as served, using(served) as client:
         run = (await client.post("/runs", json={"input": "Go on"})).json()

@@ -274,6 +274,26 @@ async def test_slow_readers_hold_up_nobody_and_are_let_go(caplog: pytest.LogCapt
     assert most < (150 + 3 * len(slow)) * (1 << 20)
 
 
+async def test_a_reader_gets_all_while_others_take_nothing() -> None:
+    text = "x" * 30_000
+    words = frames("".join(f"{text}-" for _ in range(400)).rstrip("-") + "|", 0.001)
+    limits = ServerLimits(runs=None, streams=None, stalled=3_600)
+    async with serving(agent(words), limits=limits) as served, client_of(served) as client:
+        run = (await client.post("/runs", json={"input": "Look"})).json()
+        slow = [await Raw.connect(served.url) for _ in range(10)]
+        for reader in slow:
+            reader.writer.get_extra_info("socket").setsockopt(1, 8, 4_096)  # SO_RCVBUF
+            await reader.get(run["events"])
+            reader.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(20):
+            whole = await client.get(run["events"])
+        # They would be held for an hour, and so would who waits for them.
+        assert len(served.host._open) == len(slow)
+        for reader in slow:
+            reader.writer.transport.abort()
+    assert events_of(whole.text)[-1].state == "completed"  # type: ignore[attr-defined]
+
+
 async def test_a_run_that_pauses_is_not_cancelled_by_the_end_of_its_stream() -> None:
     @tool(approve=True)
     async def pay() -> str:

@@ -164,8 +164,8 @@ class Host:
             return nullcontext()
         return self._locks.setdefault(("context", context_id), asyncio.Lock())
 
-    def take_stream(self, principal: Principal) -> None:
-        """Take one more stream for a principal; it is given back by `streaming`.
+    def check_stream(self, principal: Principal) -> None:
+        """See that a principal may read one more stream, before anything is done that it is to read.
 
         Raises:
             Refused: Too many are read already, or the server goes away.
@@ -175,6 +175,14 @@ class Host:
         most = self.limits.streams
         if self._auth is not None and most is not None and self._streams[principal.id] >= most:
             raise _too_many("streams", most)
+
+    def take_stream(self, principal: Principal) -> None:
+        """Take one more stream for a principal; it is given back by `streaming`.
+
+        Raises:
+            Refused: As for `check_stream`.
+        """
+        self.check_stream(principal)
         self._streams[principal.id] += 1
 
     @contextmanager

@@ -156,6 +156,7 @@ class _Call:
 
     async def run(self) -> Response:
         """Start a run, go on with one that waits for what the client has, or attach to one that it has started."""
+        self._host.check_stream(self._principal)
         last = await last_run_of(self._host, self._principal, self._asked.thread_id)
         if last is not None and (last.agent_name != self._options.agent):
             raise Refused(409, "other_agent", "the thread is one of another agent")

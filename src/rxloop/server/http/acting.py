@@ -30,6 +30,7 @@ from rxloop.tools.client_tool import ClientTool, client_tools
 async def start(call: Call[StartRun, StartQuery]) -> Response:
     """Start a run."""
     host, body = call.host, call.body
+    _check_stream(call)
     agent = agent_of(host, body.agent)
     given = call.request.headers.get("idempotency-key")
     record = await starting.start(
@@ -51,8 +52,15 @@ async def start(call: Call[StartRun, StartQuery]) -> Response:
 async def resume(call: Call[ResumeRun, StartQuery]) -> Response:
     """Answer questions of a run, which goes on."""
     record = await call.record()
+    _check_stream(call)
     await answer(call.host, record, call.body.inputs)
     return await _goes_on(call, record, f"{record.task_id}/{record.attempt}.{record.seq}.0")
+
+
+def _check_stream(call: Call[Any, StartQuery]) -> None:
+    """See that there is a stream for the answer: refused later, a client would not know that its run goes on."""
+    if call.query.wait or streams_in(call.request) is not None:
+        call.host.check_stream(call.principal)
 
 
 async def _goes_on(call: Call[Any, StartQuery], record: RunRecord, after: str | None) -> Response:

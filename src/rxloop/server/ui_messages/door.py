@@ -75,6 +75,7 @@ class UiStream(Door):
     async def _post(self, request: Request, principal: Principal) -> Response:
         """Start a run, make its answer anew, or answer its questions; give what is new of its message."""
         body = await read_body(Post, request, self._host.limits)
+        self._host.check_stream(principal)
         found = await Chat(self._host, principal, body.id).find()
         new = new_of(body)
         if isinstance(new, Answers):
