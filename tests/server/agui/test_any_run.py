@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Generator
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -18,12 +19,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from agui_clients import Client, Node, Served, Told, door, node
 from misbehaving import PLANTED
-from runs_of_all_kinds import SHOW_MAP, AnyRun, any_run, say
-from rxloop import Message
+from runs_of_all_kinds import FRAME, SHOW_MAP, AnyRun, Stumble, any_run, say
+from rxloop import Limits, Message
 from rxloop.errors import ConflictError
 from rxloop.protocol.events import PendingInput
+from rxloop.providers.scripted import Frames
 from rxloop.recorded.history import history
 from rxloop.server.agui.content import value_of
+from rxloop.testing import call, turn
 
 pytestmark = pytest.mark.service("node-clients")
 
@@ -184,6 +187,36 @@ async def check(kind: AnyRun, clients: Node) -> None:
             same(by_agent(lasting(fresh.messages), kind), by_agent(lasting(told.messages), kind))
             if record.state == "completed":
                 same(shape_of_client(lasting(told.messages)), shape(stored))
+
+
+RICH = AnyRun(
+    turns=(
+        turn(
+            Frames(("So", "-", "!", "|"), FRAME),
+            calls=[
+                call("work", "0"),
+                call("child", "0", prompt="deep ask"),
+                call("planted_secret", "0", planted=PLANTED),
+                call("show_map", "0", city="Oslo"),
+            ],
+            reasoning="Let me\nsee.",
+        ),
+        Stumble("Hm.", "So ", turn("Well.", calls=[call("child", "0", prompt="stumble"), call("muse", "0")])),
+        turn(Frames(("a", "-", "b", "|"), FRAME), calls=[call("sure", "0")]),
+    ),
+    last=turn(Frames(tuple("D-o-n-e-.|"), FRAME), reasoning="Is it?"),
+    limits=Limits(tool_failures=None),
+)
+"""Has something of every kind."""
+
+
+@pytest.mark.parametrize("keeps_deltas", [True, False])
+def test_the_official_client_accepts_a_run_that_is_cancelled_at_any_event(
+    keeps_deltas: bool, loop: asyncio.Runner, clients: Node
+) -> None:
+    # All places where there is time for it, and otherwise some of them.
+    for place in range(1, 150, max(1, 500 // RUNS)):
+        loop.run(check(replace(RICH, cancel_after=place, keeps_deltas=keeps_deltas), clients))
 
 
 # Not shrunk: each try takes a server.

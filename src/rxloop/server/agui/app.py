@@ -28,7 +28,6 @@ from rxloop.server.agui.telling import Telling
 from rxloop.server.agui.thread import last_run_of, restated, runs_of
 from rxloop.server.agui.view import agui_frames
 from rxloop.server.bodies import read_body
-from rxloop.server.chat.chat import chat
 from rxloop.server.door import Door
 from rxloop.server.host import Host, ServerLimits
 from rxloop.server.questions import AT_REST, answer
@@ -301,7 +300,7 @@ class _Call:
         return EventStream(
             self._host,
             self._principal,
-            self._runtime.follow(record.task_id).pipe(chat(), agui_frames(telling)),
+            self._runtime.follow(record.task_id).pipe(agui_frames(telling)),
             FORM,
             heartbeat=self._options.heartbeat,
             on_disconnect=cancelling(self._host, record.task_id) if cancels else None,

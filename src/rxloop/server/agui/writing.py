@@ -80,6 +80,13 @@ class Writer:
             self._change(item)
         return self._given()
 
+    def reached(self, event: Event) -> bytes:
+        """Begin with a snapshot of all up to an event, if that is what the client is told first."""
+        if self._begun or not self._telling.restated or event.seq < self._telling.after:
+            return b""
+        self._begin(event)
+        return self._given()
+
     def _given(self) -> bytes:
         out = b"".join(self._out)
         self._out.clear()

@@ -1,0 +1,62 @@
+"""Tools that start before their message is complete, which then breaks off: what they did is in no message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from reactivex import Observable
+
+from agui_clients import door, node
+from runs_of_all_kinds import Model
+from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, ModelRequest, ToolCallDeltaEvent, op, tool
+from rxloop.errors import ContextLengthExceeded
+from rxloop.stream.bridges import from_async_iter
+from rxloop.testing import call, turn
+
+pytestmark = pytest.mark.service("node-clients")
+
+
+@tool(read_only=True, idempotent=True)
+async def look(n: int) -> str:
+    """Look."""
+    return f"seen {n}"
+
+
+class BreaksOff(Model):
+    """Its first answer breaks off behind a call that is complete."""
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        if request.pressure or request.step != "1":
+            return super().call(request)
+
+        async def answer() -> AsyncIterator[Event]:
+            yield ContentDeltaEvent(delta="So ", index=0)
+            yield ToolCallDeltaEvent(index=0, tool_call_id="a", name="look", fragment='{"n": 1}')
+            yield ToolCallDeltaEvent(index=1, tool_call_id="b", name="look", fragment='{"n": 9')
+            await asyncio.sleep(0.01)
+            raise ContextLengthExceeded("too long")
+
+        return from_async_iter(answer, request.ctx, name="breaks-off")
+
+
+@pytest.mark.parametrize("keep_deltas", [True, False])
+@pytest.mark.parametrize("calls", [[], [call("look", "a", n=2)], [call("look", "a", n=2), call("look", "b", n=3)]])
+async def test_what_a_tool_did_for_a_message_that_broke_off_is_taken_back(calls: list[Any], keep_deltas: bool) -> None:
+    def said(request: ModelRequest) -> Any:
+        return "Done." if any(message.role == "tool" for message in request.messages) else turn("Well.", calls=calls)
+
+    agent = Agent(BreaksOff(said), tools=[look], thoughts=False, name="clerk", loop=op.standard(early=True))
+    log = MemoryEventLog(keep_deltas=keep_deltas)
+    async with node() as clients, door(agent, log=log) as served:
+        told = (await clients.agent(served.url, "t").say("Go.")).checked()
+        fresh = (await clients.agent(served.url, "t").connect()).checked()
+        [record] = await log.runs()
+        assert "tool-voided" in [event.kind for event in await log.read(record.task_id)]
+    assert "seen 1" not in str(told.messages)
+    assert [each["content"] for each in told.messages if each["role"] == "tool"] == [
+        f"seen {n + 2}" for n in range(len(calls))
+    ]
+    assert fresh.messages == told.messages

@@ -1,0 +1,47 @@
+"""A client that connects while its run has nothing to say has the thread at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import orjson
+import pytest
+
+from agui_clients import door
+from agui_posts import ASKED
+from rxloop import Agent, tool
+from rxloop.testing import ScriptedModel, call
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+async def test_a_client_that_connects_does_not_wait_for_the_next_event(hidden: bool) -> None:
+    works, done = asyncio.Event(), asyncio.Event()
+
+    @tool(hidden=hidden)
+    async def toil() -> str:
+        """Toil."""
+        works.set()
+        await done.wait()
+        return "done"
+
+    agent = Agent(ScriptedModel(["I toil.", call("toil")], "Done."), tools=[toil], thoughts=False, name="clerk")
+    async with (
+        door(agent, on_disconnect="keep", heartbeat=2) as served,
+        httpx.AsyncClient(timeout=30, headers={"authorization": "Bearer ann-key"}) as client,
+    ):
+        started = asyncio.create_task(client.post(f"{served.url}/", json=ASKED))
+        await works.wait()
+        async with client.stream(
+            "POST", f"{served.url}/connect", json={**ASKED, "runId": "c", "messages": []}
+        ) as answer:
+            lines = answer.aiter_lines()
+            begun = orjson.loads((await anext(lines))[6:])
+            await anext(lines)
+            shown = orjson.loads((await anext(lines))[6:])
+            done.set()
+            rest = [orjson.loads(line[6:]) async for line in lines if line.startswith("data: ")]
+        await started
+    assert begun["type"] == "RUN_STARTED"
+    assert [each["content"] for each in shown["messages"] if "content" in each] == ["Go.", "I toil."]
+    assert rest[-1]["outcome"] == {"type": "success"}
