@@ -88,6 +88,18 @@ async def test_only_a_json_boolean_approves() -> None:
         assert (await made.runtime.record(task_id)).state == "input-required"
 
 
+async def test_the_model_reads_why_a_person_has_refused() -> None:
+    model = ScriptedModel(call("refund", order="A1"), "I see.")
+    async with site(Agent(model, tools=[refund], name="clerk"), with_node=False) as made, client(made) as ann:
+        task_id, asked = await paused(ann)
+        body = approving(task_id, asked, approved=False)
+        body["messages"][0]["parts"][0]["approval"]["reason"] = "It was paid back already."
+        answers = await asyncio.gather(*(ann.post("/api/chat", json=body) for _ in range(2)))
+    assert [chunks(each)[-1]["type"] for each in answers] == ["finish", "finish"]
+    said = [(each.role, each.content) for each in model.requests[-1].messages][-2:]
+    assert said == [("tool", "The call of refund was not approved."), ("user", "It was paid back already.")]
+
+
 async def test_only_what_waits_is_answered_and_the_rest_of_the_history_is_not_read() -> None:
     model = ScriptedModel(call("refund", order="A1"), "Done.")
     async with site(Agent(model, tools=[refund], name="clerk"), with_node=False) as made, client(made) as ann:

@@ -82,6 +82,7 @@ class _Approval(_Sent):
     id: Annotated[str, Field(max_length=400)]
     # No other value counts as a yes.
     approved: Annotated[bool, Field(strict=True)]
+    reason: Text | None = None
 
 
 class _Answered(_Sent):
@@ -110,6 +111,8 @@ class Answers:
     """The `seq` of the last event that the page has, as far as it says."""
     approvals: dict[str, bool] = field(default_factory=dict[str, bool])
     """By the id of the approval."""
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    """Why the person has decided so, where it is said; by the id of the approval."""
     results: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the page's tools gave, by the id of the call."""
 
@@ -146,6 +149,8 @@ def _answers(given: Any) -> Answers:
         if part.state == "approval-responded":
             approval = _read(_Approval, part.approval)
             answers.approvals[approval.id] = approval.approved
+            if approval.reason:
+                answers.reasons[approval.id] = approval.reason
         elif not part.provider_executed and part.state in ("output-available", "output-error"):
             failed = part.state == "output-error"
             answers.results[part.tool_call_id] = {"error": part.error_text or "It failed."} if failed else part.output
