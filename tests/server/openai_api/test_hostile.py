@@ -187,6 +187,19 @@ async def test_too_many_runs_are_refused_with_a_time_to_wait() -> None:
         assert refused.headers["retry-after"]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+async def test_what_is_sent_once_more_and_refused_leaves_the_run_to_its_first_reader(path: str) -> None:
+    clerk = agent(frames("-and so on", 0.05))
+    async with serving(clerk, limits=ServerLimits(streams=1)) as served, client_of(served.url) as ann:
+        body = {"input": "Hi", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        asking: Any = {"json": body, "headers": {"idempotency-key": "k"}}
+        async with ann.stream("POST", path, **asking) as first:
+            await anext(first.aiter_bytes())
+            assert (await ann.post(path, **asking)).status_code == 429
+            [record] = await served.runtime.log.runs()
+            assert record.state == "working"
+
+
 # -- a log that fails
 
 

@@ -18,7 +18,7 @@ from rxloop.server.openai_api.ids import ResponseId
 from rxloop.server.openai_api.items import Json
 from rxloop.server.openai_api.reading import Left, cancelling, json, streamed, waited
 from rxloop.server.openai_api.responses import check_format
-from rxloop.server.openai_api.starting import prompt_of, start
+from rxloop.server.openai_api.starting import is_begun, prompt_of, start
 from rxloop.server.openai_api.view import completion_chunks
 from rxloop.server.refusals import Refused
 from rxloop.server.starting import agent_of
@@ -60,6 +60,7 @@ async def complete(call: Call) -> Response:
         answers = [place for place, each in enumerate(given) if each.role == "assistant"]
         given = given[answers[-1] + 1 :] if answers else given
     prompt = prompt_of(call, given, None, fresh=not known, param="messages")
+    again = await is_begun(call, body.model)
     record = await start(call, agent, prompt, body, context_id=context_id, said={}, metadata=metadata)
     options = body.stream_options
     usage = bool(options is not None and options.include_usage)
@@ -80,8 +81,9 @@ async def complete(call: Call) -> Response:
     except Left:
         return json(None, 499)
     except Refused:
-        # Nobody would ever know of it: the client reads too many streams.
-        await leave()
+        if not again:
+            # Nobody would ever know of it: the client reads too many streams.
+            await leave()
         raise
     if not over:
         raise Refused(503, "draining", "the server goes away", headers={"retry-after": "5", "x-should-retry": "false"})

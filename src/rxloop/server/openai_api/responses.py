@@ -81,8 +81,9 @@ async def create(call: Call) -> Response:
     try:
         return await _given(call, record, which, body)
     except Refused:
-        # Nobody would ever know of it: the client reads too many streams.
-        await cancelling(call, record, which)()
+        if not again:
+            # Nobody would ever know of it: the client reads too many streams.
+            await cancelling(call, record, which)()
         raise
 
 
