@@ -1,6 +1,6 @@
 """Every run that the grammar knows, through the official client: it accepts the stream, and has what the log has.
 
-`RXLOOP_AGUI_RUNS=1000` tries that many; by default there are 25.
+`RXLOOP_AGUI_RUNS=1000` tries that many; by default there are 15.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rxloop.testing import call, turn
 
 pytestmark = pytest.mark.service("node-clients")
 
-RUNS = int(os.environ.get("RXLOOP_AGUI_RUNS", "25"))
+RUNS = int(os.environ.get("RXLOOP_AGUI_RUNS", "15"))
 ROUNDS = 6
 """How often a run is answered, before nobody asks any more."""
 
