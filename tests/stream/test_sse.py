@@ -84,7 +84,7 @@ def test_a_final_event_is_readable_for_a_client_that_knows_only_json() -> None:
 
 async def test_the_frames_end_with_the_events() -> None:  # L136
     events = rx.of(*(stamped(CustomEvent(name="x"), seq) for seq in (1, 2, 3)))
-    got = [data async for data in frames(aiter(RecordedStream(events)), None, frame)]
+    got = [data async for data in frames(aiter(RecordedStream(events)), None)]
     assert [parsed(data)["id"] for data in got] == ["run/1.1.0", "run/1.2.0", "run/1.3.0"]
     await nothing_left()
 
@@ -92,7 +92,7 @@ async def test_the_frames_end_with_the_events() -> None:  # L136
 @pytest.mark.parametrize("error", [ZeroDivisionError, TimeoutError])
 async def test_an_error_of_the_source_comes_out(error: type[Exception]) -> None:
     broken = rx.concat(rx.of(stamped(CustomEvent(name="x"))), rx.throw(error()))
-    stream = frames(aiter(RecordedStream(broken)), 15, frame)
+    stream = frames(aiter(RecordedStream(broken)), 15)
     assert b"custom" in await anext(stream)
     # A log that is not reached in time is no silence.
     with pytest.raises(error):
@@ -115,7 +115,7 @@ class Source:
         def close() -> None:
             self.closed += 1
 
-        return frames(aiter(RecordedStream(rx.Observable(subscribe))), heartbeat, frame)
+        return frames(aiter(RecordedStream(rx.Observable(subscribe))), heartbeat)
 
 
 def heard(heartbeat: float | None, pauses: list[float]) -> list[tuple[float, bytes]]:
