@@ -26,6 +26,8 @@ DepsOf = Callable[[RunRecord], Any]
 """Gives the deps of a run, of what the log knows of it; plain or async."""
 _DEPS_IN = 60.0
 """Seconds that the deps of a run may take, which holds the room of one run meanwhile."""
+_FOR_CALLS = 0.25
+"""The part of the time at the end that is kept for calls that nobody can make again; nothing else begins in it."""
 _LONGEST_PAUSE = 60.0
 """Seconds between two tries with a run that this process cannot go on with."""
 
@@ -84,14 +86,24 @@ class Driving:
                 task.cancel()
         try:
             if tasks:
-                _, left = await asyncio.wait(tasks, timeout=seconds)
+                _, left = await asyncio.wait(tasks, timeout=(1 - _FOR_CALLS) * seconds)
                 if left:
-                    log.info("%d runs have not ended in %g s: the next process goes on with them", len(left), seconds)
+                    log.info("%d runs have not ended in time: the next process goes on with them", len(left))
+                    await asyncio.gather(*(self._give_up(run, _FOR_CALLS * seconds) for run in self.driven))
         finally:
             for task in tasks:
                 # One that is cancelled while it settles a run gives the run up.
                 task.cancel()
             await all_over(tasks)
+
+    async def _give_up(self, run: Run[Any], grace: float) -> None:
+        """Let a run begin nothing more, and give it up once its calls that nobody can make again are over."""
+        releasing = asyncio.create_task(run.release(grace))
+        await asyncio.sleep(0)
+        # What drives it would go on with it otherwise, and comes too late to give it up at once.
+        if (task := self._tasks.get(run.task_id)) is not None:
+            task.cancel()
+        await releasing
 
     def drives(self, task_id: str) -> bool:
         """Whether the run is driven here, or is about to be."""

@@ -260,8 +260,9 @@ class Runtime:
         """Refuse new runs, wait for those that go on, and give up those that have not ended by then.
 
         They are not cancelled: the log says that they are under way, and the next process goes on with them, as with
-        those that wait in order here, of which none begins any more. All of them are given up before it returns, though
-        the task that awaits it is cancelled.
+        those that wait in order here, of which none begins any more. In the last quarter of the time what still goes on
+        begins nothing more, and is given up as soon as no tool is at work whose call nobody can make again. All of them
+        are given up before it returns, though the task that awaits it is cancelled.
 
         Args:
             seconds: How long to wait; None is the `grace` of the runtime.

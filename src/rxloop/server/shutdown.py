@@ -40,7 +40,7 @@ class Shutdown:
     | place | watcher | does |
     |---|---|---|
     | 10 | `readiness` | `/readyz` says 503, and nothing new is taken |
-    | 20 | `runs` | runs end, or are given up at the deadline for the next process |
+    | 20 | `runs` | runs end, or are given up for the next process; see `Runtime.drain` |
     | 30 | `streams` | each stream ends with a last word, and its client comes back elsewhere |
     | 40 | `log` | the log is written to its end, and closed |
     | 50 | `agents` | agents close what they have opened: MCP servers, connections to models |
