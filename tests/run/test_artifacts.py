@@ -177,7 +177,7 @@ async def test_a_large_append_becomes_several_chunks_of_which_the_first_million_
 async def test_a_hundred_megabytes_hold_up_neither_the_loop_nor_the_memory(kind: str, tmp_path: Path) -> None:
     import tracemalloc
 
-    store, late = MAKERS[kind](tmp_path), 0.0
+    store, late = MAKERS[kind](tmp_path), list[float]()
     piece = b"x" * 1_000_000
 
     @tool
@@ -187,12 +187,11 @@ async def test_a_hundred_megabytes_hold_up_neither_the_loop_nor_the_memory(kind:
             await draft.append(piece)
 
     async def watch() -> None:
-        nonlocal late
         loop = asyncio.get_running_loop()
         while True:
             before = loop.time()
             await asyncio.sleep(0.005)
-            late = max(late, loop.time() - before - 0.005)
+            late.append(loop.time() - before - 0.005)
 
     watching = asyncio.create_task(watch())
     tracemalloc.start()
@@ -203,7 +202,8 @@ async def test_a_hundred_megabytes_hold_up_neither_the_loop_nor_the_memory(kind:
     watching.cancel()
     assert (await run.artifacts.record("big.bin")).size == 100_000_000
     assert most < (250_000_000 if kind == "memory" else 25_000_000)
-    assert late < 0.3
+    # Other processes may take the processor once or twice; what holds the loop does so for each piece.
+    assert sorted(late)[-3] < 0.3
     await store.aclose()
 
 

@@ -146,6 +146,9 @@ async def test_a_server_that_was_killed_while_nobody_called_is_not_noticed() -> 
         [server] = processes() - before
         os.kill(server, signal.SIGKILL)
         await until(lambda: server not in processes())
+        # The end of its pipe is there; a few turns of the loop bring it to whoever reads from it.
+        for _ in range(200):
+            await asyncio.sleep(0)
         run = agent.run("Again.", model=ScriptedModel(call("shop__echo", text="2"), "done"))
         events = [event async for event in run.events]
     assert [event.content for event in results(events)] == ["2"]
