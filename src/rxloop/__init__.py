@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from rxloop.protocol.events import external as external
     from rxloop.protocol.events import from_json as from_json
     from rxloop.protocol.events import protocol_schema as protocol_schema
+    from rxloop.protocol.messages import Citation as Citation
     from rxloop.protocol.messages import ErrorInfo as ErrorInfo
     from rxloop.protocol.messages import FilePart as FilePart
     from rxloop.protocol.messages import ImagePart as ImagePart

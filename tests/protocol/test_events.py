@@ -42,11 +42,13 @@ from rxloop.protocol.events import (
     external,
     protocol_schema,
 )
-from rxloop.protocol.messages import ErrorInfo, ImagePart, Message, TextPart, ToolCall, Usage
+from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, Message, TextPart, ToolCall, Usage
 from rxloop.providers._text import text_delta
 
 KINDS: dict[str, type[Event]] = {cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0])}
 CALL = ToolCall(id="0", name="get_weather", arguments={"city": "Oslo", "days": [1, 2]}, raw='{"city": "Oslo"}')
+IMAGE = ImagePart(data=b"\xff\x00", media_type="image/png")
+FILE = FilePart(url="https://example.org/a.pdf", filename="a.pdf")
 STAMPS: dict[str, Any] = {
     "context_id": "c",
     "task_id": "t",
@@ -61,7 +63,7 @@ STAMPS: dict[str, Any] = {
     "metadata": {"a": {"snake_key": None}},
 }
 EVENTS: list[Event] = [
-    TaskEvent(messages=[Message.user([TextPart(text="Hi"), ImagePart(data=b"\xff\x00", media_type="image/png")])],
+    TaskEvent(messages=[Message.user([TextPart(text="Hi"), IMAGE])],
               model="m", agent_name="a", fork_of="u", fork_seq=3),
     StatusUpdateEvent(state="failed", final=True, reason="error", error=ErrorInfo(code="server", message="500"),
                       content="par", finish_reason="stop", usage=Usage(input_tokens=1),
@@ -70,6 +72,8 @@ EVENTS: list[Event] = [
     ContentDeltaEvent(delta=" é\n\u2028", index=3),
     ContentCompleteEvent(content="  ", reasoning="r", tool_calls=[CALL, CALL], finish_reason="tool_calls",
                          raw_finish_reason="stop", provider_state={"signature": "s"}),
+    ContentCompleteEvent(content="Here.", files=[IMAGE, FILE],
+                         citations=[Citation(url="https://example.org", title="A page", text="words", start=0, end=4)]),
     ToolCallDeltaEvent(index=1, tool_call_id="0", name="f", fragment='{"', hidden=True),
     ThoughtDeltaEvent(delta="hm", index=1),
     ThoughtStreamEvent(thought_id="plan", thought_type="planning", content="p", index=0, verbosity="brief",
@@ -78,6 +82,7 @@ EVENTS: list[Event] = [
     ToolStartEvent(call=CALL, index=1, hidden=True, idempotency_key="t:1:1"),
     ToolProgressEvent(call=CALL, message="half", fraction=0.5),
     ToolCompleteEvent(call=CALL, success=True, result=[0, False, "", None, {"s_k": 1}], content="0", duration=1.5),
+    ToolCompleteEvent(call=CALL, success=True, content="A picture.", parts=[IMAGE, FILE]),
     ToolCompleteEvent(call=CALL, success=False, error="boom", content="boom"),
     ToolVoidedEvent(call=CALL, index=1),
     UsageEvent(input_tokens=10, output_tokens=3, cached_tokens=8, reasoning_tokens=1),
@@ -138,6 +143,24 @@ def test_the_parts_of_an_envelope_that_are_empty_are_left_out() -> None:
     fields = json.loads(CustomEvent(name="mine").to_json())
 
     assert not fields.keys() & {"parentTaskId", "agentPath", "step", "branch", "metadata"}
+
+
+def test_files_parts_and_citations_are_left_out_where_there_are_none() -> None:
+    complete = json.loads(ContentCompleteEvent(content="Hi").to_json())
+    answered = json.loads(ToolCompleteEvent(call=CALL, success=True, content="Hi").to_json())
+
+    assert not {"files", "citations"} & complete.keys()
+    assert "parts" not in answered
+
+
+def test_files_parts_and_citations_are_for_clients() -> None:
+    message = ContentCompleteEvent(content="Hi", files=[IMAGE], citations=[Citation(title="A page")])
+    answer = ToolCompleteEvent(call=CALL, success=True, content="Hi", parts=[FILE])
+
+    assert {"files", "citations"} <= json.loads(message.to_json(public=True)).keys()
+    assert json.loads(answer.to_json(public=True))["parts"][0]["filename"] == "a.pdf"
+    hidden = answer.model_copy(update={"hidden": True})
+    assert b"a.pdf" not in hidden.to_json(public=True)
 
 
 @given(st.integers(0, 250_000_000_000_000))

@@ -33,7 +33,7 @@ from rxloop.protocol.events import (
     ToolVoidedEvent,
     external,
 )
-from rxloop.protocol.messages import Content, ErrorInfo, Message, ToolCall, Usage, Wire
+from rxloop.protocol.messages import Citation, Content, ErrorInfo, FilePart, ImagePart, Message, ToolCall, Usage, Wire
 from rxloop.stream.sse import frame
 
 MARK = "PLANTED"
@@ -87,6 +87,7 @@ NESTED = {
     "TextPart": "type text",
     "ImagePart": "type url data media_type",
     "FilePart": "type url data media_type filename",
+    "Citation": "url title text start end",
     "ToolCall": "id name arguments raw error hidden",
     "Usage": "input_tokens output_tokens cached_tokens reasoning_tokens",
     "PendingInput": "input_id prompt input_kind options answer_schema call index step task_id agent_path hidden "
@@ -395,6 +396,7 @@ questions = st.builds(
 )
 metadatas = st.fixed_dictionaries({}, optional={"tenant": marks, MARK: plain, "public": st.just({"title": "x"})})
 names = st.sampled_from([None, "1", HIDDEN.id])
+files = st.sampled_from([ImagePart(data=b"\xff", media_type="image/png"), FilePart(url="https://example.org/a.pdf")])
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "messages": message_lists(),
     "tool_calls": st.lists(calls, max_size=3),
@@ -412,6 +414,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "hidden_calls": st.just([HIDDEN.id]),
     "left_out": st.just([]),
     "usage": st.just(Usage(input_tokens=3)),
+    "files": st.lists(files, max_size=2),
+    "parts": st.lists(files, max_size=2),
+    "citations": st.lists(st.builds(Citation, title=plain, start=st.integers(0, 9)), max_size=2),
 }
 
 
@@ -438,7 +443,7 @@ def events(draw: st.DrawFn) -> Event:
             wanted: Any = field.annotation
             values[name] = draw(plain if wanted in (str, Any, Content) else st.from_type(wanted))
     if kind == "tool-complete" and values["call"] is HIDDEN:
-        values |= {"result": MARK, "content": MARK, "error": MARK}
+        values |= {"result": MARK, "content": MARK, "error": MARK, "parts": [FilePart(url=MARK)]}
     if kind == "tool-progress" and values["call"] is HIDDEN:
         values |= {"message": MARK}
     if kind == "tool-call-delta":

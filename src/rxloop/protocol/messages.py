@@ -140,6 +140,7 @@ class FilePart(_Media):
         return {"filename": name}
 
 
+Media = Annotated[ImagePart | FilePart, Field(discriminator="type")]
 Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
 Content = str | list[Part]
 
@@ -304,6 +305,23 @@ def _message(item: Any, place: str) -> Message:
     if isinstance(item.content, str) and readable(item.content) is not item.content:
         return item.model_copy(update={"content": readable(item.content)})
     return item
+
+
+class Citation(Wire):
+    """Where words of an answer come from, as the provider says."""
+
+    # As in a `ToolCall`.
+    __slots__ = ("_settled",)
+
+    url: str | None = None
+    title: str | None = None
+    """What the source is called: a page, or a document of the request."""
+    text: str | None = None
+    """The words of the source."""
+    start: int | None = None
+    """Where the words that rest on it begin in the answer's content, in characters."""
+    end: int | None = None
+    """Where they end."""
 
 
 class Usage(Wire):

@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from rxloop.protocol.envelope import Event, absent
-from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Usage, Wire
+from rxloop.protocol.messages import Citation, ErrorInfo, Media, Message, ToolCall, Usage, Wire
 from rxloop.protocol.unchecked import unchecked
 from rxloop.protocol.visibility import hidden_places, id_unless_hidden, shown_calls
 
@@ -83,13 +83,17 @@ class ContentCompleteEvent(Event):
 
     kind: Literal["content-complete"] = "content-complete"
     marble = "c"
-    public_fields = ("content", "reasoning", "finish_reason", "raw_finish_reason")
+    public_fields = ("content", "reasoning", "finish_reason", "raw_finish_reason", "files", "citations")
     public_parts = {
         "tool_calls": shown_calls,
         "left_out": hidden_places,
     }
     incidental_fields = ("provider_state", "raw_finish_reason", "left_out", "offered")
     content: str = ""
+    files: list[Media] = Field(default_factory=list[Media], exclude_if=absent)
+    """Images and other files that the model has made, which follow the text in the history."""
+    citations: list[Citation] = Field(default_factory=list[Citation], exclude_if=absent)
+    """What the text rests on, in the order of the text; no part of the history."""
     reasoning: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall])
     finish_reason: str = "stop"
@@ -274,7 +278,7 @@ class ToolCompleteEvent(_ToolEvent):
 
     kind: Literal["tool-complete"] = "tool-complete"
     marble = "x"
-    public_fields = ("success", "result", "error", "content", "duration", "answer")
+    public_fields = ("success", "result", "error", "content", "parts", "duration", "answer")
     incidental_fields = ("duration",)
     success: bool
     result: Any = None
@@ -282,6 +286,8 @@ class ToolCompleteEvent(_ToolEvent):
     error: str | None = None
     content: str
     """The text that the model reads."""
+    parts: list[Media] = Field(default_factory=list[Media], exclude_if=absent)
+    """Images and files that the model sees after the text, where its provider takes them."""
     duration: float = 0.0
     """Seconds from the start of the call."""
     answer: bool = Field(default=False, exclude_if=absent)
