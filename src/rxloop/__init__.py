@@ -145,10 +145,13 @@ if TYPE_CHECKING:
     from rxloop.protocol.run_events import ToolsUnavailableEvent as ToolsUnavailableEvent
     from rxloop.protocol.settings import Limits as Limits
     from rxloop.protocol.settings import ModelSettings as ModelSettings
+    from rxloop.protocol.settings import PromptCache as PromptCache
     from rxloop.protocol.step_events import ContentCompleteEvent as ContentCompleteEvent
     from rxloop.protocol.step_events import ContentDeltaEvent as ContentDeltaEvent
     from rxloop.protocol.step_events import LLMCallEvent as LLMCallEvent
     from rxloop.protocol.step_events import LLMFailedEvent as LLMFailedEvent
+    from rxloop.protocol.step_events import LLMNoticeEvent as LLMNoticeEvent
+    from rxloop.protocol.step_events import ServerToolEvent as ServerToolEvent
     from rxloop.protocol.step_events import SessionLink as SessionLink
     from rxloop.protocol.step_events import ThoughtDeltaEvent as ThoughtDeltaEvent
     from rxloop.protocol.step_events import ThoughtStreamEvent as ThoughtStreamEvent

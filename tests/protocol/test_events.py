@@ -23,8 +23,10 @@ from rxloop.protocol.events import (
     InputRequiredEvent,
     LLMCallEvent,
     LLMFailedEvent,
+    LLMNoticeEvent,
     MessageAddedEvent,
     PendingInput,
+    ServerToolEvent,
     StageEvent,
     StatusUpdateEvent,
     SubtaskEvent,
@@ -95,6 +97,8 @@ EVENTS: list[Event] = [
                                           input_kind="confirmation", answer_schema={"type": "boolean"})),
     InputReceivedEvent(input_id="1.0.1", value=False),
     StageEvent(strategy="tot", from_stage=None, to_stage="propose", accepted=False, reason="too early"),
+    LLMNoticeEvent(code="left_out", message="an image", step="1"),
+    ServerToolEvent(tool_call_id="s1", name="web_search", phase="complete", result=[1], step="1"),
     LLMFailedEvent(error=ErrorInfo(code="rate_limited", message="429"), retryable=True, retry_in=0.5),
     AuthRequiredEvent(input_id="1.0.1", provider="github", url="https://example.org", public_key="k"),
     ArtifactUpdateEvent(artifact_id="a", index=0, data={"rows": [[1]]}, name="n", last=True),
@@ -232,7 +236,7 @@ def test_what_is_for_clients_leaves_internal_kinds_and_hidden_tools_out_and_keep
 
     assert not any(isinstance(event, LLMFailedEvent) for event in seen)
     assert not any(getattr(event, "hidden", False) for event in seen)
-    left_out = {"llm-failed", "tool-voided", "tool-call-delta", "tool-start", "message-added"}
+    left_out = {"llm-failed", "llm-notice", "tool-voided", "tool-call-delta", "tool-start", "message-added"}
     assert [event.kind for event in seen] == [event.kind for event in EVENTS if event.kind not in left_out]
 
 

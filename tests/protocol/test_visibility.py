@@ -76,6 +76,7 @@ PRIVATE = {
     "input-received": {"value"},
     "auth-required": {"call", "index"},
     "llm-failed": {"error", "retryable", "retry_in", "status", "tries"},
+    "llm-notice": {"code", "message"},
     "subtask": {"hidden_calls"},
     "tool-voided": {"call", "index"},
     "Message": {"provider_state"},

@@ -22,8 +22,10 @@ from rxloop.protocol.events import (
     InputRequiredEvent,
     LLMCallEvent,
     LLMFailedEvent,
+    LLMNoticeEvent,
     MessageAddedEvent,
     PendingInput,
+    ServerToolEvent,
     StageEvent,
     StatusUpdateEvent,
     SubtaskEvent,
@@ -136,6 +138,11 @@ def _describe_progress(event: Event) -> Text | None:
         case SubtaskEvent():
             how = "begins" if event.state == "working" else event.state
             return Text(f"~ {one_line(event.agent_name)} {how}", "blue")
+        case ServerToolEvent():
+            mark = "…" if event.phase == "start" else "=" if event.success else "failed"
+            return Text(f"~ {one_line(event.name)} {mark}", "cyan")
+        case LLMNoticeEvent():
+            return Text.assemble(("! ", "yellow"), one_line(event.message, WIDTH))
         case CustomEvent():
             return Text(f"~ {one_line(event.name)} {one_line(_json(event.data), WIDTH)}", "blue")
         case ArtifactUpdateEvent():

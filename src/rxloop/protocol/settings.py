@@ -7,11 +7,27 @@ from pydantic import Field
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.messages import Wire
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Phase = Literal["analyze", "research", "design"]
 PHASES: dict[Phase, int] = {"analyze": 1, "research": 15, "design": 20}
 """Iterations of each phase of work."""
 ToolChoice = Literal["auto", "none", "required"] | str
+
+
+CachePoint = Literal["tools", "system", "newest"] | int
+
+
+class PromptCache(Wire):
+    """Where a vendor that caches on demand, as Anthropic does, keeps the beginning of a request for the next one.
+
+    Elsewhere it changes nothing: OpenAI and Gemini cache by themselves.
+    """
+
+    points: list[CachePoint] = Field(default_factory=lambda: list[CachePoint](("tools", "system", "newest")))
+    """Up to where it is kept: the end of the tools, that of the system prompt, the newest message; or a message by its
+    place among the messages, from the end where it is negative. None at all keeps nothing."""
+    ttl: Literal["5m", "1h"] = "5m"
+    """How long it is kept without being used."""
 
 
 class ModelSettings(Wire):
@@ -26,6 +42,13 @@ class ModelSettings(Wire):
     seed: int | None = None
     stop: list[str] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_budget: int | None = None
+    """The most tokens of reasoning, where a vendor counts them; elsewhere `reasoning_effort` says how much."""
+    service_tier: str | None = None
+    """What the vendor calls the class of service, such as `flex` or `priority`."""
+    prompt_cache: PromptCache | None = None
+    server_tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    """Tools that the vendor itself carries out, such as its web search, each as the vendor defines it."""
     extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Fields that go into the request's JSON as they are."""
     headers: dict[str, str] = Field(default_factory=dict[str, str])

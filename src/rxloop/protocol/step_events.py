@@ -66,6 +66,51 @@ class LLMFailedEvent(Event):
     """How many requests of this call have failed, this one included."""
 
 
+NoticeCode = Literal["left_out", "passed_over"]
+
+
+class LLMNoticeEvent(Event):
+    """Something of a request did not reach the model, or something of its answer was not understood; the call goes on.
+
+    `left_out`: the model's vendor does not take a part of the conversation, or a setting. `passed_over`: the vendor
+    sent something that is not known here.
+    """
+
+    visibility = "internal"
+    kind: Literal["llm-notice"] = "llm-notice"
+    marble = "n"
+    incidental_fields = ("code", "message")
+    code: NoticeCode
+    message: str
+
+    @override
+    def describe(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class ServerToolEvent(Event):
+    """A tool that the vendor carries out itself, such as its web search, is at work, or has ended."""
+
+    kind: Literal["server-tool"] = "server-tool"
+    marble = "v"
+    public_fields = ("tool_call_id", "name", "phase", "arguments", "result", "success")
+    incidental_fields = ("tool_call_id",)
+    tool_call_id: str
+    """The vendor's id."""
+    name: str
+    """What the vendor calls the tool."""
+    phase: Literal["start", "complete"]
+    arguments: Any = None
+    """What the model gave it, as far as the vendor tells."""
+    result: Any = None
+    """What came of it, in the vendor's form, as far as the vendor tells."""
+    success: bool = True
+
+    @override
+    def describe(self) -> str:
+        return f"{self.name} {self.phase}"
+
+
 class ContentDeltaEvent(Event):
     """Text of the answer, as it streams."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rxloop.errors import ProviderError
-from rxloop.protocol.events import Event, LLMFailedEvent, UsageEvent
+from rxloop.protocol.events import Event, LLMFailedEvent, LLMNoticeEvent, UsageEvent
 from rxloop.protocol.messages import ErrorInfo
 
 
 def begins_answer(event: Event) -> bool:
-    """Whether an event belongs to the answer itself: the news of a failed request and a count of tokens do not."""
-    return not isinstance(event, LLMFailedEvent | UsageEvent)
+    """Whether an event belongs to the answer itself: news of the request, and a count of tokens, do not."""
+    return not isinstance(event, LLMFailedEvent | LLMNoticeEvent | UsageEvent)
 
 
 def failed(error: Exception, wait: float) -> LLMFailedEvent:

@@ -12,6 +12,8 @@ from rxloop.protocol.events import (
     Event,
     LLMCallEvent,
     LLMFailedEvent,
+    LLMNoticeEvent,
+    ServerToolEvent,
     StatusUpdateEvent,
     TaskEvent,
     ThoughtDeltaEvent,
@@ -97,6 +99,8 @@ class _Reader:
                 self._again(step, event)
                 self._open[step] = (event.attempt, [])
             case ContentDeltaEvent() | ThoughtDeltaEvent() | ToolCallDeltaEvent() | UsageEvent():
+                self._add(step, event)
+            case ServerToolEvent() | LLMNoticeEvent():
                 self._add(step, event)
             case ThoughtStreamEvent() if event.source in ("reasoning", "tag"):
                 self._add(step, event)

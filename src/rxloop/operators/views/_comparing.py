@@ -12,6 +12,7 @@ from rxloop.protocol.events import (
     Event,
     LLMCallEvent,
     LLMFailedEvent,
+    LLMNoticeEvent,
     StatusUpdateEvent,
     SubtaskEvent,
     TaskEvent,
@@ -121,7 +122,7 @@ def _by_line(events: Sequence[Event]) -> Iterable[tuple[_Line, Event]]:
 
 def counts(event: Event) -> bool:
     """Tell whether an event says what happened, and is not bookkeeping."""
-    if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent | ToolVoidedEvent):
+    if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent | LLMNoticeEvent | ToolVoidedEvent):
         return False
     if isinstance(event, SubtaskEvent):
         return event.state not in _PAUSED
