@@ -244,7 +244,13 @@ CALLS = st.one_of(
     st.just(call("think_aloud", "0", thought="Both at once.", thought_type="planning")),
     st.builds(call, st.just("child"), st.just("0"), prompt=st.sampled_from(PROMPTS)),
 )
-USAGES = st.sampled_from([None, Usage(input_tokens=5, output_tokens=5, cached_tokens=2, reasoning_tokens=1)])
+USAGES = st.sampled_from(
+    [
+        None,
+        Usage(input_tokens=5, output_tokens=5, cached_tokens=2, reasoning_tokens=1),
+        Usage(input_tokens=5, cached_tokens=1, cache_write_tokens=3),
+    ]
+)
 
 
 @st.composite

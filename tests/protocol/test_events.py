@@ -308,9 +308,10 @@ def test_the_schema_tells_of_every_kind_by_its_wire_names() -> None:
 
 
 def test_usage_of_an_event_can_be_added_up() -> None:
-    event = UsageEvent(input_tokens=10, output_tokens=3, cached_tokens=8, reasoning_tokens=1)
+    event = UsageEvent(input_tokens=10, output_tokens=3, cached_tokens=6, cache_write_tokens=2, reasoning_tokens=1)
 
-    assert event.usage + event.usage == Usage(input_tokens=20, output_tokens=6, cached_tokens=16, reasoning_tokens=2)
+    twice = Usage(input_tokens=20, output_tokens=6, cached_tokens=12, cache_write_tokens=4, reasoning_tokens=2)
+    assert event.usage + event.usage == twice
 
 
 @pytest.mark.parametrize("year", [1, 42, 999, 1000, 1969, 9999])

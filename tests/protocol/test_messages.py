@@ -125,10 +125,16 @@ def test_a_prompt_is_a_text_a_message_or_several_of_both() -> None:
 
 def test_usage_adds_up_and_its_parts_are_no_part_of_the_total() -> None:
     one = Usage(input_tokens=10, output_tokens=3, cached_tokens=8, reasoning_tokens=1)
-    two = Usage(input_tokens=20, output_tokens=4)
+    two = Usage(input_tokens=20, output_tokens=4, cache_write_tokens=5)
 
-    assert one + two == Usage(input_tokens=30, output_tokens=7, cached_tokens=8, reasoning_tokens=1)
+    both = Usage(input_tokens=30, output_tokens=7, cached_tokens=8, cache_write_tokens=5, reasoning_tokens=1)
+    assert one + two == both
     assert (one + two).total_tokens == 37
+
+
+def test_nothing_written_to_the_cache_is_not_in_the_json() -> None:
+    assert "cacheWriteTokens" not in Usage(input_tokens=9, cached_tokens=3).model_dump_json(by_alias=True)
+    assert Usage(cache_write_tokens=3).model_dump(by_alias=True)["cacheWriteTokens"] == 3
 
 
 def test_a_file_becomes_a_part_with_its_bytes_its_type_and_its_name(tmp_path: Path) -> None:

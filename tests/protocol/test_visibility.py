@@ -90,7 +90,7 @@ NESTED = {
     "FilePart": "type url data media_type filename",
     "Citation": "url title text start end",
     "ToolCall": "id name arguments raw error hidden",
-    "Usage": "input_tokens output_tokens cached_tokens reasoning_tokens",
+    "Usage": "input_tokens output_tokens cached_tokens cache_write_tokens reasoning_tokens",
     "PendingInput": "input_id prompt input_kind options answer_schema call index step task_id agent_path hidden "
     "provider url public_key",
     "ErrorInfo": "code message retryable",

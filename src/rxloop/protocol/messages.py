@@ -325,7 +325,10 @@ class Citation(Wire):
 
 
 class Usage(Wire):
-    """Tokens of one or several model calls, as the provider counted them."""
+    """Tokens of one or several model calls, as the provider counted them.
+
+    `input_tokens` is all of the input, whatever the vendor's own word counts: fresh, cached and written to the cache.
+    """
 
     # As in a `ToolCall`: the sum of a run stands in many events.
     __slots__ = ("_settled",)
@@ -334,6 +337,8 @@ class Usage(Wire):
     output_tokens: int = 0
     cached_tokens: int = 0
     """The part of `input_tokens` that came from the provider's cache."""
+    cache_write_tokens: int = Field(default=0, exclude_if=lambda value: not value)
+    """The part of `input_tokens` that was written into the provider's cache, where the provider counts it."""
     reasoning_tokens: int = 0
     """The part of `output_tokens` that was reasoning."""
 
@@ -347,6 +352,7 @@ class Usage(Wire):
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
         )
 

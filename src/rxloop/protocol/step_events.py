@@ -365,10 +365,11 @@ class UsageEvent(Event):
 
     kind: Literal["usage"] = "usage"
     marble = "u"
-    public_fields = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+    public_fields = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = Field(default=0, exclude_if=absent)
     reasoning_tokens: int = 0
 
     @property
@@ -378,6 +379,7 @@ class UsageEvent(Event):
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             cached_tokens=self.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens,
             reasoning_tokens=self.reasoning_tokens,
         )
 

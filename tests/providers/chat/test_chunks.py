@@ -211,7 +211,8 @@ def test_the_last_usage_counts_and_is_never_a_sum() -> None:
     def chunk(usage: Any, **fields: Any) -> dict[str, Any]:
         return {**delta(content="x"), "usage": usage, **fields}
 
-    details = {"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 2}}
+    read_details = {"cached_tokens": 4, "cache_write_tokens": 3}
+    details = {"prompt_tokens_details": read_details, "completion_tokens_details": {"reasoning_tokens": 2}}
     events = read(
         chunk({"prompt_tokens": 9, "completion_tokens": 1}),
         chunk(None, x_groq={"usage": {"prompt_tokens": 9, "completion_tokens": 2}}),
@@ -219,7 +220,7 @@ def test_the_last_usage_counts_and_is_never_a_sum() -> None:
         chunk(None),
     )
     assert [e.usage for e in events if isinstance(e, UsageEvent)] == [
-        Usage(input_tokens=9, output_tokens=3, cached_tokens=4, reasoning_tokens=2)
+        Usage(input_tokens=9, output_tokens=3, cached_tokens=4, cache_write_tokens=3, reasoning_tokens=2)
     ]
     assert [type(e) for e in events[-2:]] == [UsageEvent, ContentCompleteEvent]
 

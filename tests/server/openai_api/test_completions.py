@@ -43,7 +43,8 @@ async def ended(served: Served, task_id: str) -> str:
 
 def working() -> Agent[Any, Any]:
     first = turn("Let me see.", calls=[call("weather", city="Oslo")], reasoning="Hm.", usage=Usage(input_tokens=10))
-    return clerk(first, turn(frames("-It -is -7 C.|", 0.001), usage=Usage(input_tokens=20, output_tokens=4)))
+    counted = Usage(input_tokens=20, output_tokens=4, cached_tokens=5, cache_write_tokens=9)
+    return clerk(first, turn(frames("-It -is -7 C.|", 0.001), usage=counted))
 
 
 @pytest.mark.parametrize("reasoning", [True, False])
@@ -56,6 +57,9 @@ async def test_the_texts_of_all_steps_are_the_answer(reasoning: bool) -> None:
         assert getattr(choice.message, "reasoning_content", None) == ("Hm." if reasoning else None)
         assert answer.usage is not None
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (30, 4)
+        details = answer.usage.prompt_tokens_details
+        assert details is not None
+        assert (details.cached_tokens, details.cache_write_tokens) == (5, 9)
 
 
 async def test_a_stream_has_the_same_text_and_its_usage_if_it_is_asked_for() -> None:

@@ -76,7 +76,8 @@ async def ended(served: Served, task_id: str) -> str:
 
 async def test_an_answer_with_reasoning_a_call_and_usage() -> None:
     first = turn("Let me see.", calls=[call("weather", city="Oslo")], reasoning="Hm.", usage=Usage(input_tokens=10))
-    last = turn(frames("-It -is -7 C.|", 0.001), usage=Usage(input_tokens=20, output_tokens=4, cached_tokens=8))
+    counted = Usage(input_tokens=20, output_tokens=4, cached_tokens=8, cache_write_tokens=2)
+    last = turn(frames("-It -is -7 C.|", 0.001), usage=counted)
     async with serving(clerk(first, last)) as served, served.client() as client:
         response = await client.responses.create(model="clerk", input="Weather?", metadata={"ticket": "7"})
         check_response(response.to_dict())
@@ -89,7 +90,8 @@ async def test_an_answer_with_reasoning_a_call_and_usage() -> None:
         )
         assert response.output_text == "Let me see.It is 7 C."
         assert response.usage is not None
-        assert (response.usage.input_tokens, response.usage.input_tokens_details.cached_tokens) == (30, 8)
+        details = response.usage.input_tokens_details
+        assert (response.usage.input_tokens, details.cached_tokens, details.cache_write_tokens) == (30, 8, 2)
         assert (response.status, response.metadata) == ("completed", {"ticket": "7"})
         again = await client.responses.retrieve(response.id)
         assert again.to_dict() == response.to_dict()

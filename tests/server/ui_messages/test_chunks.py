@@ -19,7 +19,7 @@ from rxloop.protocol.events import (
     ToolCallDeltaEvent,
     ToolCompleteEvent,
 )
-from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.messages import ToolCall, Usage
 from rxloop.server.chat.chat import chat
 from rxloop.server.ui_messages.chunks import Chunk, chunks, encode, with_done
 from rxloop.server.ui_messages.message import ui_message
@@ -132,3 +132,9 @@ def test_a_source_that_fails_is_an_error_and_an_end() -> None:
     assert found[1]["type"] == "error"
     assert "10.0.0.1" not in found[1]["errorText"]
     assert encode(found[2]) == b"data: [DONE]\n\n"
+
+
+def test_what_was_written_to_the_cache_is_told_where_there_was_any() -> None:
+    written = told(llm(), end(usage=Usage(input_tokens=9, cached_tokens=4, cache_write_tokens=3)))[-1]
+    assert written["messageMetadata"]["usage"]["inputTokenDetails"] == {"cacheReadTokens": 4, "cacheWriteTokens": 3}
+    assert "inputTokenDetails" not in told(llm(), end(usage=Usage(input_tokens=9)))[-1]["messageMetadata"]["usage"]

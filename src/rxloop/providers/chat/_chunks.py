@@ -344,6 +344,7 @@ class ChatReader:
             input_tokens=tokens(usage.get("prompt_tokens")),
             output_tokens=tokens(usage.get("completion_tokens")),
             cached_tokens=tokens(read.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")),
+            cache_write_tokens=tokens(read.get("cache_write_tokens")),
             reasoning_tokens=tokens(written.get("reasoning_tokens")),
             step=self._step,
         )

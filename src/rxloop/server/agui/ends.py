@@ -9,6 +9,14 @@ from rxloop.protocol.events import PendingInput, StatusUpdateEvent
 from rxloop.server.agui.frames import Data, frame
 
 Slots = Mapping[tuple[str, str | None, int], str]
+COUNTED = {
+    "input_tokens": "inputTokens",
+    "output_tokens": "outputTokens",
+    "reasoning_tokens": "reasoningTokens",
+    "cached_tokens": "cachedInputTokens",
+    "cache_write_tokens": "cacheWriteInputTokens",
+}
+"""The counts of a `usage` event, and what they are called in AG-UI."""
 _WAITING = ("input-required", "auth-required")
 
 
@@ -21,7 +29,7 @@ def end_of(
         event: The end of the attempt.
         thread_id: The conversation.
         run_id: What the client calls the attempt.
-        usage: By model: input, output, reasoning and cached tokens.
+        usage: By model: what was counted, in the order of `COUNTED`.
         slots: By run, step and place: the call.
     """
     about = {"rxloop": {"taskId": event.task_id, "attempt": event.attempt, "cursor": event.cursor}}
@@ -41,10 +49,13 @@ def end_of(
 
 def usage_of(usage: Mapping[str, list[int]]) -> list[Data] | None:
     """The tokens, by model."""
-    names = ("inputTokens", "outputTokens", "reasoningTokens", "cachedInputTokens")
-    found = [
-        {**({"model": model} if model else {}), **dict(zip(names, sums, strict=True))} for model, sums in usage.items()
-    ]
+    found: list[Data] = []
+    for model, sums in usage.items():
+        counts = dict(zip(COUNTED.values(), sums, strict=True))
+        if not counts["cacheWriteInputTokens"]:
+            # Younger than the others, and clients that do not know it have no use for a zero.
+            del counts["cacheWriteInputTokens"]
+        found.append({**({"model": model} if model else {}), **counts})
     return found or None
 
 

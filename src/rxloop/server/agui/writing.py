@@ -20,7 +20,7 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.server.agui.content import content_of, text_of, value_of
-from rxloop.server.agui.ends import end_of
+from rxloop.server.agui.ends import COUNTED, end_of
 from rxloop.server.agui.frames import VERSION, Data, frame, going, head, snapshot, with_delta
 from rxloop.server.agui.messages import Messages
 from rxloop.server.agui.telling import Telling
@@ -244,9 +244,9 @@ class Writer:
     def _count(self, event: UsageEvent) -> None:
         """Add the tokens of a call to those of its model."""
         model = self._models.get((event.task_id, event.step), "")
-        sums = self._usage.setdefault(model, [0, 0, 0, 0])
-        found = (event.input_tokens, event.output_tokens, event.reasoning_tokens, event.cached_tokens)
-        sums[:] = [before + (more or 0) for before, more in zip(sums, found, strict=True)]
+        sums = self._usage.setdefault(model, [0] * len(COUNTED))
+        found = (getattr(event, name) for name in COUNTED)
+        sums[:] = [before + more for before, more in zip(sums, found, strict=True)]
 
     def _thought(self, event: ThoughtStreamEvent) -> None:
         thought = {

@@ -122,10 +122,13 @@ class CompletionFold:
 
 
 def _usage(usage: Usage) -> Json:
+    read = {"cached_tokens": usage.cached_tokens}
+    if usage.cache_write_tokens:
+        read["cache_write_tokens"] = usage.cache_write_tokens
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": read,
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }

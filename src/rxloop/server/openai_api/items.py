@@ -85,9 +85,10 @@ def usage_of(usage: Usage, before: Usage | None) -> Json:
     before = before or Usage()
     read, written = usage.input_tokens - before.input_tokens, usage.output_tokens - before.output_tokens
     cached, thought = usage.cached_tokens - before.cached_tokens, usage.reasoning_tokens - before.reasoning_tokens
+    kept = usage.cache_write_tokens - before.cache_write_tokens
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": kept},
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": read + written,

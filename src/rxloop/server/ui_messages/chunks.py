@@ -366,14 +366,17 @@ class _Fold:
             self._emit("finish", finishReason=reason, messageMetadata=metadata)
 
 
-def _usage(usage: Usage) -> dict[str, int]:
-    """Write usage as the AI SDK names it."""
+def _usage(usage: Usage) -> Chunk:
+    """Write usage as the AI SDK names it: what was written to the cache has a name since its version 6 alone."""
+    kept = usage.cache_write_tokens
+    details = {"cacheReadTokens": usage.cached_tokens, "cacheWriteTokens": kept}
     return {
         "inputTokens": usage.input_tokens,
         "outputTokens": usage.output_tokens,
         "totalTokens": usage.total_tokens,
         "cachedInputTokens": usage.cached_tokens,
         "reasoningTokens": usage.reasoning_tokens,
+        **({"inputTokenDetails": details} if kept else {}),
     }
 
 
