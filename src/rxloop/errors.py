@@ -223,15 +223,24 @@ class ProviderError(RxloopError):
         retryable: Whether sending the same request again makes sense.
         status: The HTTP status, where there was an answer.
         retry_after: The seconds that the vendor asked to wait, where it said so.
+        request_id: The id by which the vendor finds the request again, where it sent one.
     """
 
     code: ClassVar[str] = "provider"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        request_id: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.request_id = request_id
 
 
 class AuthenticationError(ProviderError):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import errno
-import math
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC
 from typing import cast
 
 from rxloop.errors import (
@@ -48,34 +44,6 @@ def missing_key(where: Endpoint) -> AuthenticationError:
     return AuthenticationError(
         f"no API key for {where}: set the environment variable {where.key_env}, or pass api_key="
     )
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds that the vendor asks to wait: from `retry-after-ms` or `retry-after`, a number or a date."""
-    milliseconds = _seconds(headers.get("retry-after-ms", ""))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    value = headers.get("retry-after", "")
-    seconds = _seconds(value)
-    if seconds is not None or not value:
-        return seconds
-    # Imported where it is needed: hardly any vendor sends a date.
-    from email.utils import parsedate_to_datetime
-
-    try:
-        date = parsedate_to_datetime(value)
-        # Dates in headers are in UTC, also those that do not say so.
-        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _seconds(value: str) -> float | None:
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if number >= 0 and math.isfinite(number) else None
 
 
 def from_httpx(error: Exception, where: Endpoint) -> RxloopError:

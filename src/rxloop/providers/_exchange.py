@@ -12,6 +12,7 @@ import httpx
 
 from rxloop.errors import ProviderError
 from rxloop.providers import _errors
+from rxloop.providers._refusals import name_request
 from rxloop.providers._sse import SSEDecoder
 from rxloop.providers._watch import Watch
 from rxloop.providers.bounds import Bounds, OutOfBounds
@@ -178,6 +179,9 @@ async def receive(
         else:
             reader.whole(await _read_whole(response, where, bounds))
             reader.complete()
+    except ProviderError as error:
+        name_request(error, response.headers)
+        raise
     finally:
         await response.aclose()
 

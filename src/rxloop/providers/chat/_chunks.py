@@ -17,10 +17,10 @@ from rxloop.providers._calls import CallAssembler
 from rxloop.providers._documents import SMALL, check_document
 from rxloop.providers._errors import Endpoint, cut_short
 from rxloop.providers._fields import lenient_json, object_of, objects, text_of, tokens, unwrapped
+from rxloop.providers._refusals import from_error_object, from_response
 from rxloop.providers._text import HEAVIEST, AnswerText, TextRules
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.chat._details import ReasoningDetails
-from rxloop.providers.chat._errors import from_error_object, from_response
 
 AS_IT_IS = TextRules()
 DONE = b"[DONE]"
