@@ -32,7 +32,7 @@ class Group:
 
 LAYOUT = (
     ("Agents and runs", ("agent", "run", "recorded", "protocol.settings", "stream", "state")),
-    ("Messages", ("protocol.messages",)),
+    ("Messages", ("protocol.messages", "protocol.parts")),
     ("Events", ("protocol",)),
     ("Requests", ("pipeline.requests", "pipeline.run_context")),
     ("Errors", ("errors",)),

@@ -1,148 +1,25 @@
 """Chat messages, their parts, tool calls and token usage: what a conversation is made of."""
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterable, Sequence
-from functools import cache
-from itertools import pairwise
-from os import PathLike
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
-from pydantic.alias_generators import to_camel
-from pydantic_core import CoreSchema
+from pydantic import Field, model_validator
 
 from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.protocol.parts import Citation as Citation
+from rxloop.protocol.parts import Content as Content
+from rxloop.protocol.parts import FilePart as FilePart
+from rxloop.protocol.parts import ImagePart as ImagePart
+from rxloop.protocol.parts import Media as Media
+from rxloop.protocol.parts import Part as Part
+from rxloop.protocol.parts import TextPart as TextPart
+from rxloop.protocol.parts import with_placeholders
 from rxloop.protocol.storable import readable, storable
 from rxloop.protocol.unchecked import unchecked
+from rxloop.protocol.wire import Wire as Wire
 
 Role = Literal["system", "user", "assistant", "tool"]
-
-
-class Wire(BaseModel):
-    """A frozen model: snake_case in Python, camelCase in JSON."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=cache(to_camel),
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-        ser_json_bytes="base64",
-        val_json_bytes="base64",
-        # Built when a model is first used: all of them at once would be a good part of importing rxloop.
-        defer_build=True,
-    )
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the schema, with the docstrings of the fields as their descriptions.
-
-        Read from the source when there is a schema to make. With pydantic's `use_attribute_docstrings` they would be
-        read at every start, which takes a quarter of the time of importing rxloop.
-        """
-        made = handler(schema)
-        properties: dict[str, Any] = handler.resolve_ref_schema(made).get("properties", {})
-        for base in reversed(cls.__mro__):
-            for name, text in _field_docstrings(base).items():
-                if name in cls.model_fields:
-                    properties[cls.model_fields[name].serialization_alias or name]["description"] = text
-        return made
-
-
-@cache
-def _field_docstrings(cls: type) -> dict[str, str]:
-    """Return what stands in the source below each annotated name of a class."""
-    if not issubclass(cls, Wire):
-        return {}
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, SyntaxError):
-        return {}
-    body = cast("ast.ClassDef", tree.body[0]).body
-    return {
-        field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
-
-
-class TextPart(Wire):
-    """A piece of text inside a message of several parts."""
-
-    type: Literal["text"] = "text"
-    text: str
-
-
-class _Media(Wire):
-    url: str | None = None
-    """Where the bytes are, if they are not in `data`."""
-    data: bytes | None = None
-    """The bytes themselves; base64 in JSON."""
-    media_type: str | None = None
-    """The MIME type, needed with `data`."""
-
-    @classmethod
-    def from_path(cls, path: str | PathLike[str], *, media_type: str | None = None) -> Self:
-        """Read a file, now.
-
-        Args:
-            path: The file.
-            media_type: Its MIME type; None tells it from the file's name.
-
-        Raises:
-            ValueError: The name does not tell the type.
-        """
-        # Not before it is needed, as it is in few programs.
-        from mimetypes import guess_type
-
-        file = Path(path)
-        media_type = media_type or guess_type(file.name)[0]
-        if media_type is None:
-            raise ValueError(f"the name {file.name!r} does not tell a media type: pass media_type=")
-        return cls(data=file.read_bytes(), media_type=media_type, **cls._named(file.name))
-
-    @classmethod
-    def _named(cls, name: str) -> dict[str, str]:
-        return {}
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.url is None) == (self.data is None):
-            raise ValueError("give either url or data")
-        if self.data is not None and not self.media_type:
-            raise ValueError("data needs a media_type, such as 'image/png'")
-        return self
-
-
-class ImagePart(_Media):
-    """An image inside a message, by URL or by its bytes."""
-
-    type: Literal["image"] = "image"
-
-
-class FilePart(_Media):
-    """A file inside a message, by URL or by its bytes."""
-
-    type: Literal["file"] = "file"
-    filename: str | None = None
-
-    @classmethod
-    def _named(cls, name: str) -> dict[str, str]:
-        return {"filename": name}
-
-
-Media = Annotated[ImagePart | FilePart, Field(discriminator="type")]
-Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
-Content = str | list[Part]
 
 
 class ToolCall(Wire):
@@ -251,14 +128,14 @@ class Message(Wire):
         return cls(role="user", content=_content(content), pinned=pinned, message_id=message_id)
 
     @classmethod
-    def assistant(cls, content: str = "", *, tool_calls: Sequence[ToolCall] = ()) -> "Message":
+    def assistant(cls, content: str | Sequence[Part] = "", *, tool_calls: Sequence[ToolCall] = ()) -> "Message":
         """Make a message of the model."""
-        return cls(role="assistant", content=content, tool_calls=tuple(tool_calls))
+        return cls(role="assistant", content=_content(content), tool_calls=tuple(tool_calls))
 
     @classmethod
-    def tool(cls, tool_call_id: str, content: str) -> "Message":
+    def tool(cls, tool_call_id: str, content: str | Sequence[Part]) -> "Message":
         """Make the answer to a tool call."""
-        return cls(role="tool", tool_call_id=tool_call_id, content=content)
+        return cls(role="tool", tool_call_id=tool_call_id, content=_content(content))
 
     @property
     def text(self) -> str:
@@ -266,6 +143,18 @@ class Message(Wire):
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def media(self) -> list[ImagePart | FilePart]:
+        """The images and files of the message."""
+        if isinstance(self.content, str):
+            return []
+        return [part for part in self.content if not isinstance(part, TextPart)]
+
+    @property
+    def text_alone(self) -> str:
+        """The text, for those who take nothing else: words in brackets stand for the images and files."""
+        return self.text if isinstance(self.content, str) else with_placeholders(self.text, self.media)
 
 
 def _content(content: str | Sequence[Part]) -> Content:
@@ -305,23 +194,6 @@ def _message(item: Any, place: str) -> Message:
     if isinstance(item.content, str) and readable(item.content) is not item.content:
         return item.model_copy(update={"content": readable(item.content)})
     return item
-
-
-class Citation(Wire):
-    """Where words of an answer come from, as the provider says."""
-
-    # As in a `ToolCall`.
-    __slots__ = ("_settled",)
-
-    url: str | None = None
-    title: str | None = None
-    """What the source is called: a page, or a document of the request."""
-    text: str | None = None
-    """The words of the source."""
-    start: int | None = None
-    """Where the words that rest on it begin in the answer's content, in characters."""
-    end: int | None = None
-    """Where they end."""
 
 
 class Usage(Wire):
