@@ -17,7 +17,7 @@ from rxloop.context import (
 )
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.seams import Compressor
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import ImagePart, Message, TextPart
 
 Make = Callable[[int], Compressor]
 counter = TokenEstimator()
@@ -295,3 +295,31 @@ def test_a_compressor_can_be_used_by_itself() -> None:
     made = SlidingWindowCompressor(2_000).compress(history, budget(history, 2_000, 1_200))
     assert counter.count(made) <= 1_300
     assert LastCut().messages(history) is history
+
+
+def pictures(number: int) -> list[Message]:
+    image = ImagePart(data=bytes([number]), media_type="image/png")
+    first, _ = turn((call(f"c{number}", page=number), ""))
+    return [first, Message.tool(f"c{number}", [TextPart(text="[image/png, 1 bytes]"), image])]
+
+
+def test_old_images_go_before_what_was_called_and_a_word_stays_for_each() -> None:
+    history = [Message.user("Which page has a cat?"), *(each for n in range(8) for each in pictures(n))]
+    made = sent(TokenBudgetCompressor, history, 5_000)
+    kept = [message for message in made if message.role == "tool"]
+    assert len(kept) == 8
+    assert [bool(message.media) for message in kept] == sorted(bool(message.media) for message in kept)
+    assert {message.text for message in kept} == {"[image/png, 1 bytes]"}
+    assert not kept[0].media
+    assert kept[-1] is history[-1]
+
+
+@every_compressor
+def test_the_images_of_the_newest_message_go_where_there_is_no_room_for_them(make: Make) -> None:
+    image = ImagePart(data=b"x", media_type="image/png")
+    first, _ = turn((call("look"), ""))
+    history = [Message.user("Go."), first, Message.tool("look", [TextPart(text="See."), *[image] * 20])]
+    made = compressed(make(2_000), history, counter)
+    assert not made.budget_unmet
+    assert not made.messages[-1].media
+    assert "[image/png, 1 bytes]" in made.messages[-1].text

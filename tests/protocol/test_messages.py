@@ -154,3 +154,31 @@ def test_a_file_whose_name_says_nothing_needs_a_type(tmp_path: Path) -> None:
     assert ImagePart.from_path(path, media_type="image/webp").media_type == "image/webp"
     with pytest.raises(FileNotFoundError):
         ImagePart.from_path(tmp_path / "none.png")
+
+
+@pytest.mark.parametrize(
+    ("part", "word"),
+    [
+        (ImagePart(data=b"x" * 4_000, media_type="image/png"), "[image/png, 4.0 kB]"),
+        (FilePart(data=b"x", media_type="application/pdf"), "[application/pdf, 1 bytes]"),
+        (FilePart(data=b"x" * 2_500_000, media_type="a/b", filename="a.b"), "[a.b, a/b, 2.5 MB]"),
+        (ImagePart(url="https://example.org/a"), "[image at https://example.org/a]"),
+        (FilePart(url="https://example.org/a", media_type="a/b"), "[file at https://example.org/a]"),
+        (FilePart(url="https://example.org/a", filename="a.b"), "[a.b at https://example.org/a]"),
+        (ImagePart(url="data:image/png;base64,AAAA"), "[image/png, 3 bytes]"),
+        (ImagePart(url="data:,"), "[bytes, 0 bytes]"),
+    ],
+)
+def test_a_word_in_brackets_stands_for_an_image_or_a_file(part: ImagePart | FilePart, word: str) -> None:
+    assert part.placeholder == word
+    assert Message.user([TextPart(text="See:"), part]).text_alone == f"See:\n{word}"
+    assert Message.user([TextPart(text=f"See {word}."), part]).text_alone == f"See {word}."
+
+
+def test_a_word_is_short_however_long_the_address_is() -> None:
+    assert len(FilePart(url="https://" + "x" * 9_000, filename="y" * 9_000).placeholder) < 500
+
+
+def test_the_bytes_of_a_part_are_not_in_its_repr() -> None:
+    part = FilePart(data=b"secret", media_type="a/b", filename="a.b")
+    assert repr(part) == "FilePart(url=None, data='6 bytes', media_type='a/b', type='file', filename='a.b')"

@@ -27,7 +27,7 @@ from rxloop.state import kept_folds, run_state
 from rxloop.state.conversation import conversation
 from rxloop.state.history import Stored
 from rxloop.state.run_state import RunState
-from rxloop.testing import ScriptedModel, call
+from rxloop.testing import ScriptedModel, call, turn
 
 
 @tool
@@ -102,7 +102,7 @@ async def everything(log: MemoryEventLog) -> None:
         call("pay", amount=3),
         "As you like.",
         call("look", at="sea"),
-        "Sea.",
+        turn("Sea.", files=[ImagePart(data=b"\x00\xfe", media_type="image/png")]),
     )
     agent = Agent(script, tools=[look, pay], log=log)
     parts = [TextPart(text="What is this?"), ImagePart(data=b"\x00\xff", media_type="image/png")]

@@ -27,7 +27,7 @@ from rxloop.protocol.events import (
     UsageEvent,
     external,
 )
-from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Usage
+from rxloop.protocol.messages import Citation, ErrorInfo, ImagePart, Message, TextPart, ToolCall, Usage
 from rxloop.protocol.settings import Limits
 from rxloop.protocol.visibility import messages_for_clients
 from rxloop.state.batch import NEVER_BEGAN
@@ -35,6 +35,8 @@ from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import Ledger
 from rxloop.state.limits import check_limits
 from rxloop.state.run_state import RunState, no_run
+
+IMAGE = ImagePart(data=b"png", media_type="image/png")
 
 
 def task(*texts: str, **fields: Any) -> TaskEvent:
@@ -480,14 +482,20 @@ any_event = st.one_of(
     st.just(task()),
     steps.map(llm),
     st.builds(
-        lambda step, names, cut: complete(
-            "x", *(called(name) for name in names), step=step, finish_reason="canceled" if cut else "stop"
+        lambda step, names, cut, files: complete(
+            "x", *(called(name) for name in names), step=step, finish_reason="canceled" if cut else "stop", files=files
         ),
         steps,
         st.lists(st.sampled_from(["f", "think_aloud"]), max_size=3),
         st.booleans(),
+        st.sampled_from([[], [IMAGE]]),
     ),
-    st.builds(lambda index, step: answered(index, step=step), st.integers(-1, 3), steps),
+    st.builds(
+        lambda index, step, parts: answered(index, step=step, parts=parts),
+        st.integers(-1, 3),
+        steps,
+        st.sampled_from([[], [IMAGE, IMAGE]]),
+    ),
     st.builds(lambda index, step: started(index, step=step), st.integers(0, 3), steps),
     st.builds(lambda role: MessageAddedEvent(content="m", role=role), st.sampled_from(["user", "system"])),
     st.builds(lambda index, step: asked(f"{step}.{index}.1", index, step), st.integers(0, 3), steps),
@@ -591,3 +599,31 @@ def test_the_fold_of_what_clients_get_has_the_messages_that_clients_may_see(hidd
     state = fold_all(external(events))
     assert list(state.messages) == list(messages_for_clients(fold_all(events).messages))
     assert state.batch is None
+
+
+def test_the_parts_of_a_result_follow_its_text_in_the_history() -> None:
+    state = fold_all([task(), complete("", called()), answered(content="See.", parts=[IMAGE])])
+
+    assert state.messages[-1].content == [TextPart(text="See."), IMAGE]
+
+
+def test_the_files_of_an_answer_follow_its_text_and_what_it_cites_is_not_in_the_history() -> None:
+    cited = Citation(url="https://example.org")
+    state = fold_all([task(), llm(), complete("A cat.", files=[IMAGE], citations=[cited])])
+
+    assert (state.content, state.files, state.citations) == ("A cat.", [IMAGE], [cited])
+    assert state.messages[-1].content == [TextPart(text="A cat."), IMAGE]
+    assert state.done
+
+
+def test_an_answer_by_a_tool_has_the_parts_of_that_call_and_none_of_what_was_said_before() -> None:
+    before = complete("I drew.", called(), files=[IMAGE], citations=[Citation(url="https://example.org")])
+    state = fold_all([task(), before, answered(answer=True, parts=[IMAGE, IMAGE])])
+
+    assert (state.answered, state.files, state.citations) == (True, [IMAGE, IMAGE], ())
+
+
+def test_a_message_that_was_cut_off_has_no_files() -> None:
+    made = [task(), llm(), complete(files=[IMAGE]), llm("2"), complete("Half", step="2", finish_reason="canceled")]
+
+    assert (fold_all(made).content, fold_all(made).files) == ("Half", [])

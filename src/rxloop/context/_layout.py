@@ -9,6 +9,7 @@ from rxloop.context.facts import facts_of
 from rxloop.context.ledger import FactLedger, ledger_of
 from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import Message
+from rxloop.protocol.parts import with_placeholders
 
 # The ledger's share of the room: much of a small one, where little else fits; less of what is beyond.
 _SHARE, _SMALL, _SHARE_BEYOND = 0.45, 2_000, 0.05
@@ -139,7 +140,7 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
         keep = int(length * min(0.9, goal / costs[place])) - len(_CUT) - 4
         if keep < _LEAST:
             results.remove(place)
-            out[place] = marked(messages[place], _NOTHING) if len(text) > len(_NOTHING) else messages[place]
+            out[place] = marked(messages[place], _NOTHING) if len(text) > len(_NOTHING) else pictured(messages[place])
         else:
             out[place] = brief(messages[place], keep)
         costs[place] = budget.count(out[place])
@@ -153,7 +154,13 @@ def brief(message: Message, keep: int) -> Message:
     gone = len(text) - keep
     if gone <= len(_CUT):
         return message
-    return marked(message, text[:front] + _CUT.format(n=gone) + text[len(text) - (keep - front) :])
+    text = text[:front] + _CUT.format(n=gone) + text[len(text) - (keep - front) :]
+    return marked(message, with_placeholders(text, message.media))
+
+
+def pictured(message: Message) -> Message:
+    """Leave the images and files of a result out, which take more than a short text; one without any stays itself."""
+    return marked(message, message.text_alone) if message.media else message
 
 
 def marked(message: Message, content: str) -> Message:

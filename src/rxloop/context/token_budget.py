@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rxloop.context._layout import Layout, brief, marked
+from rxloop.context._layout import Layout, brief, marked, pictured
 from rxloop.context._marks import Marks
 from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import Message
@@ -56,11 +56,11 @@ def _shorten(
 
 
 def _repeats(messages: Sequence[Message]) -> set[int]:
-    """Find the results that a later one repeats, by their identity."""
+    """Find the results that a later one repeats, by their identity; two images are taken for different ones."""
     seen: set[str] = set()
     found: set[int] = set()
     for message in reversed(messages):
-        if message.role == "tool":
+        if message.role == "tool" and not message.media:
             if message.text in seen:
                 found.add(id(message))
             seen.add(message.text)
@@ -77,4 +77,6 @@ def _brief(message: Message) -> Message:
 
 def _blank(message: Message) -> Message:
     text = message.text
-    return marked(message, _GONE.format(n=len(text))) if len(text) > 2 * len(_GONE) else message
+    if len(text) > 2 * len(_GONE):
+        return marked(message, _GONE.format(n=len(text)))
+    return pictured(message)

@@ -13,7 +13,8 @@ from typing_extensions import TypeVar, Unpack
 from rxloop.pipeline.run_context import D_co, Host, RunContext
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.events import Event, ToolCompleteEvent
-from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
+from rxloop.protocol.parts import with_placeholders
 from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.storable import storable
 
@@ -150,14 +151,16 @@ class ToolRequest(Request[Any]):
         """The answer to a call that is not carried out: `reason` is what the model reads."""
         return self._complete(success=False, error=reason, content=reason)
 
-    def answer(self, result: Any, content: str) -> ToolCompleteEvent:
+    def answer(self, result: Any, content: str, parts: Sequence[ImagePart | FilePart] = ()) -> ToolCompleteEvent:
         """The answer to a call without carrying it out: from a cache, say.
 
         Args:
             result: The value, as JSON.
             content: The text that the model reads.
+            parts: Images and files that it sees after the text.
         """
-        return self._complete(success=True, result=result, content=content)
+        content = with_placeholders(content, parts)
+        return self._complete(success=True, result=result, content=content, parts=list(parts))
 
     def of(self, tool: ToolDefinition) -> ToolRequest:
         """The same request, with what its tool says of each call: that it is hidden, or gives the answer of the run."""

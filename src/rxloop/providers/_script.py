@@ -19,7 +19,7 @@ from rxloop.protocol.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.protocol.messages import ToolCall, Usage
+from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall, Usage
 from rxloop.protocol.storable import storable
 from rxloop.providers._gate import gate_of
 from rxloop.providers._text import text_delta
@@ -53,6 +53,8 @@ class ScriptedTurn:
     usage: Usage | None = None
     finish_reason: str | None = None
     raw_finish_reason: str | None = None
+    files: tuple[ImagePart | FilePart, ...] = ()
+    citations: tuple[Citation, ...] = ()
 
 
 def push_reasoning(answer: ScriptedTurn, number: int, push: Push[Event]) -> None:
@@ -111,6 +113,8 @@ def push_end(answer: ScriptedTurn, content: str, request: ModelRequest, push: Pu
     push(
         ContentCompleteEvent(
             content=content,
+            files=list(answer.files),
+            citations=list(answer.citations),
             reasoning=answer.reasoning,
             tool_calls=calls,
             finish_reason=answer.finish_reason or ("tool_calls" if calls else "stop"),

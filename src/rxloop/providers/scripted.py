@@ -23,7 +23,7 @@ from rxloop.protocol.events import (
     Event,
     ToolCallDeltaEvent,
 )
-from rxloop.protocol.messages import Usage
+from rxloop.protocol.messages import Citation, FilePart, ImagePart, Usage
 from rxloop.providers._recorded import RecordedAnswer, line_of, recorded_answers
 from rxloop.providers._script import (
     Frames,
@@ -96,6 +96,8 @@ def turn(
     usage: Usage | None = None,
     finish_reason: str | None = None,
     raw_finish_reason: str | None = None,
+    files: Sequence[ImagePart | FilePart] = (),
+    citations: Sequence[Citation] = (),
 ) -> ScriptedTurn:
     """A turn with everything that a model can say.
 
@@ -106,6 +108,8 @@ def turn(
         usage: The tokens that it reports; None reports none.
         finish_reason: By default `tool_calls` with calls, else `stop`.
         raw_finish_reason: What the vendor called it.
+        files: Images and files that it makes.
+        citations: What its text rests on.
     """
     return ScriptedTurn(
         text=text,
@@ -114,6 +118,8 @@ def turn(
         usage=usage,
         finish_reason=finish_reason,
         raw_finish_reason=raw_finish_reason,
+        files=tuple(files),
+        citations=tuple(citations),
     )
 
 

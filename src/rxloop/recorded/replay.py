@@ -79,6 +79,8 @@ class Replay(RecordedStream):
             usage=state.usage,
             thoughts=graph,
             content=state.content,
+            files=state.files,
+            citations=state.citations,
             finish_reason=state.last.finish_reason if state.last is not None else None,
             pending=list(state.pending.values()),
             error=state.error,

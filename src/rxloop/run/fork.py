@@ -16,11 +16,13 @@ from rxloop.protocol.events import (
     TaskEvent,
     ToolCompleteEvent,
 )
+from rxloop.protocol.frozen import EMPTY_LIST
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.run.ids import nested_id
 from rxloop.state.batch import Slot
 from rxloop.state.conversation import check_whole
 from rxloop.tools import encode_result
+from rxloop.tools._result import gathered, parts_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +148,14 @@ def make_fork(task_id: str, at: int, messages: tuple[Message, ...], results: Map
 def _fields(key: str, value: Any) -> dict[str, Any]:
     """The outcome of a call as fields of its event."""
     if isinstance(value, ToolError):
-        return {"success": False, "result": None, "error": str(value), "content": str(value)}
+        return {"success": False, "result": None, "error": str(value), "content": str(value), "parts": EMPTY_LIST}
     try:
+        value = gathered(value)
         result, content = encode_result(value)
+        parts = parts_with(value).get("parts", EMPTY_LIST)
     except ToolError as error:
         raise ConfigurationError(f"results[{key!r}]={value!r} cannot be written as JSON: give plain data") from error
-    return {"success": True, "result": result, "error": None, "content": content}
+    return {"success": True, "result": result, "error": None, "content": content, "parts": parts}
 
 
 def _calls(events: Sequence[Event]) -> dict[Slot, _Call]:

@@ -35,6 +35,8 @@ def outcome(attempt: Attempt) -> Result[Any]:
         usage=state.usage,
         thoughts=attempt.recorder.graph,
         content=final.content or "",
+        files=state.files,
+        citations=state.citations,
         finish_reason=final.finish_reason,
         pending=final.pending,
         error=final.error,

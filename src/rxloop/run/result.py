@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
@@ -9,7 +10,7 @@ from typing_extensions import TypeVar
 
 from rxloop.errors import InvalidOutput, NotFinished
 from rxloop.protocol.events import PendingInput, State
-from rxloop.protocol.messages import ErrorInfo, Message, Usage
+from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, Message, Usage
 from rxloop.protocol.visibility import public_error
 from rxloop.state.compression import CompressionTotals
 from rxloop.thoughts.graph import ThoughtGraph
@@ -26,6 +27,8 @@ class Result(Generic[O]):
             and its log could not take the end, so that the run has not.
         reason: What ended an attempt that has no answer, such as `max_iterations`.
         content: The text of the answer, partial where there is none.
+        files: Images and files that the model has made with the answer.
+        citations: What the text of the answer rests on, as the provider says.
         messages: The history, well-formed: `agent.run([*result.messages, "And Bergen?"])` goes on by hand.
         usage: The tokens of all model calls.
         thoughts: The thoughts, tool calls and their relations.
@@ -45,6 +48,8 @@ class Result(Generic[O]):
     finish_reason: str | None = None
     pending: list[PendingInput] = field(default_factory=list[PendingInput])
     error: ErrorInfo | None = None
+    files: Sequence[ImagePart | FilePart] = ()
+    citations: Sequence[Citation] = ()
     compression: CompressionTotals = field(default_factory=CompressionTotals, repr=False)
     """What the compressions of the context came to."""
     parsed: Any = field(default=None, repr=False)
@@ -60,6 +65,8 @@ class Result(Generic[O]):
             "state": self.state,
             "usage": self.usage,
             "content": self.content,
+            **({"files": list(self.files)} if self.files else {}),
+            **({"citations": list(self.citations)} if self.citations else {}),
             "reason": self.reason,
             "finish_reason": self.finish_reason,
             "pending": self.pending,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rxloop.protocol.events import PendingInput, ToolCompleteEvent
-from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.frozen import FrozenList
+from rxloop.protocol.messages import Content, Media, Message, TextPart, ToolCall
 from rxloop.protocol.unchecked import unchecked
 from rxloop.state.history import Ledger
 
@@ -19,6 +20,11 @@ UNKNOWN_EFFECT = "effect unknown: it was started, and it is not known whether it
 FIND_OUT = "Find out what happened before you repeat it."
 INTERRUPTED = f"This call was interrupted, {UNKNOWN_EFFECT}. It was not made again. {FIND_OUT}"
 Slot = tuple[str, int]
+
+
+def content_with(text: str, parts: Sequence[Media]) -> Content:
+    """Make the content of a message of its text and of what follows it."""
+    return FrozenList([TextPart(text=text), *parts] if text else parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,11 @@ class Batch:
                 name = message.message_id or f"{self.message.message_id}:{place}:{number}"
                 yield message.model_copy(update={"message_id": name})
 
-    def _answer(self, index: int, asking: int) -> str:
-        return self.answers[index].content if index in self.answers else self.unanswered(index, asking)
+    def _answer(self, index: int, asking: int) -> Content:
+        if index not in self.answers:
+            return self.unanswered(index, asking)
+        answer = self.answers[index]
+        return content_with(answer.content, answer.parts) if answer.parts else answer.content
 
     def unanswered(self, index: int, asking: int, *, idempotent: bool = False) -> str:
         """Return what the model reads of a call that comes to no result.

@@ -30,7 +30,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Message
 from rxloop.protocol.unchecked import unchecked
 from rxloop.protocol.visibility import HIDDEN
-from rxloop.state.batch import Batch
+from rxloop.state.batch import Batch, content_with
 from rxloop.state.by_class import ByClass
 from rxloop.state.history import History
 from rxloop.state.run_state import MAIL_ID, Asker, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
@@ -168,7 +168,7 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
     if event.finish_reason == "canceled":
         return {
             "open_step": None,
-            "content": event.content,
+            **_said(event),
             "messages": state.messages.append(*state.held),
             "held": (),
         }
@@ -176,16 +176,15 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
         return _interrupted(state, event)
     message = _message(
         role="assistant",
-        content=event.content,
+        content=content_with(event.content, event.files) if event.files else event.content,
         reasoning=event.reasoning,
         tool_calls=tuple(event.tool_calls),
         provider_state=event.provider_state,
         message_id=f"{event.task_id}:{event.step}",
     )
-    changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "answered": False}
-    changes["content"] = event.content
+    changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "answered": False, **_said(event)}
     if not event.tool_calls:
-        if event.left_out and not (event.content or event.reasoning):
+        if event.left_out and not (event.content or event.files or event.reasoning):
             # To clients it says nothing.
             return changes
         before, after = _around(state)
@@ -195,6 +194,10 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
     for call in event.tool_calls:
         calls = calls.add(call.id, call)
     return {**changes, "batch": Batch(event.step or "", message, left_out=tuple(event.left_out)), "calls": calls}
+
+
+def _said(event: ContentCompleteEvent) -> dict[str, Any]:
+    return {"content": event.content, "files": event.files, "citations": event.citations}
 
 
 def _around(state: RunState) -> tuple[History, Sequence[Message]]:
@@ -216,7 +219,7 @@ def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]
         "failure": None,
         "last": event,
         "answered": False,
-        "content": event.content,
+        **_said(event),
         "messages": state.messages.append(*kept, *state.held),
         "held": (),
     }
@@ -273,7 +276,7 @@ def _answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]
     given = [answer for answer in answers if answer.answer]
     good = [answer for answer in given if answer.success]
     if good:
-        return {"answered": True, "content": good[0].content}
+        return {"answered": True, "content": good[0].content, "files": good[0].parts, "citations": ()}
     return {"retries": state.retries + 1} if given else {}
 
 

@@ -6,7 +6,7 @@ There is no other memory of a run. Live, resumed and replayed, the messages that
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from rxloop.protocol.events import (
     State,
     ThoughtStreamEvent,
 )
-from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Usage
+from rxloop.protocol.messages import Citation, ErrorInfo, Media, Message, ToolCall, Usage
 from rxloop.state.batch import Batch
 from rxloop.state.compression import CompressionTotals
 from rxloop.state.history import History, Ledger
@@ -81,6 +81,10 @@ class RunState:
     """The newest complete message of the model."""
     content: str = ""
     """The newest answer, or what there is of one."""
+    files: Sequence[Media] = ()
+    """Images and files of that answer."""
+    citations: Sequence[Citation] = ()
+    """What its text rests on."""
     pending: dict[str, PendingInput] = field(default_factory=dict[str, PendingInput])
     """Questions that wait for an answer, by id."""
     answers: dict[str, Any] = field(default_factory=dict[str, Any])

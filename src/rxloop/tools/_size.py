@@ -17,10 +17,14 @@ VALUES = 200_000
 """How many values a result may hold in all."""
 BYTES = 32_000_000
 """How long a result may be as JSON."""
+PARTS = 100
+"""How many images and files a result may have: each goes to the model again with every request that follows."""
+PART_BYTES = 20_000_000
+"""How large they may be together; most vendors take no more in a request."""
 _BITS = 14_283
 """The bits of a number of 4,300 digits, the most that JSON is read with; to write more takes quadratic time."""
 _SIMPLE = frozenset((float, bool, type(None)))
-_LESS = "Ask for less at once, or for a part of it."
+LESS = "Ask for less at once, or for a part of it."
 
 
 class TooLarge(ToolError):
@@ -46,7 +50,7 @@ def check_size(value: Any) -> None:
             held = part.values() if kind is dict else part if kind is list or kind is tuple else _held(part)
             left -= len(held)
             if left < 0:
-                raise TooLarge(f"The tool ran, but its result has more than {VALUES:,} values. {_LESS}")
+                raise TooLarge(f"The tool ran, but its result has more than {VALUES:,} values. {LESS}")
             for item in held:
                 kind = item.__class__
                 if kind is str:
@@ -85,4 +89,4 @@ def _held(part: Any) -> Collection[Any]:
 
 def too_long() -> TooLarge:
     """Make the error of a result that is too long as JSON."""
-    return TooLarge(f"The tool ran, but its result is longer than {BYTES // 1_000_000} MB. {_LESS}")
+    return TooLarge(f"The tool ran, but its result is longer than {BYTES // 1_000_000} MB. {LESS}")

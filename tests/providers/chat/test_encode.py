@@ -104,6 +104,23 @@ def test_images_and_files_go_as_parts() -> None:
     ]
 
 
+IMAGE = ImagePart(data=b"x" * 4_000, media_type="image/png")
+
+
+def test_of_the_images_of_a_result_the_words_go_and_not_twice() -> None:
+    named = Message.tool("a", [TextPart(text="See [image/png, 4.0 kB]."), IMAGE])
+    assert sent(named)["content"] == "See [image/png, 4.0 kB]."
+    file = FilePart(url="https://example.org/a.pdf", filename="a.pdf")
+    unnamed = Message.tool("a", [IMAGE, TextPart(text="See."), file])
+    assert sent(unnamed)["content"] == "See.\n[image/png, 4.0 kB]\n[a.pdf at https://example.org/a.pdf]"
+
+
+def test_of_what_a_model_has_said_and_made_the_text_goes() -> None:
+    assert sent(Message.assistant([TextPart(text="A cat."), IMAGE])) == {"role": "assistant", "content": "A cat."}
+    # A message with nothing in it is refused.
+    assert sent(Message.assistant([IMAGE]))["content"] == "[image/png, 4.0 kB]"
+
+
 def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:
     settings: dict[str, Any] = {
         "temperature": 0.0,

@@ -22,7 +22,7 @@ from rxloop.state.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
 from rxloop.stream.bridges import Push, emit, from_task
 from rxloop.tools import encode_result
 from rxloop.tools._blocking import watched
-from rxloop.tools._result import MAX_RESULT, messages_with, shortened
+from rxloop.tools._result import MAX_RESULT, gathered, messages_with, parts_with, shortened
 
 if TYPE_CHECKING:
     from rxloop.pipeline.asked import Asked
@@ -127,9 +127,10 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         else:
             async with deadline:
                 value = await watched(tool.call(thawed(call.arguments), ctx), call.name)
+        value = gathered(value)
         result, content = encode_result(value)
         result = storable(result, "the result")
-        beside = messages_with(value)
+        beside = {**messages_with(value), **parts_with(value)}
         forgotten = [asked for asked in ctx.questions or () if asked.forgotten]
         if forgotten:
             return _not_awaited(ctx, call.name, forgotten)

@@ -138,7 +138,11 @@ class RequestEncoder:
     def _plain_message(self, message: Message) -> dict[str, Any]:
         content = message.content
         if message.role == "tool":
-            return {"role": "tool", "tool_call_id": self._call_id(message.tool_call_id or ""), "content": message.text}
+            # Vendors of this protocol take nothing but text from tools and models.
+            answered = self._call_id(message.tool_call_id or "")
+            return {"role": "tool", "tool_call_id": answered, "content": message.text_alone}
+        if message.role == "assistant":
+            content = message.text or message.text_alone
         plain: dict[str, Any] = {
             "role": message.role,
             "content": content if isinstance(content, str) else [self._part(part) for part in content],

@@ -9,7 +9,7 @@ from rxloop.errors import ConflictError, EventLogError, UnknownRun
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, ToolCompleteEvent
-from rxloop.protocol.messages import ErrorInfo, ToolCall, Usage
+from rxloop.protocol.messages import Citation, ErrorInfo, ImagePart, ToolCall, Usage
 from rxloop.testing.event_log_contract._tools import (
     ENDS,
     Check,
@@ -34,6 +34,7 @@ CHECKS: list[Check] = []
 async def appended_events_are_read_back_in_order(log: EventLog) -> None:
     """Events come back equal and in order, and `after_seq` leaves out the earlier ones."""
     call = ToolCall(id="1", name="weather", arguments={"city": "Ålesund"})
+    image = ImagePart(data=b"\x00\xff", media_type="image/png")
     first: list[Event] = [
         task(context_id="c", task_id="run", timestamp=1_700_000_000_123),
         status(2, "working", metadata={"a": [1, None]}),
@@ -41,13 +42,14 @@ async def appended_events_are_read_back_in_order(log: EventLog) -> None:
     second: list[Event] = [
         ContentCompleteEvent(seq=3, step="1", tool_calls=[call], provider_state={"signed": "x"}),
         ToolCompleteEvent(seq=4, call=call, success=True, result={"c": 20.5}, content="20.5", hidden=True),
+        ContentCompleteEvent(seq=5, step="2", content="See.", files=[image], citations=[Citation(title="A page")]),
     ]
     await log.append("run", first, expected_seq=0)
     await log.append("run", second, expected_seq=2)
 
     equal(list(await log.read("run")), first + second)
-    equal([event.seq for event in await log.read("run", after_seq=2)], [3, 4])
-    equal(list(await log.read("run", after_seq=4)), [])
+    equal([event.seq for event in await log.read("run", after_seq=2)], [3, 4, 5])
+    equal(list(await log.read("run", after_seq=5)), [])
 
 
 @check(CHECKS)
