@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rxloop.providers import OpenAIChat, Retry, openai_chat
+from rxloop.providers import HTTPModel, Retry, openai_chat
 from rxloop.providers._pool import Transport
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "providers"
@@ -78,7 +78,7 @@ class Vendor:
     def __init__(self, replay: Any, transport: Transport) -> None:
         self.replay = replay
         self._transport: Transport = transport
-        self._providers: dict[tuple[str, bool], OpenAIChat] = {}
+        self._providers: dict[tuple[str, bool], HTTPModel] = {}
 
     def play(self, conversation: Any, first: int = 0, *, mode: str = "whole", seed: int = 0, **shape: Any) -> None:
         """Answer the next requests with this conversation, from exchange number `first` on."""
@@ -88,7 +88,7 @@ class Vendor:
         self.replay.problems = []
         self.replay.requests = []
 
-    def provider(self, exchange: Any) -> OpenAIChat:
+    def provider(self, exchange: Any) -> HTTPModel:
         """A provider for the path of a recorded exchange, which leaves the text alone."""
         where = (exchange["request"]["path"].partition("?")[0].removesuffix("/chat/completions"), exchange["stream"])
         if where not in self._providers:

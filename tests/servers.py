@@ -15,7 +15,7 @@ from reactivex import Observable
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.protocol.messages import Message
-from rxloop.providers import OpenAIChat, Retry, openai_chat
+from rxloop.providers import HTTPModel, Retry, openai_chat
 from rxloop.providers._httpx import HttpxClient
 
 REQUEST = ModelRequest(messages=[Message.user("hi")])
@@ -153,7 +153,7 @@ def say(*words: str, end: Literal["end", "drop", "hang"] = "end", finished: bool
     return Reply(sse(*(delta(content=word) for word in words), *last, done=finished), end=end)
 
 
-def chat(server: Server, **options: Any) -> OpenAIChat:
+def chat(server: Server, **options: Any) -> HTTPModel:
     """A provider for that server, which sends nothing again unless the test says so."""
     options.setdefault("retry", Retry(attempts=1))
     return openai_chat("m", base_url=server.base_url, **options)
@@ -164,7 +164,7 @@ def text(answer: Answer) -> str:
     return "".join(event.delta for event in answer.events if isinstance(event, ContentDeltaEvent))
 
 
-def active(provider: OpenAIChat) -> list[str]:
+def active(provider: HTTPModel) -> list[str]:
     """The connections of a provider that are still checked out of their pools, whatever it works over."""
     return [str(one) for client in provider._pool.clients for one in _checked_out(client)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import orjson
 import pytest
@@ -16,7 +16,7 @@ from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import describe, ending, question
 from rxloop.cli.visible import shown
 from rxloop.protocol.envelope import EVENT_TYPES
-from rxloop.protocol.messages import ErrorInfo
+from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart
 from rxloop.thoughts.drawing import UNSEEN, visible
 
 EVIL = (
@@ -35,6 +35,10 @@ def spoilt(name: str, annotation: Any) -> Any:
         return EVIL
     if annotation in (int, float, bool):
         return annotation(1)
+    if origin is Annotated:
+        return spoilt(name, args[0])
+    if annotation in (ImagePart, FilePart):
+        return {"type": annotation.model_fields["type"].default, "url": EVIL, "mediaType": EVIL}
     if hasattr(annotation, "model_fields"):
         return {key: spoilt(key, field.annotation) for key, field in annotation.model_fields.items()}
     if origin is list or origin is tuple:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, ProviderError
-from rxloop.providers import OpenAIChat, Retry, Timeouts, openai_chat
+from rxloop.providers import HTTPModel, Retry, Timeouts, openai_chat
 from servers import REQUEST, Server, active, chat, collect, say, serving, text
 
 
@@ -61,7 +61,7 @@ def test_a_provider_goes_from_one_event_loop_to_the_next_and_says_nothing(
 ) -> None:
     caplog.set_level(logging.WARNING)
 
-    async def ask(provider: OpenAIChat) -> str:
+    async def ask(provider: HTTPModel) -> str:
         asyncio.get_running_loop().slow_callback_duration = 60
         return text(await collect(provider.call(REQUEST)))
 

@@ -14,13 +14,13 @@ from run_checks import other_tasks, until
 from rxloop import Agent, tool
 from rxloop.errors import RunCancelled
 from rxloop.pipeline.seams import Provider
-from rxloop.providers import OpenAIChat, Retry, fallback, hedge, limited
+from rxloop.providers import HTTPModel, Retry, fallback, hedge, limited
 from servers import Reply, Server, active, chat, delta, say, sse
 
 pytestmark = pytest.mark.usefixtures("transport")
 
 RUNS, AT_ONCE = 1_500, 50
-WRAPPED: dict[str, Callable[[OpenAIChat, OpenAIChat], Provider]] = {
+WRAPPED: dict[str, Callable[[HTTPModel, HTTPModel], Provider]] = {
     "hedge": lambda first, second: hedge(first, second, after=0),
     "limited": lambda first, _: limited(first, concurrent=1),
     "fallback": fallback,

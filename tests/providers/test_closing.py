@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 
 from rxloop import Agent
-from rxloop.providers import OpenAIChat, fallback, hedge, limited, routed
+from rxloop.providers import HTTPModel, fallback, hedge, limited, routed
 from servers import Server, chat, say
 
 Made = Callable[[Any], Any]
@@ -83,4 +83,4 @@ async def test_one_that_does_not_close_keeps_none_from_being_closed(server: Serv
         await agent.aclose()
     assert raised.value.__notes__ == ["and then OSError: it does not close"]
     await server.all_closed.wait()
-    assert isinstance(agent.model, OpenAIChat)
+    assert isinstance(agent.model, HTTPModel)

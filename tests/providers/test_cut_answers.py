@@ -19,7 +19,7 @@ from rxloop.errors import LimitReached, ProviderConnectionError, RunError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent
-from rxloop.providers import OpenAIChat, Retry, openai_chat
+from rxloop.providers import HTTPModel, Retry, openai_chat
 from servers import REQUEST, Answer, collect, delta, sse, text
 
 EVERY_BYTE = os.environ.get("RXLOOP_RECORDINGS") == "all"
@@ -58,7 +58,7 @@ class Dropping:
 
 
 @contextlib.asynccontextmanager
-async def dropping() -> AsyncGenerator[tuple[Dropping, OpenAIChat]]:
+async def dropping() -> AsyncGenerator[tuple[Dropping, HTTPModel]]:
     """Such a server, and a provider for it."""
     made = Dropping()
     listener = await asyncio.start_server(made.handle, "127.0.0.1", 0)
@@ -188,7 +188,7 @@ class Marking:
         return "done"
 
 
-async def dropped_run(server: Dropping, provider: OpenAIChat, calls: list[str]) -> tuple[list[str], list[Any]]:
+async def dropped_run(server: Dropping, provider: HTTPModel, calls: list[str]) -> tuple[list[str], list[Any]]:
     """Run an agent whose model is cut off; the tools that ran, and those that the stream speaks of."""
     ran: list[str] = []
     tools = [Marking(ToolDefinition(name, "", {"type": "object"}), ran) for name in dict.fromkeys(calls)]

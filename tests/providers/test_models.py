@@ -9,7 +9,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.messages import Message
-from rxloop.providers import PRESETS, OpenAIChat, Preset, openai_chat, resolve_model, routed
+from rxloop.providers import PRESETS, HTTPModel, Preset, openai_chat, resolve_model, routed
 from rxloop.providers.retry import Retry
 
 
@@ -39,7 +39,7 @@ def test_a_provider_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("acme:x", "zai, openai, azure"),
+        ("acme:x", "zai, openai, openai_chat, azure"),
         ("gpt-5", "openai:gpt-5"),
         ("zai:", "default model"),
         ("http://localhost:8000/v1", "#model"),
@@ -81,7 +81,7 @@ def test_the_environment_may_put_another_address(
 def test_a_preset_of_ones_own_is_data() -> None:
     acme = Preset(name="acme", base_url="https://acme.example/v1", key_env="ACME_KEY", default_model="a1")
     provider = openai_chat(preset=acme)
-    assert isinstance(provider, OpenAIChat)
+    assert isinstance(provider, HTTPModel)
     assert provider.name == "acme:a1"
 
 

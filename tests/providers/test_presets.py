@@ -8,8 +8,8 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import ModelSettings
-from rxloop.providers import PRESETS, OpenAIChat, Preset, openai_chat, resolve_model
-from rxloop.providers.chat._address import chat_url
+from rxloop.providers import PRESETS, HTTPModel, Preset, openai_chat, resolve_model
+from rxloop.providers.chat._wire import chat_url
 from servers import REQUEST, Server, collect, say
 
 ALL = sorted(PRESETS)
@@ -17,6 +17,7 @@ ALL = sorted(PRESETS)
 ADDRESSES = {
     "zai": "https://api.z.ai/api/paas/v4/chat/completions",
     "openai": "https://api.openai.com/v1/chat/completions",
+    "openai_chat": "https://api.openai.com/v1/chat/completions",
     "deepseek": "https://api.deepseek.com/chat/completions",
     "mistral": "https://api.mistral.ai/v1/chat/completions",
     "xai": "https://api.x.ai/v1/chat/completions",
@@ -120,7 +121,7 @@ async def test_a_preset_of_ones_own_is_one_line(server: Server, monkeypatch: pyt
     monkeypatch.setenv("MINE_KEY", "secret")
     server.answer(say("ok"))
     provider = openai_chat("m", preset=Preset(name="mine", base_url=server.base_url, key_env="MINE_KEY"))
-    assert isinstance(provider, OpenAIChat)
+    assert isinstance(provider, HTTPModel)
     assert provider.name == "mine:m"
     assert (await collect(provider.call(REQUEST))).error is None
     assert server.requests[0].headers["authorization"] == "Bearer secret"

@@ -16,7 +16,7 @@ from rxloop.errors import ConfigurationError, ProviderConnectionError, ProviderT
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
-from rxloop.providers import OpenAIChat, Retry, Timeouts, _pool, openai_chat
+from rxloop.providers import HTTPModel, Retry, Timeouts, _pool, openai_chat
 from servers import REQUEST, Answer, Server, active, chat, collect, say, text
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -104,7 +104,7 @@ async def called(base_url: str, key: str = "k") -> Answer:
     return (await answers(provider, 1))[0]
 
 
-async def answers(provider: OpenAIChat, count: int) -> list[Answer]:
+async def answers(provider: HTTPModel, count: int) -> list[Answer]:
     """The answers to calls that are made one after the other."""
     async with asyncio.timeout(5):
         found = [await collect(provider.call(REQUEST)) for _ in range(count)]

@@ -16,7 +16,7 @@ from rxloop.cli.terminal import failure
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.seams import Provider
-from rxloop.providers import PRESETS, OpenAIChat, openai_chat, resolve_model
+from rxloop.providers import PRESETS, HTTPModel, openai_chat, resolve_model
 from rxloop.tools import AnyTool, Thoughts
 
 _NAMELESS = "agent"
@@ -119,7 +119,7 @@ class AgentOptions:
             prefix, colon, name = model.partition(":")
             if not colon or prefix not in PRESETS:
                 return openai_chat(model.rpartition("#")[2], base_url=self.base_url)
-            return _with_key(openai_chat(name or None, preset=prefix, base_url=self.base_url))
+            return _with_key(resolve_model(model if name else prefix, base_url=self.base_url))
         if model is None:
             keys = {preset.key_env: name for name, preset in PRESETS.items() if preset.key() and preset.default_model}
             there = "".join(f" ({key} is set: --model {name})" for key, name in list(keys.items())[:1])
@@ -244,7 +244,7 @@ def _with_address(provider: Provider) -> Provider:
     Raises:
         ConfigurationError: The address is missing, or is not an address.
     """
-    if isinstance(provider, OpenAIChat) and provider.preset.name in PRESETS:
+    if isinstance(provider, HTTPModel) and provider.preset.name in PRESETS:
         provider.preset.url()
     return provider
 
@@ -255,7 +255,7 @@ def _with_key(provider: Provider) -> Provider:
     Raises:
         ConfigurationError: The key is missing.
     """
-    if isinstance(provider, OpenAIChat):
+    if isinstance(provider, HTTPModel):
         preset = provider.preset
         if preset.key_env and not preset.key_optional and preset.key() is None:
             raise ConfigurationError(

@@ -9,7 +9,7 @@ import orjson
 
 from rxloop.cli.finding import Finding, Findings, Grade
 from rxloop.errors import ConfigurationError
-from rxloop.providers import OpenAIChat, Preset, resolve_model
+from rxloop.providers import HTTPModel, Preset, resolve_model
 from rxloop.providers._secrets import shown_address
 from rxloop.providers.presets import checked_url
 
@@ -37,7 +37,7 @@ def endpoint(model: str) -> tuple[Preset, str]:
     """
     provider = resolve_model(model)
     # A string is always resolved to one of these.
-    preset = cast("OpenAIChat", provider).preset
+    preset = cast("HTTPModel", provider).preset
     return preset, checked_url(model.partition("#")[0]) if "://" in model else preset.url()
 
 

@@ -7,9 +7,10 @@ from rxloop.providers._vendors import PRESETS
 from rxloop.providers.bounds import Bounds
 from rxloop.providers.fallback import Fallback, fallback
 from rxloop.providers.hedge import Hedge, hedge
+from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.limited import Limited, limited
 from rxloop.providers.models import resolve_model
-from rxloop.providers.openai_chat import OpenAIChat, openai_chat
+from rxloop.providers.openai_chat import openai_chat
 from rxloop.providers.presets import Preset
 from rxloop.providers.prices import PRICES, Price
 from rxloop.providers.retry import Retry, retrying
@@ -20,9 +21,10 @@ __all__ = [
     "PRICES",
     "Bounds",
     "Fallback",
+    "HTTPModel",
     "Hedge",
     "Limited",
-    "OpenAIChat",
+    "ModelOptions",
     "Preset",
     "Price",
     "Retry",
@@ -30,6 +32,7 @@ __all__ = [
     "Timeouts",
     "fallback",
     "hedge",
+    "http_model",
     "limited",
     "openai_chat",
     "resolve_model",

@@ -16,6 +16,7 @@ from rxloop.providers._refusals import name_request
 from rxloop.providers._sse import SSEDecoder
 from rxloop.providers._watch import Watch
 from rxloop.providers.bounds import Bounds, OutOfBounds
+from rxloop.providers.wire import Reader
 from rxloop.stream.scope import Gate
 
 DRAIN_SECONDS = 1.0
@@ -49,49 +50,6 @@ class Answer(Protocol):
 
     async def aclose(self) -> None:
         """Give the connection back, or close it if the answer was not read to its end."""
-        ...
-
-
-class Reader(Protocol):
-    """Reads one answer in the protocol of its endpoint, and pushes its events."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the endpoint said that the answer is over."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """Whether what has been read is a whole answer."""
-        ...
-
-    def feed(self, payloads: list[bytes]) -> None:
-        """Read the payloads of some events of a stream.
-
-        Raises:
-            ProviderError: The endpoint reports an error, or breaks the protocol.
-            OutOfBounds: The answer is too large.
-        """
-        ...
-
-    def last(self, payloads: list[bytes]) -> None:
-        """Read what came after the last complete event of a stream; raises as `feed` does."""
-        ...
-
-    def whole(self, body: bytes) -> None:
-        """Read an answer that was not streamed; raises as `feed` does."""
-        ...
-
-    def complete(self) -> None:
-        """Push what ends the answer.
-
-        Raises:
-            ProviderError: The bytes ended before the answer did.
-        """
-        ...
-
-    def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        """The error of an answer whose HTTP status is not one of success."""
         ...
 
 

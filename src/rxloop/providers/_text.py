@@ -117,6 +117,11 @@ class AnswerText:
         return self._content.tell() + self._reasoning.tell() + self._taken_out + held
 
     @property
+    def written(self) -> int:
+        """How many characters the text of the message has so far."""
+        return self._content.tell()
+
+    @property
     def reasoned(self) -> int:
         """How many of them the vendor itself gave as reasoning."""
         return self._reasoning.tell()

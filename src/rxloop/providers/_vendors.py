@@ -44,6 +44,14 @@ _KNOWN = (
         max_tokens_field="max_completion_tokens",
     ),
     Preset(
+        name="openai_chat",
+        base_url="https://api.openai.com/v1",
+        url_env="OPENAI_BASE_URL",
+        key_env="OPENAI_API_KEY",
+        default_model="gpt-5",
+        max_tokens_field="max_completion_tokens",
+    ),
+    Preset(
         name="azure",
         base_url=None,
         url_env="AZURE_OPENAI_ENDPOINT",
@@ -108,6 +116,7 @@ _KNOWN = (
         name="google",
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
         key_env="GEMINI_API_KEY",
+        other_key_env="GOOGLE_API_KEY",
         default_model="gemini-3.5-flash",
         strict=False,
         extra_content=True,
@@ -218,6 +227,7 @@ CUSTOM = Preset(
     response_format=None,
     file_urls=True,
     strip=TEMPLATE_TOKENS,
+    nameless=True,
 )
 """Any other endpoint that speaks the protocol, by its address."""
 

@@ -1,12 +1,16 @@
-"""Model strings: `zai:glm-4.7` for `openai_chat("glm-4.7", preset="zai")`."""
+"""Model strings: `anthropic:claude-sonnet-4-5`, or `zai:glm-4.7` for `openai_chat("glm-4.7", preset="zai")`."""
 
 from __future__ import annotations
+
+from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.seams import Provider
 from rxloop.providers._secrets import shown_address
 from rxloop.providers._vendors import PRESETS, find_preset
+from rxloop.providers.http_model import HTTPModel, ModelOptions
 from rxloop.providers.openai_chat import openai_chat
+from rxloop.providers.presets import Preset
 
 _NATIVE = {
     "anthropic": "go by way of 'openrouter:anthropic/{0}', or by Anthropic's own endpoint for OpenAI's protocol, "
@@ -20,26 +24,30 @@ _NATIVE = {
 _EXAMPLES = ("zai", "openai", "ollama")
 
 
-def resolve_model(model: str | Provider) -> Provider:
+def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Provider:
     """The provider that a model string stands for.
 
     Each call makes a new one: providers share nothing but the process.
 
     Args:
-        model: `preset:model`; `preset` alone for its default model; `http://host/v1#model` for any other endpoint; or
-            a provider, which is returned as it is.
+        model: `preset:model`; `preset` alone for its default model; `http://host/v1#model` for any other endpoint that
+            speaks OpenAI's chat protocol; or a provider, which is returned as it is.
+        **options: What a string cannot say; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: The preset is unknown (the message lists those that there are), or the model is missing.
+        ConfigurationError: The preset is unknown (the message lists those that there are), or the model is missing; or
+            there are options for a provider that has been made.
     """
     if not isinstance(model, str):
+        if options:
+            raise ConfigurationError(f"{model.name} is made already: {next(iter(options))}= comes too late for it")
         return model
     if model.startswith(("http://", "https://")):
         url, _, name = model.partition("#")
         if not name:
             shown = shown_address(url)
             raise ConfigurationError(f"{shown!r} names no model: add one, as in '{shown}#model'")
-        return openai_chat(name, base_url=url)
+        return openai_chat(name, **{"base_url": url, **options})
     prefix, colon, name = model.partition(":")
     if prefix in _NATIVE:
         instead = _NATIVE[prefix].format(name or "MODEL")
@@ -49,4 +57,9 @@ def resolve_model(model: str | Provider) -> Provider:
         raise ConfigurationError(f"{model!r} names no provider: write {examples}, or an address with '#model'")
     if colon and not name:
         raise ConfigurationError(f"{model!r} names no model: write '{prefix}' alone for its default model")
-    return openai_chat(name or None, preset=find_preset(prefix))
+    return _make(name or None, find_preset(prefix), options)
+
+
+def _make(model: str | None, preset: Preset, options: ModelOptions) -> HTTPModel:
+    """Make the model; only the wire that it speaks is imported."""
+    return openai_chat(model, preset=preset, **options)

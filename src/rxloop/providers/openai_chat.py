@@ -1,209 +1,25 @@
-"""The provider for every endpoint that speaks OpenAI's chat completions."""
+"""A model at an endpoint that speaks OpenAI's chat completions."""
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Callable, Mapping, Sequence
+import re
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
-from reactivex import Observable, abc
+from typing_extensions import Unpack
 
-from rxloop.errors import ConfigurationError, RxloopError
-from rxloop.pipeline.requests import ModelRequest
-from rxloop.protocol.events import Event
-from rxloop.providers import _errors
-from rxloop.providers._gate import gate_of
-from rxloop.providers._pool import ClientPool, Transport
-from rxloop.providers._sanitize import TEMPLATE_TOKENS
-from rxloop.providers._secrets import shown_address
-from rxloop.providers._tags import THOUGHT_TAGS
-from rxloop.providers._text import TextRules
-from rxloop.providers._timeouts import Timeouts
+from rxloop.errors import ConfigurationError
 from rxloop.providers._vendors import CUSTOM, find_preset
-from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.providers.chat._address import chat_url
-from rxloop.providers.chat._chunks import ChatReader
-from rxloop.providers.chat._encode import RequestEncoder
-from rxloop.providers.presets import Preset, checked_url
-from rxloop.providers.retry import Attempts, Retry
-from rxloop.stream.bridges import from_task
-from rxloop.stream.connect import Cold
+from rxloop.providers.chat._wire import ChatWire
+from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
+from rxloop.providers.presets import Preset
 
-if TYPE_CHECKING:
-    import httpx
-
-    from rxloop.providers._watch import Watch
-
-Push = Callable[[Event], None]
-
-
-class OpenAIChat:
-    """A model at an OpenAI-compatible endpoint; made by `openai_chat`.
-
-    Nothing is looked up or opened before the first call, so that an agent can be made before a key is there.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        preset: Preset,
-        *,
-        base_url: str | None,
-        api_key: str | None,
-        http_client: httpx.AsyncClient | None,
-        transport: Transport | None,
-        timeout: Timeouts,
-        retry: Retry,
-        stream: bool,
-        headers: Mapping[str, str],
-        rules: TextRules,
-        bounds: Bounds,
-    ) -> None:
-        self.model = model
-        self.preset = preset
-        self._base_url = base_url
-        # The name on the stream has no password and no key in it.
-        self._address = shown_address(base_url or "")
-        self._api_key = api_key
-        self._timeout = timeout
-        self._retry = retry
-        self._stream = stream
-        self._rules = rules
-        self._bounds = bounds
-        silence = timeout.idle if stream else timeout.answer
-        self._silence = timeout.event if timeout.event is not None or silence is None else 10 * silence
-        self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
-        self._encoder = RequestEncoder(model, preset, stream)
-        self._pool = ClientPool(timeout, stream, http_client, transport, bounds)
-        self._where: tuple[str, str | None, _errors.Endpoint] | None = None
-
-    def __repr__(self) -> str:
-        return f"<OpenAIChat {self.name}>"
-
-    @property
-    def name(self) -> str:
-        """What the model is called on the stream: the model string that makes it."""
-        return f"{self._address}#{self.model}" if self.preset is CUSTOM else f"{self.preset.name}:{self.model}"
-
-    @property
-    def keeps_to_schema(self) -> bool:
-        """Whether the endpoint makes the model keep to the `response_schema` of every request."""
-        return self.preset.response_format == "json_schema" and self.preset.response_format_with_tools
-
-    def call(self, request: ModelRequest) -> Observable[Event]:
-        """The answer to one request; nothing is sent before it is subscribed.
-
-        ::
-
-            out  --content-delta--content-delta--tool-call-delta--(usage, content-complete)|
-        """
-        # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
-        from rxloop.providers._watch import Watch
-
-        def subscribe(
-            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            total = self._timeout.total
-            until = math.inf if total is None else asyncio.get_running_loop().time() + total
-            watch = Watch(self._silence, self._pool.shielded, until)
-            work = partial(self._send_once, request, watch)
-            answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", stop=watch.cancel)
-            return Attempts(self._retry, answer, observer, scheduler, until).begin()
-
-        return Cold(subscribe)
-
-    async def aclose(self) -> None:
-        """Close the connections of the running event loop; an `http_client` of the user's stays open."""
-        await self._pool.aclose()
-
-    async def aclose_unused(self) -> None:
-        """Close the connections of the running event loop that no call uses at the moment."""
-        await self._pool.aclose_unused()
-
-    async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
-        from rxloop.providers._exchange import receive, send
-
-        where = self._endpoint(request.settings.headers)
-        failure: RxloopError | None = None
-        try:
-            # Watched from here on: making the first client may take a while, since its library is loaded then.
-            lease = self._pool.lease()
-            with watch:
-                if watch.late:
-                    raise _errors.out_of_time(where, self._timeout.total or 0)
-                async with lease as client:
-                    # A variable for the body would keep it until the answer ends.
-                    response = await send(client, where, where.headers, self._encoder.encode(request))
-                    reader = ChatReader(push, request.step, where, request.tools, self._rules, self._bounds)
-                    await receive(response, where, reader, self._stream, gate_of(request), watch, self._bounds)
-                self._pool.tidy()
-        except OutOfBounds as error:
-            failure = _errors.out_of_bounds(error, where)
-        except RxloopError as error:
-            failure = _errors.without_secrets(error, where)
-        if failure is not None:
-            # Raised out here: an error that is raised while another one is handled keeps that one.
-            try:
-                raise failure
-            finally:
-                del failure
-        if watch.expired:
-            raise _errors.no_event(where, watch.seconds)
-        if watch.late:
-            raise _errors.out_of_time(where, self._timeout.total or 0)
-
-    def _endpoint(self, more: Mapping[str, str]) -> _errors.Endpoint:
-        """The endpoint of a request; made once for all requests that have no headers of their own."""
-        base, key = self._base_url or self.preset.url(), self._api_key or self.preset.key()
-        if not more and self._where is not None and self._where[:2] == (base, key):
-            return self._where[2]
-        url = chat_url(self.preset, base, self.model)
-        name = self.model if self.preset is CUSTOM else self.name
-        where = _errors.Endpoint(name, url, self.preset.key_env, self.preset.hint)
-        where = replace(where, headers=self._request_headers(more, key, where))
-        if not more:
-            self._where = (base, key, where)
-        return where
-
-    def _request_headers(self, more: Mapping[str, str], key: str | None, where: _errors.Endpoint) -> dict[str, str]:
-        headers = {
-            "content-type": "application/json",
-            "accept": "text/event-stream" if self._stream else "application/json",
-            # Compression of small chunks costs more than it saves, and holds them back.
-            "accept-encoding": "identity",
-            **self._headers,
-            **{name.lower(): value for name, value in more.items()},
-        }
-        header = self.preset.key_header
-        if header not in headers and "authorization" not in headers:
-            if key is not None:
-                headers[header] = f"Bearer {key}" if header == "authorization" else key
-            elif self.preset.key_env is not None and not self.preset.key_optional:
-                raise _errors.missing_key(where)
-        return headers
+_REASONS = re.compile(r"o1(?!-mini|-preview)|o[3-9]|gpt-[5-9](?!.*-chat)|codex|computer-use")
 
 
 def openai_chat(
-    model: str | None = None,
-    *,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    preset: Preset | str | None = None,
-    http_client: httpx.AsyncClient | None = None,
-    transport: Transport | None = None,
-    timeout: Timeouts | None = None,
-    retry: Retry | None = None,
-    stream: bool = True,
-    headers: Mapping[str, str] | None = None,
-    thought_tags: bool | Sequence[str] | None = None,
-    keep_thoughts: bool = False,
-    sanitize: bool | None = None,
-    bounds: Bounds | None = None,
-) -> OpenAIChat:
-    """Make a model at an OpenAI-compatible endpoint.
+    model: str | None = None, *, preset: Preset | str | None = None, **options: Unpack[ModelOptions]
+) -> HTTPModel:
+    """Make a model at an endpoint that is compatible with OpenAI's chat completions.
 
     Example:
         >>> openai_chat("glm-4.7", preset="zai")
@@ -211,70 +27,27 @@ def openai_chat(
 
     Args:
         model: The vendor's name of the model; None takes the default of the preset.
-        base_url: The address, without `/chat/completions`; None takes that of the preset.
-        api_key: The key; None takes it from the environment when the model is called.
         preset: The vendor, by name or as data of your own. Without one, a `base_url` is an endpoint that follows
             OpenAI in everything, and no `base_url` is OpenAI itself.
-        http_client: Your own httpx client. It is used as it is and never closed; it belongs to the event loop that it
-            was first used in. Redirects are not followed, since the key would go along.
-        transport: What the requests go over where no client is given: `"httpx"`, or with the extra `rxloop[fast]`
-            `"aiohttp"`. None goes by the environment variable `RXLOOP_TRANSPORT`, and is `"httpx"` without it. aiohttp
-            makes tokens and calls cheaper by far, but takes 0.15 s to load at the first call, and is not seen by what
-            replaces or watches the transport of httpx.
-        timeout: How long a call may take.
-        retry: When a request that failed is sent again.
-        stream: Whether the answer is streamed.
-        headers: Headers that go with every request.
-        thought_tags: Whether thoughts that the model writes between tags, such as `<think>`, are taken out of its text
-            and put on the stream as thoughts; or the names of the tags. None goes by the preset.
-        keep_thoughts: Leave the tags and what is in them in the text as well.
-        sanitize: Whether control tokens of chat templates, such as `<|im_end|>`, are taken off the end of a message and
-            out of the names of tools. None goes by the preset.
-        bounds: What an answer may be at most: bytes, characters, calls.
+        **options: The address (without `/chat/completions`), the key, timeouts and the rest; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one.
+        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; or
+            the vendor speaks another protocol.
     """
-    if http_client is not None and transport is not None:
-        raise ConfigurationError("http_client= brings its own transport: pass one of them, http_client= or transport=")
-    preset = _preset(preset, base_url)
-    model = model or preset.default_model
-    if not model:
-        raise ConfigurationError(f"the endpoint {base_url or preset.name!r} has no default model: name one")
-    return OpenAIChat(
-        model,
-        preset,
-        base_url=None if base_url is None else checked_url(base_url),
-        api_key=api_key,
-        http_client=http_client,
-        transport=transport,
-        timeout=timeout or Timeouts(),
-        retry=retry or Retry(),
-        stream=stream,
-        headers=headers or {},
-        rules=_text_rules(preset, thought_tags, keep_thoughts, sanitize),
-        bounds=bounds or DEFAULT_BOUNDS,
-    )
-
-
-def _preset(preset: Preset | str | None, base_url: str | None) -> Preset:
     if preset is None:
-        return find_preset("openai") if base_url is None else CUSTOM
-    return find_preset(preset) if isinstance(preset, str) else preset
+        preset = "openai" if options.get("base_url") is None else CUSTOM
+    preset = find_preset(preset) if isinstance(preset, str) else preset
+    if preset.wire not in ("openai", "openai_chat"):
+        raise ConfigurationError(
+            f"{preset.name!r} does not speak OpenAI's chat protocol: name the model '{preset.name}:{model or '...'}'"
+        )
+    if preset.wire == "openai" and wants_responses(model or preset.default_model or ""):
+        # Named on the stream by the model string that makes it.
+        preset = replace(preset, name="openai_chat", wire="openai_chat")
+    return http_model(model, preset, ChatWire, **options)
 
 
-def _text_rules(
-    preset: Preset, thought_tags: bool | Sequence[str] | None, keep_thoughts: bool, sanitize: bool | None
-) -> TextRules:
-    if thought_tags is None:
-        names = preset.thought_tags
-    elif isinstance(thought_tags, bool):
-        names = (preset.thought_tags or THOUGHT_TAGS) if thought_tags else ()
-    else:
-        names = (thought_tags,) if isinstance(thought_tags, str) else tuple(thought_tags)
-    if sanitize is None:
-        strip = preset.strip
-    else:
-        strip = (preset.strip or TEMPLATE_TOKENS) if sanitize else ()
-    first = preset.thinks_first and bool(names)
-    return TextRules(thought_tags=names, thinks_first=first, keep_thoughts=keep_thoughts, strip=strip)
+def wants_responses(model: str) -> bool:
+    """Whether one of OpenAI's models does better over Responses, or answers nowhere else: those that reason."""
+    return _REASONS.match(model) is not None

@@ -13,6 +13,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.providers._secrets import redacted, shown_address
 from rxloop.providers._tags import THOUGHT_TAGS
 
+WireName = Literal["openai_chat", "openai_responses", "openai", "anthropic_messages", "google_gemini"]
 Effort = Literal["reasoning_effort", "reasoning", "thinking"]
 ResponseFormat = Literal["json_schema", "json_object"]
 FilePartType = Literal["file", "document_url"]
@@ -24,9 +25,10 @@ def _no_headers() -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Preset:
-    """What is particular about one vendor's OpenAI-compatible endpoint.
+    """What is particular about one vendor's endpoint.
 
-    A new vendor is a new line of data. The defaults are those of an endpoint that follows OpenAI in everything.
+    A new vendor is a new line of data. The defaults are those of an endpoint that follows OpenAI's
+    chat protocol in everything.
 
     Example:
         >>> openai_chat("m", preset=Preset(name="mine", base_url="https://mine.example/v1", key_env="MINE_KEY"))
@@ -35,7 +37,7 @@ class Preset:
     name: str
     """What stands before the colon in a model string."""
     base_url: str | None
-    """Where the endpoint is, without `/chat/completions`; None where the address must be given."""
+    """Where the endpoint is, without what the wire adds, such as `/chat/completions`; None where it must be given."""
     url_env: str | None = None
     """The environment variable that puts another address in its place; what it leaves out comes from `base_url`."""
     api_version: str | None = None
@@ -44,6 +46,8 @@ class Preset:
     """The environment variable that puts another `api_version` in its place."""
     key_env: str | None = None
     """The environment variable with the key; None for an endpoint without keys."""
+    other_key_env: str | None = None
+    """Another one, which is read where the first is not set."""
     key_header: str = "authorization"
     """The header that the key goes in; in `authorization` it goes as a bearer token."""
     key_optional: bool = False
@@ -93,6 +97,11 @@ class Preset:
     tag of the first of those names is a thought."""
     strip: tuple[str, ...] = ()
     """The control tokens of chat templates that come off the end of a message, and out of the names of tools."""
+    wire: WireName = "openai_chat"
+    """The protocol that it speaks; `openai` is Responses or chat, as the model wants it. What is said above of fields
+    and forms is of OpenAI's chat protocol alone."""
+    nameless: bool = False
+    """A model is named by its address, and not by the preset."""
     hint: str = ""
     """What to do when nobody answers at the address."""
 
@@ -119,7 +128,8 @@ class Preset:
 
     def key(self) -> str | None:
         """The key from the environment, or None."""
-        return (os.environ.get(self.key_env, "").strip() or None) if self.key_env else None
+        names = [name for name in (self.key_env, self.other_key_env) if name]
+        return next((key for name in names if (key := os.environ.get(name, "").strip())), None)
 
 
 def checked_url(url: str) -> str:

@@ -30,6 +30,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import ToolCall, Usage
+from rxloop.providers._draft import Draft
 from rxloop.providers._errors import Endpoint
 from rxloop.providers.bounds import OutOfBounds
 from rxloop.providers.chat._chunks import ChatReader
@@ -40,7 +41,7 @@ WHERE = Endpoint("zai:glm-4.7", "http://vendor/v1/chat/completions", "ZAI_API_KE
 
 def read(*chunks: Any, done: bool = True, step: str = "1", tools: Sequence[ToolDefinition] = ()) -> list[Event]:
     events: list[Event] = []
-    answer = ChatReader(events.append, step, WHERE, tools)
+    answer = ChatReader(Draft(events.append, step, WHERE, tools))
     answer.feed([orjson.dumps(chunk) for chunk in chunks])
     if done:
         answer.feed([b"[DONE]"])
@@ -177,7 +178,7 @@ def test_a_name_of_a_tool_that_is_no_name_is_refused() -> None:
     ids=["arguments", "extra"],
 )
 def test_what_is_kept_of_a_call_is_not_deep(call: dict[str, Any], depth: int) -> None:
-    answer = ChatReader(lambda _: None, "1", WHERE)
+    answer = ChatReader(Draft(lambda _: None, "1", WHERE))
     deep = b'{"deep":' + b"[" * depth + b"]" * depth + b"}"
     with pytest.raises(OutOfBounds, match="nested"):
         answer.feed([orjson.dumps(calls(call)).replace(b'{"deep":0}', deep)])
@@ -289,7 +290,7 @@ def test_signed_and_encrypted_reasoning_is_kept_for_the_next_request_and_not_sho
 def test_an_error_beside_the_last_text_fails_the_call_and_keeps_the_text() -> None:
     # L66
     events: list[Event] = []
-    answer = ChatReader(events.append, "1", WHERE)
+    answer = ChatReader(Draft(events.append, "1", WHERE))
     bad = {**delta(content="lo"), "error": {"code": 429, "message": "slow down"}}
     with pytest.raises(RateLimited, match="slow down") as caught:
         answer.feed([orjson.dumps(delta(content="Hel")), orjson.dumps(bad), orjson.dumps(delta(content="never"))])
@@ -327,7 +328,7 @@ def test_an_end_with_neither_a_finish_reason_nor_done_is_a_broken_connection() -
 
 def test_half_an_event_at_the_end_is_a_broken_connection_too() -> None:
     # L66
-    answer = ChatReader([].append, "1", WHERE)
+    answer = ChatReader(Draft([].append, "1", WHERE))
     with pytest.raises(ProviderConnectionError, match="cut short"):
         answer.last([b'{"choices": [{"del'])
 
@@ -339,7 +340,7 @@ def test_only_the_first_of_several_choices_is_read() -> None:
 
 def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
     events: list[Event] = []
-    answer = ChatReader(events.append, "1", WHERE)
+    answer = ChatReader(Draft(events.append, "1", WHERE))
     answer.feed([b'{"choices":[{"delta":{"content":"a\\ud83d"},"finish_reason":"stop"}]}'])
     # Its other half may still come.
     assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["a"]
@@ -353,7 +354,7 @@ def test_a_refusal_is_the_text_of_the_answer() -> None:
 
 def whole(body: Any) -> list[Event]:
     events: list[Event] = []
-    answer = ChatReader(events.append, "1", WHERE)
+    answer = ChatReader(Draft(events.append, "1", WHERE))
     answer.whole(body if isinstance(body, bytes) else orjson.dumps(body))
     answer.complete()
     return events
@@ -426,7 +427,7 @@ def test_a_chunk_with_calls_may_report_an_error_or_have_a_second_choice() -> Non
 )
 def test_twice_as_many_calls_take_twice_the_work(of_call: Callable[[int], dict[str, Any]]) -> None:
     def taken(count: int) -> int:
-        answer = ChatReader(lambda _: None, "1", WHERE)
+        answer = ChatReader(Draft(lambda _: None, "1", WHERE))
         payloads = [orjson.dumps(calls(of_call(number))) for number in range(count)]
         return operations(lambda: answer.feed(payloads))
 
@@ -434,7 +435,7 @@ def test_twice_as_many_calls_take_twice_the_work(of_call: Callable[[int], dict[s
 
 
 def test_a_further_piece_of_reasoning_costs_the_same_however_long_it_is() -> None:
-    answer = ChatReader(lambda _: None, "1", WHERE)
+    answer = ChatReader(Draft(lambda _: None, "1", WHERE))
     payload = orjson.dumps(delta(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": "x" * 100}]))
     answer.feed([payload] * 10_000)
     assert extra_memory(lambda: answer.feed([payload])) < 10_000
@@ -447,7 +448,7 @@ def test_what_names_the_block_of_a_piece_of_reasoning_counts_once() -> None:
 
 
 def test_a_further_field_beside_a_call_costs_the_same_however_many_there_are() -> None:
-    answer = ChatReader(lambda _: None, "1", WHERE)
+    answer = ChatReader(Draft(lambda _: None, "1", WHERE))
     payloads = [orjson.dumps(calls({**piece(0), "extra_content": {f"k{n}": n}})) for n in range(10_000)]
     answer.feed(payloads)
     assert extra_memory(lambda: answer.feed(payloads[-1:])) < 10_000
@@ -467,7 +468,7 @@ def test_a_further_field_beside_a_call_costs_the_same_however_many_there_are() -
 @pytest.mark.parametrize("field", ["content", "reasoning_content"])
 def test_a_character_that_was_cut_in_two_is_joined(pieces: list[str], whole: str, field: str) -> None:
     events: list[Event] = []
-    read = ChatReader(events.append, "1", WHERE)
+    read = ChatReader(Draft(events.append, "1", WHERE))
     for piece in pieces:
         read.feed([json.dumps({"choices": [{"delta": {field: piece}}]}).encode()])
     read.feed([b'{"choices":[{"delta":{},"finish_reason":"stop"}]}', b"[DONE]"])
@@ -482,7 +483,7 @@ def test_a_character_that_was_cut_in_two_is_joined(pieces: list[str], whole: str
 
 def test_halves_in_the_arguments_of_a_call_are_joined() -> None:
     events: list[Event] = []
-    read = ChatReader(events.append, "1", WHERE)
+    read = ChatReader(Draft(events.append, "1", WHERE))
     for piece in ('{"a": "\ud83d', '\ude00"}'):
         call = {"index": 0, "id": "1", "function": {"name": "f", "arguments": piece}}
         read.feed([json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]}).encode()])

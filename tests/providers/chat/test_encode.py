@@ -12,13 +12,14 @@ from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, Preset
 from rxloop.providers.chat import _encode
 from rxloop.providers.chat._encode import RequestEncoder
+from wires import unheard
 
 OPENAI = PRESETS["openai"]
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}}, strict=True)
 
 
 def body(request: ModelRequest, preset: Preset = OPENAI, *, stream: bool = True) -> dict[str, Any]:
-    return orjson.loads(RequestEncoder("m", preset, stream).encode(request))
+    return orjson.loads(RequestEncoder("m", preset, stream).encode(request, unheard))
 
 
 def sent(message: Message, preset: Preset = OPENAI) -> dict[str, Any]:
@@ -40,9 +41,9 @@ def test_the_layers_go_before_and_behind_the_messages() -> None:
 def test_each_message_and_each_set_of_tools_is_encoded_once() -> None:
     history = [Message.user(f"message {n}") for n in range(50)]
     encoder = RequestEncoder("m", OPENAI, stream=True)
-    encoder.encode(ModelRequest(messages=history, tools=(LOOK,)))
+    encoder.encode(ModelRequest(messages=history, tools=(LOOK,)), unheard)
     with patch.object(_encode, "dumps", wraps=_encode.dumps) as dumps:
-        raw = encoder.encode(ModelRequest(messages=[*history, Message.user("new")], tools=(LOOK,)))
+        raw = encoder.encode(ModelRequest(messages=[*history, Message.user("new")], tools=(LOOK,)), unheard)
     assert dumps.call_count == 2  # the settings and the one new message
     assert [m["content"] for m in orjson.loads(raw)["messages"]][-2:] == ["message 49", "new"]
     assert orjson.loads(raw)["tools"][0]["function"]["name"] == "look"
@@ -187,7 +188,7 @@ def test_extra_fields_come_last_and_objects_are_merged() -> None:
 
 def test_a_text_that_is_no_proper_unicode_is_sent_all_the_same() -> None:
     raw = RequestEncoder("m", OPENAI, stream=True).encode(
-        ModelRequest(messages=[Message.model_construct(role="user", content="a\ud83d")])
+        ModelRequest(messages=[Message.model_construct(role="user", content="a\ud83d")]), unheard
     )
     assert b"a\\ud83d" in raw
 

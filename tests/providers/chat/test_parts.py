@@ -15,13 +15,14 @@ from rxloop.providers import PRESETS, openai_chat
 from rxloop.providers._vendors import CUSTOM
 from rxloop.providers.chat._encode import RequestEncoder
 from servers import collect
+from wires import unheard
 
 PDF = "data:application/pdf;base64,JVBERg=="
 
 
 def sent(*parts: Part, to: str = "openai") -> list[dict[str, Any]]:
     request = ModelRequest(messages=[Message.user(parts)])
-    return orjson.loads(RequestEncoder("m", PRESETS[to], True).encode(request))["messages"][0]["content"]
+    return orjson.loads(RequestEncoder("m", PRESETS[to], True).encode(request, unheard))["messages"][0]["content"]
 
 
 def test_parts_keep_their_order() -> None:
@@ -101,7 +102,7 @@ async def test_a_file_by_its_url_is_refused_where_the_vendor_would_not_fetch_it(
 
 def test_an_endpoint_that_is_not_known_decides_for_itself() -> None:
     request = ModelRequest(messages=[Message.user([FilePart(url="https://e.org/a.pdf")])])
-    body = orjson.loads(RequestEncoder("m", CUSTOM, True).encode(request))
+    body = orjson.loads(RequestEncoder("m", CUSTOM, True).encode(request, unheard))
     assert body["messages"][0]["content"][0]["file"] == {"file_data": "https://e.org/a.pdf"}
 
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import orjson
 
 from rxloop.errors import ProviderError, ProviderProtocolError
-from rxloop.pipeline.requests import ToolDefinition
-from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, UsageEvent
-from rxloop.protocol.frozen import EMPTY_LIST, FrozenList
-from rxloop.protocol.storable import readable, settled_model, storable
-from rxloop.protocol.unchecked import unchecked
-from rxloop.providers._calls import CallAssembler
 from rxloop.providers._documents import SMALL, check_document
-from rxloop.providers._errors import Endpoint, cut_short
-from rxloop.providers._fields import lenient_json, object_of, objects, text_of, tokens, unwrapped
+from rxloop.providers._draft import Draft
+from rxloop.providers._errors import cut_short
+from rxloop.providers._fields import lenient_json, object_of, objects, text_of, unwrapped
 from rxloop.providers._refusals import from_error_object, from_response
-from rxloop.providers._text import HEAVIEST, AnswerText, TextRules
-from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.chat._details import ReasoningDetails
 
-AS_IT_IS = TextRules()
 DONE = b"[DONE]"
 _PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
 _FINISH = {
@@ -42,8 +34,6 @@ _FINISH = {
 _NOTICE = frozenset(("message", "msg", "detail"))
 # Finish reasons with which a vendor reports that the answer failed.
 _FAILED = frozenset(("error", "network_error", "insufficient_system_resource"))
-_complete = unchecked(ContentCompleteEvent, settled=True)
-_usage = unchecked(UsageEvent, settled=True)
 
 
 class ChatReader:
@@ -56,42 +46,27 @@ class ChatReader:
         "_bounds",
         "_calls",
         "_details",
+        "_draft",
         "_finish",
         "_notice",
-        "_push",
-        "_room",
         "_small",
-        "_step",
         "_text",
-        "_uncounted",
         "_usage",
         "_where",
         "done",
     )
+    arrays = False
 
-    def __init__(
-        self,
-        push: Callable[[Event], None],
-        step: str,
-        where: Endpoint,
-        tools: Sequence[ToolDefinition] = (),
-        rules: TextRules = AS_IT_IS,
-        bounds: Bounds = DEFAULT_BOUNDS,
-    ) -> None:
+    def __init__(self, draft: Draft) -> None:
         self.done = False
         """Whether the vendor said that the answer is over: with `[DONE]`, or by sending it whole."""
-        self._push = push
-        self._step = step
-        self._where = where
-        self._bounds = bounds
-        self._text = AnswerText(push, step, rules, bounds)
-        self._calls = CallAssembler(push, step, tools, rules.strip, bounds)
+        self._draft = draft
+        self._where = draft.where
+        self._bounds = draft.bounds
+        self._text = draft.text
+        self._calls = draft.calls
         self._details = ReasoningDetails()
-        self._small = min(SMALL, bounds.document)
-        self._room = bounds.text
-        """How many more characters the message could have when its size was looked at last."""
-        self._uncounted = 0
-        """The bytes that have been read since then."""
+        self._small = min(SMALL, draft.bounds.document)
         self._finish: str | None = None
         self._usage: dict[str, Any] | None = None
         self._notice: dict[str, Any] | None = None
@@ -113,9 +88,8 @@ class ChatReader:
             for payload in payloads:
                 check_document(payload, self._bounds)
         self._feed(payloads)
-        self._uncounted += size
-        if self._uncounted * HEAVIEST > self._room:
-            self._check_size()
+        self._weigh_details()
+        self._draft.read(size)
 
     def _feed(self, payloads: list[bytes]) -> None:
         loads, write, think = orjson.loads, self._text.write, self._text.think
@@ -200,7 +174,8 @@ class ChatReader:
         if not choices and not answer.get("error"):
             raise from_error_object(answer, self._where)
         self._chunk({**answer, "choices": choices})
-        self._check_size()
+        self._weigh_details()
+        self._draft.check_size()
         self.done = True
 
     def complete(self) -> None:
@@ -215,48 +190,25 @@ class ChatReader:
             raise cut_short(self._where)
         if self._finish in _FAILED:
             raise from_error_object({"message": f"the answer failed: {self._finish}"}, self._where)
-        self._text.finish()
-        reasoning = self._text.reasoning
-        if reasoning:
-            thought_id = f"{self._step}.reasoning"
-            self._push(
-                ThoughtStreamEvent(thought_id=thought_id, content=reasoning, source="reasoning", step=self._step)
-            )
         if self._usage is not None:
-            self._push(self._usage_event(self._usage))
-        calls = self._calls.finish()
-        state: dict[str, Any] = {
-            "reasoning_details": self._details.finish(),
-            "extra_content": self._calls.extra_content(),
-        }
-        state = {name: value for name, value in state.items() if value}
-        finish = _FINISH.get((self._finish or "").lower(), "stop")
-        if calls and finish == "stop":
-            finish = "tool_calls"
-        self._push(
-            _complete(
-                content=readable(self._text.content),
-                reasoning=readable(reasoning) or None,
-                tool_calls=FrozenList(settled_model(call, "tool_calls") for call in calls) if calls else EMPTY_LIST,
-                finish_reason=finish,
-                raw_finish_reason=None if self._finish is None else readable(self._finish),
-                provider_state=storable(state, "the state") if state else None,
-                step=self._step,
-            )
-        )
+            self._count(self._usage)
+        draft = self._draft
+        if details := self._details.finish():
+            draft.keep("reasoning_details", details)
+        if extra := self._calls.extra_content():
+            draft.keep("extra_content", extra)
+        draft.finish(_FINISH.get((self._finish or "").lower(), "stop"), self._finish)
+        draft.complete("openai_chat")
 
     def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         """The error of an answer whose HTTP status is not one of success."""
         return from_response(status, headers, body, self._where)
 
-    def _check_size(self) -> None:
-        """Check that what has been read is not more than a message may be. What is read at once is little."""
-        # Opaque reasoning repeats what the readable reasoning says.
-        opaque = max(self._details.text_size - self._text.reasoned, 0) + self._details.other_size
-        self._room = self._bounds.text - (self._text.size + opaque + self._calls.size)
-        self._uncounted = 0
-        if self._room < 0:
-            raise OutOfBounds("text", self._bounds.text)
+    def _weigh_details(self) -> None:
+        details = self._details
+        if details.other_size:
+            # Opaque reasoning repeats what the readable reasoning says.
+            self._draft.other = max(details.text_size - self._text.reasoned, 0) + details.other_size
 
     def _unreadable(self, payload: bytes) -> Any:
         text = payload.strip()
@@ -337,16 +289,15 @@ class ChatReader:
             else:
                 self._text.write(text_of(part.get("text")))
 
-    def _usage_event(self, usage: dict[str, Any]) -> UsageEvent:
+    def _count(self, usage: dict[str, Any]) -> None:
         read = object_of(usage.get("prompt_tokens_details"))
         written = object_of(usage.get("completion_tokens_details"))
-        return _usage(
-            input_tokens=tokens(usage.get("prompt_tokens")),
-            output_tokens=tokens(usage.get("completion_tokens")),
-            cached_tokens=tokens(read.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")),
-            cache_write_tokens=tokens(read.get("cache_write_tokens")),
-            reasoning_tokens=tokens(written.get("reasoning_tokens")),
-            step=self._step,
+        self._draft.usage(
+            input=usage.get("prompt_tokens"),
+            output=usage.get("completion_tokens"),
+            cached=read.get("cached_tokens") or usage.get("prompt_cache_hit_tokens"),
+            cache_write=read.get("cache_write_tokens"),
+            reasoning=written.get("reasoning_tokens"),
         )
 
 

@@ -19,11 +19,13 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPar
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers.chat._schemas import response_format
 from rxloop.providers.presets import Preset
+from rxloop.providers.wire import Notice
 from rxloop.state.history import History
 
 _WireKey = tuple[str | bool | None, ...]
 _BRIDGE = b'{"role":"assistant","content":"Understood."}'
 _wire_of = vars(Message)["_wire"].__get__
+_OURS = {"reasoning_details", "extra_content"}
 _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
 
@@ -50,8 +52,8 @@ class RequestEncoder:
         self._format: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
         self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")
 
-    def encode(self, request: ModelRequest) -> bytes:
-        """The body of the request."""
+    def encode(self, request: ModelRequest, notice: Notice) -> bytes:
+        """The body of the request; what the endpoint does not take is left out, and told to `notice`."""
         extra = request.settings.extra_body
         fields = self._fields(request)
         for name, value in extra.items():
@@ -61,9 +63,13 @@ class RequestEncoder:
         parts = [dumps(fields)[:-1]]
         if "messages" not in extra:
             parts.append(b',"messages":[')
-            parts += (self._all_messages(request), b"]")
-        if request.tools and "tools" not in extra:
-            parts += (b',"tools":', self._tool_list(request.tools))
+            parts += (self._all_messages(request, notice), b"]")
+        server_tools = request.settings.server_tools
+        if (request.tools or server_tools) and "tools" not in extra:
+            tools = self._tool_list(request.tools)
+            if server_tools:
+                tools = b"[" + b",".join(filter(None, (tools[1:-1], dumps(server_tools)[1:-1]))) + b"]"
+            parts += (b',"tools":', tools)
         parts.append(b"}")
         return b"".join(parts)
 
@@ -78,6 +84,7 @@ class RequestEncoder:
             preset.max_tokens_field: settings.max_tokens,
             preset.seed_field: settings.seed,
             "stop": settings.stop,
+            "service_tier": settings.service_tier,
         }
         fields.update({name: value for name, value in plain.items() if value is not None})
         _add_effort(fields, settings, preset)
@@ -99,13 +106,13 @@ class RequestEncoder:
             self._format = (schema, response_format(schema, self._preset.strict))
         return self._format[1]
 
-    def _all_messages(self, request: ModelRequest) -> bytes:
+    def _all_messages(self, request: ModelRequest, notice: Notice) -> bytes:
         groups = (request.system, request.messages, request.tail)
         if self._preset.assistant_after_tool:
-            return b",".join(self._in_order(chain(*groups)))
-        return b",".join([encoded for group in groups if (encoded := self._messages(group))])
+            return b",".join(self._in_order(chain(*groups), notice))
+        return b",".join([encoded for group in groups if (encoded := self._messages(group, notice))])
 
-    def _in_order(self, messages: Iterable[Message]) -> Iterator[bytes]:
+    def _in_order(self, messages: Iterable[Message], notice: Notice) -> Iterator[bytes]:
         """The messages in an order that the endpoint takes; see `Preset.assistant_after_tool`."""
         last = ""
         for message in messages:
@@ -114,15 +121,18 @@ class RequestEncoder:
                 last = "assistant"
             if last == "assistant" and message.role == "system":
                 message = Message.user(message.content)
-            yield self._message(message)
+            yield self._message(message, notice)
             last = message.role
 
-    def _messages(self, messages: Sequence[Message]) -> bytes:
-        if isinstance(messages, History):
-            return messages.joined(self._key, self._message)
-        return b",".join(map(self._message, messages))
+    def _messages(self, messages: Sequence[Message], notice: Notice) -> bytes:
+        def encode(message: Message) -> bytes:
+            return self._message(message, notice)
 
-    def _message(self, message: Message) -> bytes:
+        if isinstance(messages, History):
+            return messages.joined(self._key, encode)
+        return b",".join(map(encode, messages))
+
+    def _message(self, message: Message, notice: Notice) -> bytes:
         try:
             # The slot itself: where it is empty, pydantic would look for the name in other places first.
             kept: tuple[_WireKey, bytes] = _wire_of(message)
@@ -132,6 +142,8 @@ class RequestEncoder:
             pass
         # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
         encoded = b"%b" % dumps(self._plain_message(message))
+        if message.provider_state is not None and (others := message.provider_state.keys() - _OURS):
+            notice("left_out", f"what {', '.join(sorted(others))} wants back with its own message")
         object.__setattr__(message, "_wire", (self._key, encoded))
         return encoded
 

@@ -1,0 +1,277 @@
+"""The provider for every model behind HTTP: a wire speaks its protocol, and the rest is here, once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
+
+from reactivex import Observable, abc
+from typing_extensions import Unpack
+
+from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import Event
+from rxloop.providers import _errors
+from rxloop.providers._draft import Draft
+from rxloop.providers._gate import gate_of
+from rxloop.providers._pool import ClientPool, Transport
+from rxloop.providers._sanitize import TEMPLATE_TOKENS
+from rxloop.providers._secrets import shown_address
+from rxloop.providers._tags import THOUGHT_TAGS
+from rxloop.providers._text import TextRules
+from rxloop.providers._timeouts import Timeouts
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
+from rxloop.providers.presets import Preset, checked_url
+from rxloop.providers.retry import Attempts, Retry
+from rxloop.providers.wire import MakesWire, Wire
+from rxloop.stream.bridges import from_task
+from rxloop.stream.connect import Cold
+
+if TYPE_CHECKING:
+    import httpx
+
+    from rxloop.providers._watch import Watch
+
+Push = Callable[[Event], None]
+
+
+class ModelOptions(TypedDict, total=False):
+    """What can be said of a model behind HTTP, whatever its protocol."""
+
+    base_url: str | None
+    """The address of the endpoint; None takes that of the preset."""
+    api_key: str | None
+    """The key; None takes it from the environment when the model is called."""
+    http_client: httpx.AsyncClient | None
+    """Your own httpx client. It is used as it is and never closed; it belongs to the event loop that it was first used
+    in. Redirects are not followed, since the key would go along."""
+    transport: Transport | None
+    """What the requests go over where no client is given: `"httpx"`, or with the extra `rxloop[fast]` `"aiohttp"`. None
+    goes by the environment variable `RXLOOP_TRANSPORT`, and is `"httpx"` without it. aiohttp makes tokens and calls
+    cheaper by far, but takes 0.15 s to load at the first call, and is not seen by what replaces or watches that
+    of httpx."""
+    timeout: Timeouts | None
+    """How long a call may take."""
+    retry: Retry | None
+    """When a request that failed is sent again."""
+    stream: bool
+    """Whether the answer is streamed, as it is by default."""
+    headers: Mapping[str, str] | None
+    """Headers that go with every request."""
+    thought_tags: bool | Sequence[str] | None
+    """Whether thoughts that the model writes between tags, such as `<think>`, are taken out of its text and put on the
+    stream as thoughts; or the names of the tags. None goes by the preset."""
+    keep_thoughts: bool
+    """Leave the tags and what is in them in the text as well."""
+    sanitize: bool | None
+    """Whether control tokens of chat templates, such as `<|im_end|>`, are taken off the end of a message and out of the
+    names of tools. None goes by the preset."""
+    bounds: Bounds | None
+    """What an answer may be at most: bytes, characters, calls."""
+
+
+class HTTPModel:
+    """A model behind HTTP; made by `openai_chat` and its like, or by `http_model`.
+
+    Nothing is looked up or opened before the first call, so that an agent can be made before a key is there.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        preset: Preset,
+        wire: Wire,
+        *,
+        base_url: str | None,
+        api_key: str | None,
+        http_client: httpx.AsyncClient | None,
+        transport: Transport | None,
+        timeout: Timeouts,
+        retry: Retry,
+        stream: bool,
+        headers: Mapping[str, str],
+        rules: TextRules,
+        bounds: Bounds,
+    ) -> None:
+        self.model = model
+        self.preset = preset
+        self._base_url = base_url
+        # The name on the stream has no password and no key in it.
+        self._address = shown_address(base_url or "")
+        self._api_key = api_key
+        self._timeout = timeout
+        self._retry = retry
+        self._stream = stream
+        self._rules = rules
+        self._bounds = bounds
+        silence = timeout.idle if stream else timeout.answer
+        self._silence = timeout.event if timeout.event is not None or silence is None else 10 * silence
+        self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
+        self._wire = wire
+        self._pool = ClientPool(timeout, stream, http_client, transport, bounds)
+        self._where: tuple[str, str | None, _errors.Endpoint] | None = None
+
+    def __repr__(self) -> str:
+        return f"<HTTPModel {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """What the model is called on the stream: the model string that makes it."""
+        return f"{self._address}#{self.model}" if self.preset.nameless else f"{self.preset.name}:{self.model}"
+
+    @property
+    def keeps_to_schema(self) -> bool:
+        """Whether the endpoint makes the model keep to the `response_schema` of every request."""
+        return self._wire.keeps_to_schema
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        """The answer to one request; nothing is sent before it is subscribed.
+
+        ::
+
+            out  --content-delta--content-delta--tool-call-delta--(usage, content-complete)|
+        """
+        # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
+        from rxloop.providers._watch import Watch
+
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            total = self._timeout.total
+            until = math.inf if total is None else asyncio.get_running_loop().time() + total
+            watch = Watch(self._silence, self._pool.shielded, until)
+            work = partial(self._send_once, request, watch)
+            answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", stop=watch.cancel)
+            return Attempts(self._retry, answer, observer, scheduler, until).begin()
+
+        return Cold(subscribe)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop; an `http_client` of the user's stays open."""
+        await self._pool.aclose()
+
+    async def aclose_unused(self) -> None:
+        """Close the connections of the running event loop that no call uses at the moment."""
+        await self._pool.aclose_unused()
+
+    async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
+        from rxloop.providers._exchange import receive, send
+
+        where = self._endpoint(request.settings.headers)
+        failure: RxloopError | None = None
+        try:
+            # Watched from here on: making the first client may take a while, since its library is loaded then.
+            lease = self._pool.lease()
+            with watch:
+                if watch.late:
+                    raise _errors.out_of_time(where, self._timeout.total or 0)
+                async with lease as client:
+                    # A variable for the body would keep it until the answer ends.
+                    draft = Draft(push, request.step, where, request.tools, self._rules, self._bounds)
+                    response = await send(client, where, where.headers, self._wire.encode(request, draft.notice))
+                    reader = self._wire.reader(draft)
+                    await receive(response, where, reader, self._stream, gate_of(request), watch, self._bounds)
+                self._pool.tidy()
+        except OutOfBounds as error:
+            failure = _errors.out_of_bounds(error, where)
+        except RxloopError as error:
+            failure = _errors.without_secrets(error, where)
+        if failure is not None:
+            # Raised out here: an error that is raised while another one is handled keeps that one.
+            try:
+                raise failure
+            finally:
+                del failure
+        if watch.expired:
+            raise _errors.no_event(where, watch.seconds)
+        if watch.late:
+            raise _errors.out_of_time(where, self._timeout.total or 0)
+
+    def _endpoint(self, more: Mapping[str, str]) -> _errors.Endpoint:
+        """The endpoint of a request; made once for all requests that have no headers of their own."""
+        base, key = self._base_url or self.preset.url(), self._api_key or self.preset.key()
+        if not more and self._where is not None and self._where[:2] == (base, key):
+            return self._where[2]
+        url = self._wire.url(base)
+        name = self.model if self.preset.nameless else self.name
+        where = _errors.Endpoint(name, url, self.preset.key_env, self.preset.hint)
+        where = replace(where, headers=self._request_headers(more, key, where))
+        if not more:
+            self._where = (base, key, where)
+        return where
+
+    def _request_headers(self, more: Mapping[str, str], key: str | None, where: _errors.Endpoint) -> dict[str, str]:
+        headers = {
+            "content-type": "application/json",
+            "accept": "text/event-stream" if self._stream else "application/json",
+            # Compression of small chunks costs more than it saves, and holds them back.
+            "accept-encoding": "identity",
+            **self._wire.headers,
+            **self._headers,
+            **{name.lower(): value for name, value in more.items()},
+        }
+        header = self.preset.key_header
+        if header not in headers and "authorization" not in headers:
+            if key is not None:
+                headers[header] = f"Bearer {key}" if header == "authorization" else key
+            elif self.preset.key_env is not None and not self.preset.key_optional:
+                raise _errors.missing_key(where)
+        return headers
+
+
+def http_model(model: str | None, preset: Preset, wire: MakesWire, **options: Unpack[ModelOptions]) -> HTTPModel:
+    """Make a model at an endpoint that speaks any protocol.
+
+    Args:
+        model: The vendor's name of the model; None takes the default of the preset.
+        preset: The vendor.
+        wire: Makes what speaks the protocol: the class of a `Wire`.
+        **options: What else there is to say; see `ModelOptions`.
+
+    Raises:
+        ConfigurationError: No model is named, the address is not one, or the transport is unknown.
+    """
+    given = options.get
+    base_url, http_client, transport = given("base_url"), given("http_client"), given("transport")
+    if http_client is not None and transport is not None:
+        raise ConfigurationError("http_client= brings its own transport: pass one of them, http_client= or transport=")
+    model = model or preset.default_model
+    if not model:
+        raise ConfigurationError(f"the endpoint {base_url or preset.name!r} has no default model: name one")
+    stream = given("stream", True)
+    return HTTPModel(
+        model,
+        preset,
+        wire(model, preset, stream=stream),
+        base_url=None if base_url is None else checked_url(base_url),
+        api_key=given("api_key"),
+        http_client=http_client,
+        transport=transport,
+        timeout=given("timeout") or Timeouts(),
+        retry=given("retry") or Retry(),
+        stream=stream,
+        headers=given("headers") or {},
+        rules=_text_rules(preset, given("thought_tags"), given("keep_thoughts", False), given("sanitize")),
+        bounds=given("bounds") or DEFAULT_BOUNDS,
+    )
+
+
+def _text_rules(
+    preset: Preset, thought_tags: bool | Sequence[str] | None, keep_thoughts: bool, sanitize: bool | None
+) -> TextRules:
+    if thought_tags is None:
+        names = preset.thought_tags
+    elif isinstance(thought_tags, bool):
+        names = (preset.thought_tags or THOUGHT_TAGS) if thought_tags else ()
+    else:
+        names = (thought_tags,) if isinstance(thought_tags, str) else tuple(thought_tags)
+    if sanitize is None:
+        strip = preset.strip
+    else:
+        strip = (preset.strip or TEMPLATE_TOKENS) if sanitize else ()
+    first = preset.thinks_first and bool(names)
+    return TextRules(thought_tags=names, thinks_first=first, keep_thoughts=keep_thoughts, strip=strip)
