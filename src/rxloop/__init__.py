@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from rxloop.errors import RunOver as RunOver
     from rxloop.errors import RuntimeClosed as RuntimeClosed
     from rxloop.errors import RxloopError as RxloopError
+    from rxloop.errors import RxloopWarning as RxloopWarning
     from rxloop.errors import ScoreMissing as ScoreMissing
     from rxloop.errors import ServerError as ServerError
     from rxloop.errors import SessionConflict as SessionConflict
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from rxloop.errors import UnknownModel as UnknownModel
     from rxloop.errors import UnknownRun as UnknownRun
     from rxloop.errors import UnknownSession as UnknownSession
+    from rxloop.errors import UnpricedModel as UnpricedModel
     from rxloop.eventlog import MemoryEventLog as MemoryEventLog
     from rxloop.eventlog.folder_artifacts import FolderArtifacts as FolderArtifacts
     from rxloop.eventlog.memory_artifacts import MemoryArtifacts as MemoryArtifacts

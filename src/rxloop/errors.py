@@ -54,6 +54,11 @@ RxloopError
       ├── LimitReached
       ├── RunError
       └── RunCancelled
+
+And what it only warns of:
+
+RxloopWarning
+ └── UnpricedModel           the price of a model is not known, and its tokens are left out of a cost
 """
 
 from __future__ import annotations
@@ -72,6 +77,14 @@ class RxloopError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Not by the constructor, whose arguments differ: what it made of them is restored.
         return __newobj__, (type(self), *self.args), vars(self)  # pyright: ignore[reportUnknownVariableType]
+
+
+class RxloopWarning(UserWarning):
+    """The root of what rxloop warns of, by `warnings.warn`."""
+
+
+class UnpricedModel(RxloopWarning):
+    """The price of a model is not known: its tokens are left out of a cost."""
 
 
 class ConfigurationError(RxloopError, ValueError):

@@ -17,7 +17,7 @@ from rxloop.cli.store import opened
 from rxloop.cli.terminal import CANCELLED, FAILED, drawing, running, say
 from rxloop.operators.views.progress import progress
 from rxloop.operators.views.tally import Tally, counted, nothing_yet
-from rxloop.providers.prices import PRICES
+from rxloop.providers.catalog import find_price
 from rxloop.run.batch import Outcome
 from rxloop.stream.stream import Stream
 
@@ -82,7 +82,7 @@ def map_(
 
 async def _written(outcomes: Stream[Outcome[Line, object]], output: Output, left: int, model: str) -> Tally:
     """Write all outcomes, each as it comes, and count them."""
-    price = PRICES.get(model)
+    price = find_price(model)
     console = drawing()
     shown = outcomes if console is None else outcomes.pipe(progress(left, price=price, console=console))
     so_far = nothing_yet(price)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rxloop.providers._timeouts import Timeouts
 from rxloop.providers._vendors import PRESETS
 from rxloop.providers.bounds import Bounds
+from rxloop.providers.catalog import CATALOG, PRICES, KnownModel, find_model, find_price
 from rxloop.providers.fallback import Fallback, fallback
 from rxloop.providers.hedge import Hedge, hedge
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
@@ -12,17 +13,19 @@ from rxloop.providers.limited import Limited, limited
 from rxloop.providers.models import resolve_model
 from rxloop.providers.openai_chat import openai_chat
 from rxloop.providers.presets import Preset
-from rxloop.providers.prices import PRICES, Price
+from rxloop.providers.prices import Price
 from rxloop.providers.retry import Retry, retrying
 from rxloop.providers.routed import Routed, routed
 
 __all__ = [
+    "CATALOG",
     "PRESETS",
     "PRICES",
     "Bounds",
     "Fallback",
     "HTTPModel",
     "Hedge",
+    "KnownModel",
     "Limited",
     "ModelOptions",
     "Preset",
@@ -31,6 +34,8 @@ __all__ = [
     "Routed",
     "Timeouts",
     "fallback",
+    "find_model",
+    "find_price",
     "hedge",
     "http_model",
     "limited",

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rxloop.operators.views._comparing import comparable, line, parted
-from rxloop.operators.views.cost import Spending, price_table
+from rxloop.operators.views.cost import Spending
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import (
     Event,
@@ -173,7 +173,7 @@ def _cost(events: Sequence[Event], dollars: float | None) -> RunCost:
 
 
 def _dollars(events: Sequence[Event], prices: Mapping[str, Price] | None) -> float | None:
-    spending = Spending(price_table(prices))
+    spending = Spending(prices)
     priced = [event for event in events if spending.take(event)]
     return spending.dollars if priced else None
 

@@ -7,7 +7,8 @@ from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 from rxloop import Agent, errors, fallback, op
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, UsageEvent
 from rxloop.protocol.messages import Usage
-from rxloop.providers import PRICES, Price
+from rxloop.providers import Price
+from rxloop.providers.prices import LONG_KEPT
 from rxloop.providers.scripted import ScriptedModel, turn
 from rxloop.stream.bridges import emit
 
@@ -69,21 +70,58 @@ def test_what_comes_from_the_cache_costs_its_own_price_or_the_same() -> None:
     assert TABLE["b"].of(Usage(cached_tokens=MILLION)) == 0
 
 
-def test_a_model_without_a_price_adds_nothing_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    assert seen(calls("unknown"), used(input_tokens=9)) == [0]
-    assert "no price is known of 'unknown'" in caplog.text
+def test_a_model_without_a_price_adds_nothing_and_one_warning_names_it() -> None:
+    with pytest.warns(errors.UnpricedModel, match="no price is known of 'unknown'") as warned:
+        assert seen(calls("unknown"), used(input_tokens=9), used(input_tokens=9)) == [0]
+    assert len(warned) == 1
     priced = calls("a"), used(output_tokens=MILLION)
-    assert seen(calls("unknown", "0"), used("0", input_tokens=9), *priced) == [10]
+    with pytest.warns(errors.RxloopWarning):
+        assert seen(calls("unknown", "0"), used("0", input_tokens=9), *priced) == [10]
 
 
-async def test_the_cost_of_a_run_without_usage_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_model_without_a_price_is_named() -> None:
+    with pytest.warns(errors.UnpricedModel) as warned:
+        seen(calls("one"), used(), calls("two"), used(), calls("one"), used())
+    assert [str(each.message).split("'")[1] for each in warned] == ["one", "two"]
+
+
+def test_what_is_written_to_the_cache_costs_its_own_price_by_how_long_it_is_kept() -> None:
+    price = Price(input=4, output=20, cached=0.5, cache_write=5, cache_write_long=8)
+    call = calls("m")
+    quarter = MILLION // 4
+    short = used(input_tokens=MILLION).model_copy(update={"cached_tokens": quarter, "cache_write_tokens": 2 * quarter})
+    long, odd = (short.model_copy(update={"metadata": {LONG_KEPT: kept}}) for kept in (quarter, "many"))
+    for event, dollars in ((short, 1 + 0.125 + 2.5), (long, 1 + 0.125 + 1.25 + 2), (odd, 1 + 0.125 + 2.5)):
+        sums: list[float] = []
+        emit(call, event).pipe(op.cost({"m": price})).subscribe(sums.append)
+        assert sums == [pytest.approx(dollars)]
+
+
+def test_a_long_request_costs_its_tier_and_each_call_is_measured_for_itself() -> None:
+    price = Price(input=1, output=10, above=(MILLION, Price(input=2, output=15)))
+    sums: list[float] = []
+    short, long = used(input_tokens=MILLION), used(input_tokens=2 * MILLION, output_tokens=MILLION)
+    emit(calls("m"), short, short, long).pipe(op.cost({"m": price})).subscribe(sums.append)
+    assert sums == [1, 2, 2 + 4 + 15]
+
+
+def test_a_table_of_ones_own_comes_before_the_one_that_is_known() -> None:
+    sums: list[float] = []
+    known = "openai_responses:gpt-5-2025-08-07"
+    both = (calls(known), used(output_tokens=MILLION), calls("a", "2"), used("2", output_tokens=MILLION))
+    emit(*both).pipe(op.cost(TABLE)).subscribe(sums.append)
+    emit(*both[:2]).pipe(op.cost({"openai:gpt-5": Price(1, 1)})).subscribe(sums.append)
+    assert sums == [10, 20, 1]
+
+
+async def test_the_cost_of_a_run_without_usage_is_nothing() -> None:
     assert await Agent(ScriptedModel("Hello")).run("Hi").pipe(op.cost()) == 0
-    assert not caplog.records
 
 
 def test_the_model_that_a_usage_names_itself_counts_and_not_the_one_that_was_called() -> None:
     assert seen(calls("fallback(a, b)"), used(model="a", output_tokens=MILLION)) == [10]
-    assert seen(calls("a"), used(model="unknown", output_tokens=MILLION)) == [0]
+    with pytest.warns(errors.UnpricedModel, match="unknown"):
+        assert seen(calls("a"), used(model="unknown", output_tokens=MILLION)) == [0]
 
 
 def test_calls_side_by_side_and_nested_runs_are_kept_apart() -> None:
@@ -120,8 +158,3 @@ async def test_the_cost_of_a_run_whose_first_model_failed() -> None:
     async with Agent(model).run("Hi") as run:
         sums = [dollars async for dollars in run.pipe(op.cost())]
     assert sums == [pytest.approx((1000 * 1.25 + 500 * 10) / MILLION)]
-
-
-def test_the_table_is_small_and_what_is_cached_is_cheaper() -> None:
-    assert 5 <= len(PRICES) <= 20
-    assert all(price.cached is not None and price.cached < price.input < price.output for price in PRICES.values())

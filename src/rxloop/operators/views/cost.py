@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reactivex import Observable, abc
 
+from rxloop.errors import UnpricedModel
 from rxloop.operators.views._types import View
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, UsageEvent
 
 if TYPE_CHECKING:
     from rxloop.providers.prices import Price
 
-log = logging.getLogger("rxloop")
-
 
 def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
     """Emit the cost of the run so far, in US dollars, at each usage whose model has a price.
 
-    A model without a price adds nothing; a warning at the end names it. If nothing had a price, or nothing was used,
-    the only cost is 0.0, at the end. Of a `fallback` or a `hedge` each model that was asked counts, by its own price.
+    Tokens that came from the vendor's cache, or were written into it, count by their own prices, and so do requests of
+    a length for which the vendor takes more. A model without a price adds nothing, and an `UnpricedModel` warning names
+    it. If nothing had a price, or nothing was used, the only cost is 0.0, at the end. Of a `fallback` or a `hedge` each
+    model that was asked counts, by its own price.
 
     ::
 
@@ -32,32 +34,30 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
         >>> async for dollars in run.pipe(op.cost({"mine:m": Price(input=0.5, output=1.5)})):
 
     Args:
-        prices: The price of each model, by the name that it has on the stream; None takes the small table `PRICES`.
+        prices: The price of each model, by its model string. Those that are not here have the prices of
+            `rxloop.providers.CATALOG`.
 
     Returns:
         A view of sums, each at least as large as the one before.
     """
-    table = price_table(prices)
 
     def operator(source: Observable[Event]) -> Observable[float]:
         def subscribe(
             observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            spending = Spending(table)
-            shown = False
+            spending = Spending(prices)
+            shown, warned = False, 0
 
             def on_next(event: Event) -> None:
-                nonlocal shown
+                nonlocal shown, warned
                 if spending.take(event):
                     shown = True
                     observer.on_next(spending.dollars)
+                elif len(spending.unpriced) > warned:
+                    warned = len(spending.unpriced)
+                    warnings.warn(_unpriced([*spending.unpriced][-1]), stacklevel=1)
 
             def on_completed() -> None:
-                if spending.unpriced:
-                    names = ", ".join(map(repr, spending.unpriced))
-                    log.warning(
-                        "no price is known of %s, which is left out of the cost: op.cost({...}) takes one", names
-                    )
                 if not shown:
                     observer.on_next(spending.dollars)
                 observer.on_completed()
@@ -69,24 +69,29 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
     return operator
 
 
-def price_table(prices: Mapping[str, Price] | None) -> Mapping[str, Price]:
-    """These prices, or those that rxloop knows."""
-    if prices is not None:
-        return prices
-    # Imported here, because the providers would make up a good part of the time to import rxloop.
-    from rxloop.providers.prices import PRICES
-
-    return PRICES
+def _unpriced(model: str) -> UnpricedModel:
+    name = repr(model) if model else "a model without a name"
+    return UnpricedModel(
+        f"no price is known of {name}, which is left out of the cost: op.cost({{{model!r}: Price(...)}}) takes one"
+    )
 
 
 class Spending:
-    """The cost of a stream of events, so far."""
+    """The cost of a stream of events, so far.
 
-    def __init__(self, prices: Mapping[str, Price]) -> None:
+    Args:
+        prices: What models cost, before what `CATALOG` says of them.
+    """
+
+    def __init__(self, prices: Mapping[str, Price] | None) -> None:
+        # Imported here, because the providers would make up a good part of the time to import rxloop.
+        from rxloop.providers.catalog import find_price
+        from rxloop.providers.prices import long_kept
+
         self.dollars = 0.0
         self.unpriced: dict[str, None] = {}
         """The models that were used and have no price, in order."""
-        self._prices = prices
+        self._price, self._long_kept = partial(find_price, prices=prices), long_kept
         self._models: dict[tuple[str, str | None], str] = {}
 
     def take(self, event: Event) -> bool:
@@ -101,11 +106,11 @@ class Spending:
                 self._models.pop(call, None)
             case UsageEvent():
                 model = event.metadata.get("model") or self._models.get(call, "")
-                price = self._prices.get(model)
+                price = self._price(model)
                 if price is None:
                     self.unpriced[model] = None
                 else:
-                    self.dollars += price.of(event.usage)
+                    self.dollars += price.of(event.usage, self._long_kept(event))
                     return True
             case _:
                 pass

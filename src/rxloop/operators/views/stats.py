@@ -13,7 +13,7 @@ from reactivex.disposable import CompositeDisposable
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views._open import OpenWork, Step, begins_attempt, step_of
 from rxloop.operators.views._types import View
-from rxloop.operators.views.cost import Spending, price_table
+from rxloop.operators.views.cost import Spending
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -100,14 +100,13 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
     """
     if not window > 0:
         raise ConfigurationError(f"stats needs a window above 0, not {window}")
-    table = price_table(prices)
 
     def operator(source: Observable[Event]) -> Observable[Stats]:
         def subscribe(
             observer: abc.ObserverBase[Stats], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             timer = Timer(scheduler)
-            telling = _Telling(window, _Figures(window, table, timer.now), timer, observer)
+            telling = _Telling(window, _Figures(window, prices, timer.now), timer, observer)
             subscription = source.subscribe(
                 telling.on_next, observer.on_error, observer.on_completed, scheduler=scheduler
             )
@@ -160,7 +159,7 @@ class _Telling:
 class _Figures:
     """What is counted, by the time of the events in seconds."""
 
-    def __init__(self, window: float, prices: Mapping[str, Price], clock: Callable[[], float]) -> None:
+    def __init__(self, window: float, prices: Mapping[str, Price] | None, clock: Callable[[], float]) -> None:
         self._newest = 0.0
         """The time of the newest event."""
         self._clock = clock

@@ -61,7 +61,8 @@ def tally(price: Price | None = None) -> View[Finished, Tally]:
         >>> async for so_far in agent.map(documents).pipe(op.tally(PRICES["openai:gpt-5-mini"])):
 
     Args:
-        price: That of the model, for the cost.
+        price: That of the model, for the cost. The tokens of a run do not say how long each request was: all count as
+            short ones.
 
     Returns:
         A view of a `Tally` for each outcome; `str(tally)` says it in words.
@@ -80,6 +81,6 @@ def nothing_yet(price: Price | None) -> Tally:
 
 def counted(so_far: Tally, outcome: Finished, price: Price | None) -> Tally:
     """The tally with one more outcome."""
-    dollars = None if price is None or so_far.dollars is None else so_far.dollars + price.of(outcome.usage)
+    dollars = None if price is None or so_far.dollars is None else so_far.dollars + price.of_several(outcome.usage)
     failed = so_far.failed + (outcome.error is not None)
     return Tally(so_far.done + 1, failed, so_far.usage + outcome.usage, dollars)

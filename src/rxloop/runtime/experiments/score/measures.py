@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views.cost import Spending, price_table
+from rxloop.operators.views.cost import Spending
 from rxloop.protocol.events import Event
 from rxloop.providers.prices import Price
 from rxloop.recorded.diff import cost_of
@@ -24,7 +24,7 @@ def cost(prices: Mapping[str, Price] | None = None, *, name: str = "cost") -> Sc
     """
 
     def dollars(case: Case, events: Sequence[Event]) -> float:
-        spending = Spending(price_table(prices))
+        spending = Spending(prices)
         for event in events:
             spending.take(event)
         if spending.unpriced:

@@ -1,0 +1,63 @@
+"""The names of one model: dated, with the prefix of a host, in the form of Bedrock, Vertex or a gateway."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_MAKERS = (
+    (re.compile(r"claude-"), "anthropic"),
+    (re.compile(r"gemini-"), "google"),
+    (re.compile(r"gpt-|o\d"), "openai"),
+    (re.compile(r"glm-"), "zai"),
+)
+"""Whose a model is, by how its name begins."""
+_HOSTS = frozenset(("anthropic", "azure", "bedrock", "gemini", "google", "openai", "vertex", "zai"))
+"""Who serves models under their makers' list prices: the first word of a preset's name, as in `openai_responses`."""
+GATEWAYS = frozenset(("openrouter", "vercel"))
+"""Who serves models of many makers, under prices of its own."""
+
+_BEDROCK = re.compile(r"^(?:[a-z-]+\.)?(?:anthropic|google|openai|zai)\.")
+"""The region and the maker before the name of a model at Bedrock: `us.anthropic.`"""
+_ENDINGS = re.compile(
+    r"-v\d+(:\d+)?$"  # Bedrock's version
+    r"|[@-]20\d{6}$|-20\d\d-\d\d-\d\d$"  # a date, as Anthropic, Vertex and OpenAI write it
+    r"|[@-](latest|default)$"
+    r"|-00\d$"  # Google's version
+)
+
+
+def host_of(model: str) -> str:
+    """Who serves the model of a model string, or '' where it names nobody."""
+    prefix, colon, _ = model.partition(":")
+    return prefix if colon else ""
+
+
+def names_of(model: str) -> Iterator[str]:
+    """The names under which a table may know a model, the most exact first.
+
+    >>> list(names_of("bedrock:us.anthropic.claude-sonnet-5-5-v1:0"))[-1]
+    'anthropic:claude-sonnet-5-5'
+    """
+    yield model
+    host = host_of(model)
+    name = model.removeprefix(f"{host}:")
+    served = not host or host.partition("_")[0] in _HOSTS
+    if served:
+        # What stands before it is the path of a resource.
+        name = _BEDROCK.sub("", name.rpartition("/")[2].lower())
+    for each in _undated(name):
+        if host:
+            yield f"{host}:{each}"
+        maker = next((maker for begins, maker in _MAKERS if begins.match(each)), None)
+        if served and maker is not None:
+            # Gateways write the version of a Claude with a dot.
+            yield f"{maker}:{each.replace('.', '-') if maker == 'anthropic' else each}"
+
+
+def _undated(name: str) -> Iterator[str]:
+    yield name
+    while (shorter := _ENDINGS.sub("", name)) != name:
+        yield (name := shorter)
+    if name.startswith("claude-") and name.endswith("-0"):
+        yield name.removesuffix("-0")

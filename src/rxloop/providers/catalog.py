@@ -1,0 +1,243 @@
+"""What is known of models: one table, as the vendors' pages for developers had it on 22 November 2026.
+
+The table is small: the current models of Anthropic, Google, OpenAI and z.ai, those before them that people still use,
+and the defaults of the presets. Prices are list prices for one call at a time. Not in them are batches, faster or
+slower tiers, the surcharge of a region, audio, the hours that a cache is kept, and what a vendor's own tools cost. A
+price that goes by the hour, that a gateway sets for itself, or that could not be found out, is None.
+
+Nothing changes the table. Other facts go in a mapping of one's own where they are used: `op.cost({...})`,
+`find_model(name, {**CATALOG, ...})`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeVar
+
+from rxloop.providers._model_names import GATEWAYS, host_of, names_of
+from rxloop.providers.prices import Price
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """What is known of a model.
+
+    Example:
+        >>> find_model("anthropic:claude-sonnet-4-5-20250929").window
+    """
+
+    window: int | None = None
+    """The tokens that its context window holds, as the vendor counts them."""
+    output: int | None = None
+    """The most tokens of one answer, reasoning included."""
+    price: Price | None = None
+    images: bool = False
+    """It takes images."""
+    files: bool = False
+    """It takes PDFs."""
+    tools: bool = True
+    """It calls tools."""
+    thinking: bool = False
+    """It reasons before it answers: always, or when it is asked to."""
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """What it can do beside text, in the words of the fields."""
+        return tuple(name for name in ("images", "files", "tools", "thinking") if getattr(self, name))
+
+
+Tiers = Callable[[Price], Price]
+
+
+def _flat(price: Price) -> Price:
+    return price
+
+
+def _longer(above: int, input: float = 2, output: float = 1.5) -> Tiers:
+    """The tier of long requests; most vendors take twice the price of the input, and half more for the output."""
+    return lambda price: replace(price, above=(above, price.times(input, output)))
+
+
+_200k, _272k = _longer(200_000), _longer(272_000)
+
+
+def _claude(
+    input: float,
+    output: float,
+    cached: float,
+    *,
+    window: int = 1_000_000,
+    most: int = 128_000,
+    tiers: Tiers = _flat,
+) -> KnownModel:
+    """One of Anthropic's. Writing to the cache costs a quarter more, or twice as much where it is kept for an hour."""
+    price = Price(input, output, cached, cache_write=input * 1.25, cache_write_long=input * 2)
+    return KnownModel(window=window, output=most, price=tiers(price), images=True, files=True, thinking=True)
+
+
+def _gpt(
+    input: float,
+    output: float,
+    cached: float,
+    *,
+    window: int = 400_000,
+    most: int = 128_000,
+    thinking: bool = True,
+    tiers: Tiers = _flat,
+) -> KnownModel:
+    price = tiers(Price(input, output, cached))
+    return KnownModel(window=window, output=most, price=price, images=True, files=True, thinking=thinking)
+
+
+def _gpt6(input: float, output: float, cached: float, *, kept: float | None = None) -> KnownModel:
+    """One of OpenAI's since GPT-5.6, where writing to the cache costs a quarter more."""
+    price = _272k(Price(input, output, cached, cache_write=input * 1.25, cache_write_long=kept))
+    return KnownModel(window=1_050_000, output=128_000, price=price, images=True, files=True, thinking=True)
+
+
+def _gemini(input: float, output: float, cached: float, tiers: Tiers = _flat) -> KnownModel:
+    price = tiers(Price(input, output, cached))
+    return KnownModel(window=1_048_576, output=65_536, price=price, images=True, files=True, thinking=True)
+
+
+def _glm(input: float, output: float, cached: float, *, window: int = 200_000, most: int = 131_072) -> KnownModel:
+    return KnownModel(window=window, output=most, price=Price(input, output, cached), thinking=True)
+
+
+_gpt_oss = KnownModel(window=131_072, thinking=True)
+
+CATALOG: Mapping[str, KnownModel] = MappingProxyType(
+    {
+        # Anthropic
+        "anthropic:claude-fable-5-1": _claude(10, 50, 0.25),
+        "anthropic:claude-fable-5": _claude(10, 50, 1),
+        "anthropic:claude-opus-5-5": _claude(4, 20, 0.2),
+        "anthropic:claude-opus-5": _claude(5, 25, 0.5),
+        "anthropic:claude-opus-4-8": _claude(5, 25, 0.5),
+        "anthropic:claude-opus-4-7": _claude(5, 25, 0.5),
+        "anthropic:claude-opus-4-6": _claude(5, 25, 0.5),
+        "anthropic:claude-opus-4-5": _claude(5, 25, 0.5, window=200_000, most=64_000),
+        "anthropic:claude-opus-4-1": _claude(15, 75, 1.5, window=200_000, most=32_000),
+        "anthropic:claude-sonnet-5-5": _claude(2, 10, 0.1),
+        "anthropic:claude-sonnet-5": _claude(2, 10, 0.2),
+        "anthropic:claude-sonnet-4-6": _claude(3, 15, 0.3, most=64_000),
+        # The tier is that of the beta in which the window of these two is larger.
+        "anthropic:claude-sonnet-4-5": _claude(3, 15, 0.3, window=200_000, most=64_000, tiers=_200k),
+        "anthropic:claude-sonnet-4": _claude(3, 15, 0.3, window=200_000, most=64_000, tiers=_200k),
+        "anthropic:claude-haiku-5-5": _claude(0.1, 0.5, 0.01, tiers=_longer(100_000, 5, 5)),
+        "anthropic:claude-haiku-4-5": _claude(1, 5, 0.1, window=200_000, most=64_000),
+        # Google; 3.6 to 3.8 Flash at their introductory price, which ends with the year
+        "google:gemini-3.8-flash": _gemini(0.75, 3.75, 0.075),
+        "google:gemini-3.7-flash": _gemini(0.75, 3.75, 0.075),
+        "google:gemini-3.6-flash": _gemini(0.75, 3.75, 0.075),
+        "google:gemini-3.5-flash": _gemini(1.5, 9, 0.15),
+        "google:gemini-3.5-flash-lite": _gemini(0.3, 2.5, 0.03),
+        "google:gemini-3.1-pro-preview": _gemini(2, 12, 0.2, _200k),
+        "google:gemini-3.1-flash-lite": _gemini(0.25, 1.5, 0.025),
+        "google:gemini-3-pro-preview": _gemini(2, 12, 0.2, _200k),
+        "google:gemini-3-flash-preview": _gemini(0.5, 3, 0.05),
+        "google:gemini-2.5-pro": _gemini(1.25, 10, 0.125, _200k),
+        "google:gemini-2.5-flash": _gemini(0.3, 2.5, 0.03),
+        "google:gemini-2.5-flash-lite": _gemini(0.1, 0.4, 0.01),
+        # OpenAI
+        "openai:gpt-6.2-astra": _gpt6(8, 40, 0.4),
+        "openai:gpt-6.2-sol": _gpt6(2, 10, 0.1, kept=5),
+        "openai:gpt-6.1-sol": _gpt6(2, 10, 0.1),
+        "openai:gpt-6-astra": _gpt6(10, 50, 1),
+        "openai:gpt-6-sol": _gpt6(2, 10, 0.2),
+        "openai:gpt-6-luna": _gpt6(0.1, 0.5, 0.01),
+        "openai:gpt-5.6-sol": _gpt6(4, 20, 0.4),
+        "openai:gpt-5.6-terra": _gpt6(2, 12, 0.2),
+        "openai:gpt-5.6-luna": _gpt6(0.2, 1.2, 0.02),
+        "openai:gpt-5.5": _gpt(5, 30, 0.5, window=1_050_000, tiers=_272k),
+        "openai:gpt-5.4": _gpt(2.5, 15, 0.25, window=1_050_000, tiers=_272k),
+        "openai:gpt-5.4-mini": _gpt(0.75, 4.5, 0.075),
+        "openai:gpt-5.4-nano": _gpt(0.2, 1.25, 0.02),
+        "openai:gpt-5.2": _gpt(1.75, 14, 0.175),
+        "openai:gpt-5.1": _gpt(1.25, 10, 0.125),
+        "openai:gpt-5": _gpt(1.25, 10, 0.125),
+        "openai:gpt-5-mini": _gpt(0.25, 2, 0.025),
+        "openai:gpt-5-nano": _gpt(0.05, 0.4, 0.005),
+        "openai:o3": _gpt(2, 8, 0.5, window=200_000, most=100_000),
+        "openai:o4-mini": _gpt(1.1, 4.4, 0.275, window=200_000, most=100_000),
+        "openai:gpt-4.1": _gpt(2, 8, 0.5, window=1_047_576, most=32_768, thinking=False),
+        "openai:gpt-4.1-mini": _gpt(0.4, 1.6, 0.1, window=1_047_576, most=32_768, thinking=False),
+        "openai:gpt-4.1-nano": _gpt(0.1, 0.4, 0.025, window=1_047_576, most=32_768, thinking=False),
+        "openai:gpt-4o": _gpt(2.5, 10, 1.25, window=128_000, most=16_384, thinking=False),
+        "openai:gpt-4o-2024-05-13": _gpt(5, 15, 5, window=128_000, most=4_096, thinking=False),
+        "openai:gpt-4o-mini": _gpt(0.15, 0.6, 0.075, window=128_000, most=16_384, thinking=False),
+        # z.ai
+        "zai:glm-5.3": _glm(1.4, 4.4, 0.26, window=1_000_000),
+        "zai:glm-5.3-flash": KnownModel(window=1_000_000, output=131_072, images=True, thinking=True),
+        "zai:glm-5.2": _glm(1.4, 4.4, 0.26, window=1_000_000),
+        "zai:glm-5.1": _glm(1.4, 4.4, 0.26),
+        "zai:glm-5-turbo": _glm(1.2, 4, 0.24),
+        "zai:glm-5": _glm(1, 3.2, 0.2),
+        "zai:glm-4.7": _glm(0.6, 2.2, 0.11),
+        "zai:glm-4.7-flash": _glm(0, 0, 0),
+        "zai:glm-4.6": _glm(0.6, 2.2, 0.11),
+        "zai:glm-4.5": _glm(0.6, 2.2, 0.11, window=131_072, most=98_304),
+        "zai:glm-4.5-air": _glm(0.2, 1.1, 0.03, window=131_072, most=98_304),
+        # the defaults of other presets
+        # The price goes by the hour of the day.
+        "deepseek:deepseek-flash": KnownModel(window=1_000_000, output=384_000, thinking=True),
+        "mistral:mistral-large": KnownModel(window=262_144, price=Price(0.5, 1.5, 0.05), images=True),
+        # What cached tokens of a long request cost could not be found out: here as much as the others.
+        "xai:grok-4.5": KnownModel(
+            window=500_000, price=Price(2, 6, 0.5, above=(200_000, Price(4, 12))), images=True, thinking=True
+        ),
+        "moonshot:kimi-k2.6": KnownModel(window=262_144, price=Price(0.95, 4, 0.16), images=True, thinking=True),
+        "groq:openai/gpt-oss-120b": replace(_gpt_oss, output=65_536, price=Price(0.15, 0.6, 0.075)),
+        "together:openai/gpt-oss-120b": replace(_gpt_oss, price=Price(0.15, 0.6)),
+        "cerebras:gpt-oss-120b": replace(_gpt_oss, output=40_960, price=Price(0.35, 0.75)),
+    }
+)
+"""The models by model string, undated, under the names of their makers."""
+
+PRICES: Mapping[str, Price] = MappingProxyType(
+    {name: known.price for name, known in CATALOG.items() if known.price is not None}
+)
+"""The prices in `CATALOG`."""
+
+
+def find_model(model: str, models: Mapping[str, KnownModel] = CATALOG) -> KnownModel | None:
+    """What is known of a model, under any of its names.
+
+    Dates and versions at the end of a name count only if the table has them. Azure, Bedrock and Vertex serve a model
+    under its maker's facts, and so do the several presets of one vendor; a gateway has prices of its own.
+
+    Args:
+        model: A model string, such as `openai_responses:gpt-5`, `vertex:gemini-2.5-pro-001`,
+            `bedrock:us.anthropic.claude-sonnet-4-5-20250929-v1:0`.
+        models: The table, by model string.
+
+    Returns:
+        What the table says, without the price where it is not that of this gateway; None if it has no such model.
+    """
+    known, host = _found(model, models), host_of(model)
+    if known is not None or host not in GATEWAYS:
+        return known
+    made = _found(model.removeprefix(f"{host}:"), models)
+    return None if made is None else replace(made, price=None)
+
+
+def find_price(model: str, prices: Mapping[str, Price] | None = None) -> Price | None:
+    """What a model costs, under any of its names: by a table of one's own, or else by `CATALOG`.
+
+    Args:
+        model: A model string.
+        prices: What comes before `CATALOG`, by model string.
+    """
+    own = None if prices is None else _found(model, prices)
+    if own is not None:
+        return own
+    known = find_model(model)
+    return None if known is None else known.price
+
+
+def _found(model: str, table: Mapping[str, T]) -> T | None:
+    return next((table[name] for name in names_of(model) if name in table), None)
