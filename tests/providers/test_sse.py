@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counting import extra_memory
+from cutting import bytewise, cut
 from rxloop.providers._sse import SSEDecoder
 
 NEWLINES = (b"\n", b"\r\n", b"\r")
@@ -38,12 +39,6 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     return b"".join(parts), payloads
 
 
-@st.composite
-def cut(draw: st.DrawFn, stream: bytes) -> list[bytes]:
-    places = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=12)))
-    return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
-
-
 @given(st.data(), streams())
 def test_any_stream_gives_its_payloads_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[bytes]]) -> None:
     # L70
@@ -55,7 +50,7 @@ def test_any_stream_gives_its_payloads_however_it_is_cut(data: st.DataObject, ma
 def test_a_stream_that_comes_byte_by_byte_gives_its_payloads(made: tuple[bytes, list[bytes]]) -> None:
     # L70
     stream, payloads = made
-    assert decode([stream[i : i + 1] for i in range(len(stream))]) == payloads
+    assert decode(bytewise(stream)) == payloads
 
 
 def test_a_payload_is_given_as_soon_as_its_blank_line_is_there() -> None:

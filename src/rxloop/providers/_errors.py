@@ -16,7 +16,7 @@ from rxloop.errors import (
 )
 from rxloop.protocol.storable import readable
 from rxloop.providers._secrets import redacted, secrets_of, shown_address
-from rxloop.providers.bounds import OutOfBounds
+from rxloop.providers.bounds import Unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ def _bare(cause: BaseException, where: Endpoint) -> BaseException:
     return kind(where.clean(f"{name}{cause}"))
 
 
-def out_of_bounds(error: OutOfBounds, where: Endpoint) -> ProviderProtocolError:
-    """The error of an answer that is too large."""
+def unreadable(error: Unreadable, where: Endpoint) -> ProviderProtocolError:
+    """The error of an answer that is too large, or damaged."""
     return ProviderProtocolError(f"{where} sent {error}")
 
 

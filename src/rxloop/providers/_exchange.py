@@ -15,7 +15,7 @@ from rxloop.providers import _errors
 from rxloop.providers._refusals import name_request
 from rxloop.providers._sse import SSEDecoder
 from rxloop.providers._watch import Watch
-from rxloop.providers.bounds import Bounds, OutOfBounds
+from rxloop.providers.bounds import Bounds, OutOfBounds, Unreadable
 from rxloop.providers.wire import Reader
 from rxloop.stream.scope import Gate
 
@@ -23,6 +23,8 @@ DRAIN_SECONDS = 1.0
 """How long to wait for the end of a connection after the end of its answer, good or bad."""
 ERROR_SECONDS = 2.0
 ERROR_BYTES = 65_536
+AWS_STREAM = "vnd.amazon.eventstream"
+"""What AWS's own kind of stream is called in the content type."""
 
 
 class Answer(Protocol):
@@ -50,6 +52,22 @@ class Answer(Protocol):
 
     async def aclose(self) -> None:
         """Give the connection back, or close it if the answer was not read to its end."""
+        ...
+
+
+class Decoder(Protocol):
+    """Cuts the bytes of a stream into the payloads of its events."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that these bytes complete, in order.
+
+        Raises:
+            Unreadable: What came is too long, or no such stream.
+        """
+        ...
+
+    def flush(self) -> list[bytes]:
+        """What may be left at the end of the bytes; raises as `feed` does."""
         ...
 
 
@@ -132,8 +150,9 @@ async def receive(
         if not 200 <= response.status < 300:
             watch.stop()
             raise reader.refusal(response.status, response.headers, await _read_error(response))
-        if _is_stream(response, streamed):
-            await _read_stream(response, Batches(reader, gate, watch, bounds), where)
+        kind = response.headers.get("content-type", "")
+        if _is_stream(kind, streamed, reader.arrays):
+            await _read_stream(response, Batches(reader, gate, watch, bounds, _decoder(kind, bounds)), where)
         else:
             reader.whole(await _read_whole(response, where, bounds))
             reader.complete()
@@ -144,10 +163,21 @@ async def receive(
         await response.aclose()
 
 
-def _is_stream(response: Answer, asked: bool) -> bool:
-    """Whether a stream came: some endpoints send the other kind than was asked for."""
-    kind = response.headers.get("content-type", "")
-    return "event-stream" in kind or (asked and "json" not in kind and "html" not in kind)
+def _is_stream(kind: str, asked: bool, arrays: bool) -> bool:
+    """Whether a stream came, by its content type: some endpoints send the other kind than was asked for."""
+    if "event-stream" in kind or AWS_STREAM in kind:
+        return True
+    return asked and (arrays or "json" not in kind) and "html" not in kind
+
+
+def _decoder(kind: str, bounds: Bounds) -> Decoder:
+    """What cuts a stream of that content type."""
+    if AWS_STREAM not in kind:
+        return SSEDecoder(bounds.document)
+    # Imported where it is needed: streams of other kinds than server-sent events are rare.
+    from rxloop.providers._aws import AWSDecoder
+
+    return AWSDecoder(bounds)
 
 
 async def _read_stream(response: Answer, batches: Batches, where: _errors.Endpoint) -> None:
@@ -171,6 +201,7 @@ class Batches:
         gate: Holds reading back while it is closed.
         watch: Is notified of each batch that has an event.
         bounds: How large the answer may be.
+        decoder: Cuts what comes into payloads, unless it turns out to be a whole answer or an array.
     """
 
     __slots__ = (
@@ -188,7 +219,7 @@ class Batches:
         "over",
     )
 
-    def __init__(self, reader: Reader, gate: Gate, watch: Watch, bounds: Bounds) -> None:
+    def __init__(self, reader: Reader, gate: Gate, watch: Watch, bounds: Bounds, decoder: Decoder) -> None:
         self.failure: Exception | None = None
         """What was wrong with the answer."""
         self.over = False
@@ -201,7 +232,7 @@ class Batches:
         self._watch = watch
         self._time = asyncio.get_running_loop().time
         self._bounds = bounds
-        self._decoder = SSEDecoder(bounds.document)
+        self._decoder = decoder
         self._bytes = 0
         self._begun = False
         self._body: bytearray | None = None
@@ -210,7 +241,7 @@ class Batches:
     @property
     def drain(self) -> float:
         """How many seconds to read on after the end of the answer, so that the connection can be used again."""
-        return 0 if isinstance(self.failure, OutOfBounds) else DRAIN_SECONDS
+        return 0 if isinstance(self.failure, Unreadable) else DRAIN_SECONDS
 
     @property
     def ended(self) -> bool:
@@ -233,8 +264,7 @@ class Batches:
         if self.over:
             return
         if not self._begun and (start := data.lstrip()[:1]):
-            self._begun = True
-            self._body = bytearray() if start in b"{[<" else None
+            self._begin(start)
         try:
             self._read(data)
         except Exception as error:
@@ -242,6 +272,16 @@ class Batches:
         self.over = self._reader.done or self.failure is not None
         if self.over:
             self._watch.stop()
+
+    def _begin(self, start: bytes) -> None:
+        """See by the first byte of the answer what comes."""
+        self._begun = True
+        if start == b"[" and self._reader.arrays:
+            from rxloop.providers._arrays import ArrayDecoder
+
+            self._decoder = ArrayDecoder(self._bounds)
+        elif start in b"{[<":
+            self._body = bytearray()
 
     def _read(self, data: bytes) -> None:
         self._bytes += len(data)

@@ -49,8 +49,12 @@ _SENT = {
 }
 
 
-class OutOfBounds(Exception):
-    """A vendor sent more than a bound lets through; whoever knows the vendor makes a `ProviderProtocolError` of it."""
+class Unreadable(Exception):
+    """A vendor sent what nobody can read; whoever knows the vendor makes a `ProviderProtocolError` of it."""
+
+
+class OutOfBounds(Unreadable):
+    """A vendor sent more than a bound lets through."""
 
     def __init__(self, name: str, bound: int) -> None:
         super().__init__(f"{_SENT[name].format(bound)}; if that is right, raise it: bounds=Bounds({name}=...)")

@@ -24,7 +24,7 @@ from rxloop.providers._secrets import shown_address
 from rxloop.providers._tags import THOUGHT_TAGS
 from rxloop.providers._text import TextRules
 from rxloop.providers._timeouts import Timeouts
-from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, Unreadable
 from rxloop.providers.presets import Preset, checked_url
 from rxloop.providers.retry import Attempts, Retry
 from rxloop.providers.wire import MakesWire, Wire
@@ -176,8 +176,8 @@ class HTTPModel:
                     reader = self._wire.reader(draft)
                     await receive(response, where, reader, self._stream, gate_of(request), watch, self._bounds)
                 self._pool.tidy()
-        except OutOfBounds as error:
-            failure = _errors.out_of_bounds(error, where)
+        except Unreadable as error:
+            failure = _errors.unreadable(error, where)
         except RxloopError as error:
             failure = _errors.without_secrets(error, where)
         if failure is not None:

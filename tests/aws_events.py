@@ -1,0 +1,32 @@
+"""Messages of AWS's event streams."""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64encode
+from binascii import crc32
+from collections.abc import Mapping
+from types import MappingProxyType
+
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def message(payload: bytes, headers: Mapping[str, str] = NONE, *, extra: bytes = b"") -> bytes:
+    """A message with headers that are texts, and with others as bytes."""
+    named = b"".join(header(name, 7, len(value).to_bytes(2, "big") + value.encode()) for name, value in headers.items())
+    named += extra
+    lengths = struct.pack(">II", len(named) + len(payload) + 16, len(named))
+    begun = lengths + crc32(lengths).to_bytes(4, "big") + named + payload
+    return begun + crc32(begun).to_bytes(4, "big")
+
+
+def header(name: str, kind: int, value: bytes = b"") -> bytes:
+    """A header of a message, of any type."""
+    return bytes([len(name)]) + name.encode() + bytes([kind]) + value
+
+
+def chunk(payload: bytes, *, padding: str = "") -> bytes:
+    """A message with a piece of an answer, as Bedrock sends it."""
+    fields = b'{"bytes":"' + b64encode(payload) + b'"' + (f',"p":"{padding}"' if padding else "").encode() + b"}"
+    names = {":event-type": "chunk", ":content-type": "application/json", ":message-type": "event"}
+    return message(fields, names)
