@@ -222,3 +222,10 @@ async def test_a_message_with_a_file_and_no_text_is_shown_to_clients_beside_a_hi
     shown = [event async for event in run.pipe(op.public())]
     [first, _] = [event for event in shown if isinstance(event, ContentCompleteEvent)]
     assert (first.files, first.tool_calls) == ([CHART], [])
+
+
+async def test_an_agent_that_is_a_tool_passes_its_files_on() -> None:
+    painter = Agent(ScriptedModel(turn("A cat.", files=[CHART])), name="painter")
+    model = ScriptedModel(call("painter", prompt="A cat."), "There.")
+    result = await Agent(model, tools=[painter.as_tool()]).run("Draw a cat.")
+    assert result.messages[2].content == [TextPart(text=f"A cat.\n{WORD}"), CHART]

@@ -26,7 +26,7 @@ from rxloop.run.nested import NestedAttempt, runs_above
 from rxloop.run.options import AgentToolOptions, Options
 from rxloop.run.spec import RunSpec
 from rxloop.stream.within import called, within
-from rxloop.tools._result import MAX_RESULT
+from rxloop.tools._result import MAX_RESULT, ToolResult, encode_result
 from rxloop.tools.function import FunctionTool
 
 C = TypeVar("C", contravariant=True)
@@ -212,7 +212,8 @@ def _answer(child: NestedAttempt, name: str) -> Any:
     """
     state = child.state()
     if state.state == "completed":
-        return child.parsed(state.content)[0]
+        answer = child.parsed(state.content)[0]
+        return ToolResult(answer, encode_result(answer)[1], parts=state.files) if state.files else answer
     error = state.error
     why = public_error(error, state.reason).message if error is not None else state.state
     written = f" It had written: {state.content}" if state.content else ""

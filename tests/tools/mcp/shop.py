@@ -68,6 +68,26 @@ def rhyme(made: Annotated[types.CreateMessageResult, Resolve(poem)]) -> str:
 
 
 @shop.tool()
+def display() -> list[types.ContentBlock]:
+    """Shows a picture, a sound, a file, and what cannot be shown."""
+    files = [("file:///menu.pdf", "application/pdf", "JVBERg=="), ("file:///a", None, "AAAA")]
+    return [
+        types.TextContent(type="text", text="Our window:"),
+        types.ImageContent(type="image", data="iVBORw0=", mime_type="image/png"),
+        types.AudioContent(type="audio", data="UklGRg==", mime_type="audio/wav"),
+        *(
+            types.EmbeddedResource(
+                type="resource", resource=types.BlobResourceContents(uri=uri, mime_type=media_type, blob=blob)
+            )
+            for uri, media_type, blob in files
+        ),
+        types.ImageContent(type="image", data="not base64", mime_type="image/png"),
+        types.ImageContent(type="image", data="iVBORw0=", mime_type="image/png\r\nx: y"),
+        types.ImageContent(type="image", data="A" * 40, mime_type="image/png"),
+    ]
+
+
+@shop.tool()
 def folders(known: Annotated[types.ListRootsResult, Resolve(roots)]) -> list[str]:
     """Says which folders it knows."""
     return [str(root.uri) for root in known.roots]

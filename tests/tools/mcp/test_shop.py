@@ -15,9 +15,9 @@ from rxloop import Agent, Limits, SqliteEventLog, ToolsUnavailableEvent
 from rxloop.errors import InvalidInput
 from rxloop.eventlog import MemoryEventLog
 from rxloop.protocol.events import InputRequiredEvent, ToolProgressEvent, ToolStartEvent, UsageEvent
-from rxloop.protocol.messages import Usage
+from rxloop.protocol.messages import FilePart, ImagePart, Usage
 from rxloop.testing import ScriptedModel, call, turn
-from rxloop.tools.mcp import mcp
+from rxloop.tools.mcp import _results, mcp
 from tools.mcp.asking import events_of, files, processes, results, shop, until
 
 
@@ -211,3 +211,29 @@ async def test_two_agents_have_one_process_and_the_last_one_ends_it() -> None:
 async def test_a_call_has_its_own_arguments_in_the_log(tmp_path: Path) -> None:
     events = await events_of([call("shop__echo", text="a"), call("shop__echo", text="b")], shop())
     assert [event.call.arguments["text"] for event in events if isinstance(event, ToolStartEvent)] == ["a", "b"]
+
+
+async def test_images_sounds_and_files_are_parts_as_far_as_they_can_be_read_and_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_results, "PART_BYTES", 20)
+    [result] = results(await events_of([call("shop__display")], shop()))
+    assert result.parts == [
+        ImagePart(data=b"\x89PNG\r", media_type="image/png"),
+        FilePart(data=b"RIFF", media_type="audio/wav"),
+        FilePart(data=b"%PDF", media_type="application/pdf", filename="menu.pdf"),
+    ]
+    assert result.content.splitlines() == [
+        "Our window:",
+        "[image/png, 5 bytes]",
+        "[audio/wav, 4 bytes]",
+        "[file:///menu.pdf, application/pdf, 4 bytes]",
+        "[file:///a, bytes, 3 bytes]",
+        "[image/png, 7 bytes]",
+        "[image/png",
+        "x: y, 6 bytes]",
+        "[image/png, 30 bytes]",
+    ]
+    assert [each.get("leftOut", False) for each in result.result[1:3]] == [False, False]
+    assert [each.get("size") for each in result.result[1:3]] == [5, 4]
+    assert result.result[-1]["leftOut"]

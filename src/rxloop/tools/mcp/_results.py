@@ -2,79 +2,124 @@
 
 from __future__ import annotations
 
+import binascii
+import re
+from base64 import b64decode
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mcp_types as types
 
 from rxloop.errors import ToolError
+from rxloop.protocol.parts import FilePart, ImagePart, size_of
 from rxloop.tools._result import ToolResult, encode_result
+from rxloop.tools._size import PART_BYTES, PARTS
 from rxloop.tools.mcp._link import Link
 
-_DATA = 2_000_000
-"""Characters of the bytes of an image or a file, in base64, that stay in the result."""
+_TYPE = re.compile(r"[\w.+-]{1,100}/[\w.+-]{1,100}", re.ASCII)
+
+
+@dataclass(slots=True)
+class _Given:
+    """A block of a result, and the image or file that is made of it."""
+
+    block: types.ContentBlock
+    part: ImagePart | FilePart | None = None
 
 
 def tool_result(result: types.CallToolResult, link: Link) -> ToolResult:
     """Make a result of what the server gave.
 
-    The model reads texts; an image, a sound or a file is named there with its type and size, and its bytes are in the
-    result for programs, unless there are too many.
+    The model gets images, sounds and files as parts, as far as there is room for them. In the text each is named with
+    its type and size, and so are those for which there is none.
 
     Raises:
         ToolError: The server says that the call failed.
     """
-    text = "\n".join(_text(block) for block in result.content)
+    given = _with_parts(result.content)
+    text = "\n".join(map(_text, given))
     if result.is_error:
         raise ToolError(link.shown(text or "The tool failed, and the server does not say why.", len(text) + 100))
-    value = _value(result)
+    value = result.structured_content if result.structured_content is not None else _value(given)
     if not text and result.structured_content is not None:
         text = encode_result(value)[1]
-    return ToolResult(_shown(value, link), link.shown(text, len(text)) if text else "(no content)")
+    return ToolResult(
+        _shown(value, link),
+        link.shown(text, len(text)) if text else "(no content)",
+        parts=[each.part for each in given if each.part is not None],
+    )
 
 
-def _value(result: types.CallToolResult) -> Any:
-    if result.structured_content is not None:
-        return result.structured_content
-    blocks = result.content
-    if all(isinstance(block, types.TextContent) for block in blocks):
-        return "\n".join(_text(block) for block in blocks)
-    return [_bounded(block.model_dump(by_alias=True, mode="json", exclude_none=True)) for block in blocks]
+def _with_parts(blocks: list[types.ContentBlock]) -> list[_Given]:
+    given = [_Given(block) for block in blocks]
+    number, room = PARTS, PART_BYTES
+    for each in given:
+        part = _part(each.block, room) if number else None
+        if part is not None:
+            each.part = part
+            number -= 1
+            room -= len(part.data or b"")
+    return given
 
 
-def _bounded(block: dict[str, Any]) -> dict[str, Any]:
-    """A block without bytes that would make the log heavy."""
-    holder = block.get("resource", block)
+def _part(block: types.ContentBlock, room: int) -> ImagePart | FilePart | None:
+    """Make a part of what has bytes; None where it has none, or no type, or there is no room for it."""
+    match block:
+        case types.ImageContent() | types.AudioContent():
+            media_type, data, name = block.mime_type, block.data, None
+        case types.EmbeddedResource(resource=types.BlobResourceContents() as held):
+            media_type, data, name = held.mime_type or "", held.blob, str(held.uri).rpartition("/")[2][:200]
+        case _:
+            return None
+    if len(data) * 3 // 4 > room or not _TYPE.fullmatch(media_type):
+        return None
+    try:
+        decoded = b64decode(data, validate=True)
+    except binascii.Error:
+        return None
+    if isinstance(block, types.ImageContent) or media_type.startswith("image/"):
+        return ImagePart(data=decoded, media_type=media_type)
+    return FilePart(data=decoded, media_type=media_type, filename=name or None)
+
+
+def _value(given: list[_Given]) -> Any:
+    if all(isinstance(each.block, types.TextContent) for each in given):
+        return "\n".join(map(_text, given))
+    return [_plain(each) for each in given]
+
+
+def _plain(given: _Given) -> dict[str, Any]:
+    """A block without its bytes: they are among the parts, or too many for the log."""
+    plain: dict[str, Any] = given.block.model_dump(by_alias=True, mode="json", exclude_none=True)
+    holder: dict[str, Any] = plain.get("resource", plain)
     for name in ("data", "blob"):
-        if len(holder.get(name, "")) > _DATA:
+        data = holder.get(name)
+        if isinstance(data, str):
             holder[name] = ""
-            holder["leftOut"] = "too large"
-    return block
+            holder.update({"leftOut": True} if given.part is None else {"size": len(given.part.data or b"")})
+    return plain
 
 
-def _text(block: types.ContentBlock) -> str:
+def _text(given: _Given) -> str:
+    block = given.block
     match block:
         case types.TextContent():
             return block.text
         case types.ImageContent() | types.AudioContent():
-            return f"[{block.mime_type}, {_size(block.data)}]"
+            return f"[{_described(given.part, block.mime_type, block.data)}]"
         case types.ResourceLink():
-            about = ", ".join(part for part in (block.mime_type, block.size and _bytes(block.size)) if part)
+            about = ", ".join(part for part in (block.mime_type, block.size and size_of(block.size)) if part)
             described = f": {block.description}" if block.description else ""
             return f"[{block.name} at {block.uri}{f' ({about})' if about else ''}{described}]"
         case types.EmbeddedResource(resource=types.TextResourceContents() as held):
             return f"[{held.uri}]\n{held.text}"
         case types.EmbeddedResource(resource=held):
-            return f"[{held.uri}, {held.mime_type or 'bytes'}, {_size(cast('types.BlobResourceContents', held).blob)}]"
+            blob = cast("types.BlobResourceContents", held).blob
+            return f"[{held.uri}, {_described(given.part, held.mime_type, blob)}]"
 
 
-def _size(base64: str) -> str:
-    return _bytes(len(base64) * 3 // 4)
-
-
-def _bytes(count: int) -> str:
-    if count < 1_000:
-        return f"{count} bytes"
-    return f"{count / 1_000:.1f} kB" if count < 1_000_000 else f"{count / 1_000_000:.1f} MB"
+def _described(part: ImagePart | FilePart | None, media_type: str | None, base64: str) -> str:
+    return part.described if part is not None else f"{media_type or 'bytes'}, {size_of(len(base64) * 3 // 4)}"
 
 
 def _shown(value: Any, link: Link) -> Any:
