@@ -1,7 +1,11 @@
 import pytest
 
+from rxloop.protocol.events import Event, UsageEvent
 from rxloop.protocol.messages import Usage
 from rxloop.providers import CATALOG, PRESETS, PRICES, KnownModel, Price, find_model, find_price
+from rxloop.providers._draft import Draft
+from rxloop.providers._errors import Endpoint
+from rxloop.providers.prices import LONG_KEPT, long_kept
 
 MILLION = 1_000_000
 WITHOUT = {"openrouter", "huggingface", "ollama", "llama_cpp"}
@@ -98,3 +102,14 @@ def test_the_sum_of_several_calls_is_not_taken_for_a_long_one() -> None:
     price = Price(1, 10, above=(10, Price(2, 20)))
     usage = Usage(input_tokens=MILLION, output_tokens=MILLION)
     assert (price.of(usage), price.of_several(usage)) == (22, 11)
+
+
+@pytest.mark.parametrize(("said", "metadata"), [(700, {LONG_KEPT: 700}), (0, {}), (None, {}), ("many", {})])
+def test_a_wire_can_say_how_much_is_to_be_kept_for_long(said: object, metadata: dict[str, int]) -> None:
+    events: list[Event] = []
+    draft = Draft(events.append, "1", Endpoint("m", "http://host/v1"))
+    draft.usage(input=1000, output=1, cache_write=900, cache_write_long=said)
+    draft.finish("stop", "end_turn")
+    draft.complete("any")
+    [usage] = [each for each in events if isinstance(each, UsageEvent)]
+    assert (usage.cache_write_tokens, usage.metadata, long_kept(usage)) == (900, metadata, metadata.get(LONG_KEPT, 0))

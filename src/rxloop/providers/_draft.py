@@ -14,7 +14,7 @@ from rxloop.protocol.events import (
     ThoughtStreamEvent,
     UsageEvent,
 )
-from rxloop.protocol.frozen import EMPTY_LIST, FrozenList
+from rxloop.protocol.frozen import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList
 from rxloop.protocol.messages import Citation, FilePart, ImagePart
 from rxloop.protocol.step_events import NoticeCode
 from rxloop.protocol.storable import readable, settled_model, storable
@@ -25,6 +25,7 @@ from rxloop.providers._fields import tokens
 from rxloop.providers._pieces import PieceRecorder
 from rxloop.providers._text import HEAVIEST, AnswerText, TextRules
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
+from rxloop.providers.prices import LONG_KEPT
 
 AS_IT_IS = TextRules()
 _complete = unchecked(ContentCompleteEvent, settled=True)
@@ -177,7 +178,14 @@ class Draft:
         self._push(LLMNoticeEvent(code=code, message=readable(self.where.clean(message)), step=self.step))
 
     def usage(
-        self, *, input: Any, output: Any, cached: Any = None, cache_write: Any = None, reasoning: Any = None
+        self,
+        *,
+        input: Any,
+        output: Any,
+        cached: Any = None,
+        cache_write: Any = None,
+        cache_write_long: Any = None,
+        reasoning: Any = None,
     ) -> None:
         """Take the vendor's word on the tokens: the last one counts.
 
@@ -186,9 +194,12 @@ class Draft:
             output: All tokens of the answer, those of reasoning among them.
             cached: Of the input, those that came from the cache.
             cache_write: Of the input, those that were put into the cache.
+            cache_write_long: Of those, the ones that are to be kept for long and cost more, such as for an hour.
             reasoning: Of the output, those of reasoning.
         """
+        kept = tokens(cache_write_long)
         self._usage = _usage(
+            metadata=FrozenDict({LONG_KEPT: kept}) if kept else EMPTY_DICT,
             input_tokens=tokens(input),
             output_tokens=tokens(output),
             cached_tokens=tokens(cached),
