@@ -6,12 +6,14 @@ place. So whoever changes a message, to redact it say, changes what is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
-from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
+from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
+from rxloop.providers._fields import object_of
 
 Kind = Literal["text", "reasoning", "call", "file", "raw"]
+_KINDS: tuple[Kind, ...] = ("text", "reasoning", "call", "file", "raw")
 
 
 class Piece(NamedTuple):
@@ -120,38 +122,48 @@ def foreign_state(message: Message, key: str) -> list[str]:
 
 
 def _kept(message: Message, state: list[Any]) -> list[Piece] | None:
-    text, reasoning = message.text, message.reasoning or ""
-    files: list[Part] = [] if isinstance(message.content, str) else list(message.content)
-    files = [part for part in files if not isinstance(part, TextPart)]
+    """The pieces that a state tells of; None where it is not one of this message."""
+    parts = [] if isinstance(message.content, str) else message.content
+    files = [part for part in parts if not isinstance(part, TextPart)]
+    calls = message.tool_calls
+    texts = {"text": _Cursor(message.text), "reasoning": _Cursor(message.reasoning or "")}
     found: list[Piece] = []
-    calls: list[int] = []
-    shown: list[int] = []
-    said = thought = 0
+    places: dict[str, list[int]] = {"call": [], "file": []}
     for item in state:
-        if not isinstance(item, dict):
+        piece = object_of(item)
+        kind = next((kind for kind in _KINDS if kind in piece), None)
+        value, extra = piece.get(kind or ""), object_of(piece.get("extra"))
+        if kind == "raw" and isinstance(value, dict):
+            found.append(Piece("raw", cast("dict[str, Any]", value), {}))
+        elif (kind == "text" or kind == "reasoning") and type(value) is int and value >= 0:
+            found.append(Piece(kind, texts[kind].next(value), extra))
+        elif (kind == "call" or kind == "file") and type(value) is int:
+            of: Sequence[ToolCall | ImagePart | FilePart] = calls if kind == "call" else files
+            if not 0 <= value < len(of):
+                return None
+            places[kind].append(value)
+            found.append(Piece(kind, of[value], extra))
+        else:
             return None
-        piece = cast("dict[str, Any]", item)
-        extra: dict[str, Any] = piece.get("extra") or {}
-        if "text" in piece:
-            found.append(Piece("text", text[said : said + piece["text"]], extra))
-            said += piece["text"]
-        elif "reasoning" in piece:
-            found.append(Piece("reasoning", reasoning[thought : thought + piece["reasoning"]], extra))
-            thought += piece["reasoning"]
-        elif "call" in piece:
-            calls.append(piece["call"])
-            if piece["call"] >= len(message.tool_calls):
-                return None
-            found.append(Piece("call", message.tool_calls[piece["call"]], extra))
-        elif "file" in piece:
-            shown.append(piece["file"])
-            if piece["file"] >= len(files):
-                return None
-            found.append(Piece("file", cast("ImagePart | FilePart", files[piece["file"]]), extra))
-        elif isinstance(piece.get("raw"), dict):
-            found.append(Piece("raw", piece["raw"], {}))
-    whole = said == len(text) and sorted(calls) == list(range(len(message.tool_calls))) and len(shown) == len(files)
-    if not whole:
+    if not texts["text"].over or sorted(places["call"]) != [*range(len(calls))] or len(places["file"]) != len(files):
         return None
     # Reasoning that is not what it was has a signature that no longer fits.
-    return found if thought == len(reasoning) else [piece for piece in found if piece.kind != "reasoning"]
+    return found if texts["reasoning"].over else [piece for piece in found if piece.kind != "reasoning"]
+
+
+class _Cursor:
+    """Gives a text piece by piece."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the pieces were as long as the text."""
+        return self._at == len(self._text)
+
+    def next(self, length: int) -> str:
+        """The next piece."""
+        self._at += length
+        return self._text[self._at - length : self._at]

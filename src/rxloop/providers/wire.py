@@ -14,7 +14,7 @@ from rxloop.errors import ProviderError, ProviderProtocolError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers._documents import SMALL, check_document
-from rxloop.providers._draft import Draft
+from rxloop.providers._draft import Draft as Draft
 from rxloop.providers._errors import cut_short
 from rxloop.providers._fields import lenient_json
 from rxloop.providers._pieces import Piece as Piece
