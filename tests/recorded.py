@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from rxloop.providers import HTTPModel, Retry, openai_chat
+from rxloop.providers import HTTPModel, ModelOptions, Retry, openai_chat
 from rxloop.providers._pool import Transport
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "providers"
@@ -23,14 +23,14 @@ needs_recordings = pytest.mark.skipif(
 )
 
 
-def names(pattern: str = "*") -> list[str]:
-    """The chat conversations that were recorded."""
-    return sorted(path.stem for path in (CORPUS / "exchanges").glob(f"{pattern}-chat-[js]-*.json"))
+def names(pattern: str = "*", api: str = "chat") -> list[str]:
+    """The conversations that were recorded in one API: `chat`, `resp`, `msgs` or `gen`."""
+    return sorted(path.stem for path in (CORPUS / "exchanges").glob(f"{pattern}-{api}-[js]-*.json"))
 
 
-def vendors() -> list[str]:
+def vendors(api: str = "chat") -> list[str]:
     """Who was recorded; pytest wants one name at least, also where there is nothing."""
-    return sorted({name.partition("-chat-")[0] for name in names()}) or ["nobody"]
+    return sorted({name.partition(f"-{api}-")[0] for name in names(api=api)}) or ["nobody"]
 
 
 def recording(name: str) -> Any:
@@ -72,12 +72,23 @@ def outline(request: Any) -> Any:
     return _replay.roles(request)
 
 
+Make = Callable[[Any, str, ModelOptions], HTTPModel]
+"""Makes the provider of a recorded exchange, at the address of a server, with some options."""
+
+
+def make_chat(exchange: Any, address: str, options: ModelOptions) -> HTTPModel:
+    """The provider of a chat exchange."""
+    path = exchange["request"]["path"].partition("?")[0].removesuffix("/chat/completions")
+    return openai_chat("m", **{"base_url": address + path, **options})
+
+
 class Vendor:
     """One replay server for many conversations, and the providers that talk to it."""
 
-    def __init__(self, replay: Any, transport: Transport) -> None:
+    def __init__(self, replay: Any, transport: Transport, make: Make) -> None:
         self.replay = replay
         self._transport: Transport = transport
+        self._make = make
         self._providers: dict[tuple[str, bool], HTTPModel] = {}
 
     def play(self, conversation: Any, first: int = 0, *, mode: str = "whole", seed: int = 0, **shape: Any) -> None:
@@ -90,17 +101,16 @@ class Vendor:
 
     def provider(self, exchange: Any) -> HTTPModel:
         """A provider for the path of a recorded exchange, which leaves the text alone."""
-        where = (exchange["request"]["path"].partition("?")[0].removesuffix("/chat/completions"), exchange["stream"])
+        where = (exchange["request"]["path"], exchange["stream"])
         if where not in self._providers:
-            self._providers[where] = openai_chat(
-                "m",
-                base_url=self.replay.base_url + where[0],
-                stream=where[1],
-                transport=self._transport,
-                retry=Retry(attempts=1),
-                thought_tags=False,
-                sanitize=False,
-            )
+            options: ModelOptions = {
+                "stream": exchange["stream"],
+                "transport": self._transport,
+                "retry": Retry(attempts=1),
+                "thought_tags": False,
+                "sanitize": False,
+            }
+            self._providers[where] = self._make(exchange, self.replay.base_url, options)
         return self._providers[where]
 
     async def aclose(self) -> None:
@@ -110,10 +120,10 @@ class Vendor:
 
 
 @contextlib.asynccontextmanager
-async def replaying(transport: Transport = "httpx") -> AsyncGenerator[Vendor]:
+async def replaying(transport: Transport = "httpx", make: Make = make_chat) -> AsyncGenerator[Vendor]:
     """A replay server for as long as the block lasts."""
     with _replay.Replay({"exchanges": []}) as replay:
-        vendor = Vendor(replay, transport)
+        vendor = Vendor(replay, transport, make)
         try:
             yield vendor
         finally:

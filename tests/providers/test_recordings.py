@@ -6,8 +6,6 @@ for in every way, which takes minutes.
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections import Counter
 from typing import Any
 
@@ -15,6 +13,7 @@ import orjson
 import pytest
 
 from recorded import Vendor, body, by_hand, choice, names, needs_recordings, oracle, recording, replaying, vendors
+from recorded_ways import EVERY_WAY, MODES, SHAPES, ways
 from rxloop.errors import (
     AuthenticationError,
     BadRequest,
@@ -34,16 +33,6 @@ from rxloop.protocol.events import (
 from rxloop.providers._pool import Transport
 from servers import REQUEST, Answer, collect
 
-EVERY_WAY = os.environ.get("RXLOOP_RECORDINGS") == "all"
-MODES = ("whole", "split", "random", "lines", "byte")
-SHAPES: dict[str, dict[str, Any]] = {
-    "as recorded": {},
-    "CRLF": {"newline": "crlf"},
-    "bare CR": {"newline": "cr"},
-    "comments": {"inject": ("comment",)},
-    "BOM": {"inject": ("bom",)},
-    "all at once": {"newline": "crlf", "inject": ("comment", "bom", "nospace")},
-}
 KINDS: dict[int | None, type[ProviderError]] = {
     None: ProviderError,
     400: BadRequest,
@@ -51,19 +40,7 @@ KINDS: dict[int | None, type[ProviderError]] = {
     404: UnknownModel,
     429: RateLimited,
 }
-LARGE = 20_000
-"""From here on an answer is too long to be sent byte by byte."""
 pytestmark = [needs_recordings, pytest.mark.timeout(1800 if EVERY_WAY else 120)]
-
-
-def ways(conversation: Any, number: int) -> list[tuple[str, str]]:
-    """In which pieces and which shape an exchange is to be sent."""
-    exchange = conversation["exchanges"][number]
-    if not exchange["stream"] or exchange["response"]["status"] >= 400:
-        return [("whole", "as recorded")]
-    modes = MODES if len(body(exchange)) < LARGE else MODES[:-1]
-    every = [(mode, shape) for mode in modes for shape in SHAPES]
-    return every if EVERY_WAY else [every[zlib.crc32(f"{conversation['id']}/{number}".encode()) % len(every)]]
 
 
 def fragments(answer: Answer) -> dict[int, str]:

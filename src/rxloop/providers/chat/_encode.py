@@ -17,6 +17,7 @@ from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings
+from rxloop.providers._kept import keep, kept
 from rxloop.providers.chat._schemas import response_format
 from rxloop.providers.presets import Preset
 from rxloop.providers.wire import Notice
@@ -24,7 +25,6 @@ from rxloop.state.history import History
 
 _WireKey = tuple[str | bool | None, ...]
 _BRIDGE = b'{"role":"assistant","content":"Understood."}'
-_wire_of = vars(Message)["_wire"].__get__
 _OURS = {"reasoning_details", "extra_content"}
 _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
@@ -133,19 +133,14 @@ class RequestEncoder:
         return b",".join(map(encode, messages))
 
     def _message(self, message: Message, notice: Notice) -> bytes:
-        try:
-            # The slot itself: where it is empty, pydantic would look for the name in other places first.
-            kept: tuple[_WireKey, bytes] = _wire_of(message)
-            if kept[0] == self._key:
-                return kept[1]
-        except AttributeError:
-            pass
+        found = kept(message, self._key, bytes)
+        if found is not None:
+            return found
         # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
         encoded = b"%b" % dumps(self._plain_message(message))
         if message.provider_state is not None and (others := message.provider_state.keys() - _OURS):
             notice("left_out", f"what {', '.join(sorted(others))} wants back with its own message")
-        object.__setattr__(message, "_wire", (self._key, encoded))
-        return encoded
+        return keep(message, self._key, encoded)
 
     def _plain_message(self, message: Message) -> dict[str, Any]:
         content = message.content

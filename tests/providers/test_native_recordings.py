@@ -1,0 +1,161 @@
+"""What vendors sent over APIs of their own, over HTTP and in awkward pieces, against what their own SDKs make of it.
+
+As in `test_recordings.py`, each exchange is asked for once, or with RXLOOP_RECORDINGS=all in every way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import orjson
+import pytest
+
+from native import NATIVE, Native
+from recorded import Vendor, names, needs_recordings, oracle, recording, replaying
+from recorded_ways import EVERY_WAY, SHAPES, ways
+from rxloop.errors import AuthenticationError, BadRequest, ProviderError, RateLimited, UnknownModel
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    LLMNoticeEvent,
+    ThoughtDeltaEvent,
+    ToolCallDeltaEvent,
+    UsageEvent,
+)
+from rxloop.providers._pool import Transport
+from servers import REQUEST, Answer, collect
+
+KINDS: dict[int, type[ProviderError]] = {
+    400: BadRequest,
+    401: AuthenticationError,
+    404: UnknownModel,
+    429: RateLimited,
+}
+APIS = ("gen", "msgs", "resp")
+NOT_OURS = (": messages: ", ": path ")
+"""What of a request is another than was recorded: the messages, and the path, which the tests of the wires look at."""
+pytestmark = [needs_recordings, pytest.mark.timeout(1800 if EVERY_WAY else 120)]
+
+
+def failure(answer: Answer, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What differs in an answer that fails, for the SDK or for us."""
+    broken = expected.get("error_mid_stream")
+    if answer.error is None or not (expected.get("http_error") or broken):
+        return [("error", answer.error, expected)]
+    body = (broken or expected).get("body") or {}
+    message = (body.get("error") or body).get("message") or (broken or expected)["message"]
+    pairs = {
+        "kind": isinstance(answer.error, KINDS.get(expected.get("status", 0), ProviderError)),
+        "message": " ".join(message.split())[:500] in str(answer.error),
+        "complete": not any(isinstance(event, ContentCompleteEvent) for event in answer.events),
+    }
+    return [(name, repr(answer.error), message) for name, right in pairs.items() if not right]
+
+
+def differences(answer: Answer, expected: dict[str, Any], native: Native) -> list[tuple[str, Any, Any]]:
+    """What differs between our reading and the SDK's, by name."""
+    if "http_error" in expected or expected.get("error_mid_stream") or answer.error is not None:
+        return failure(answer, expected)
+    theirs = native.told(expected)
+    message = answer.events[-1]
+    assert isinstance(message, ContentCompleteEvent)
+    calls = message.tool_calls
+    pairs = {
+        "text": (message.content, theirs.text),
+        "deltas": (_joined(answer, ContentDeltaEvent), message.content),
+        "reasoning": (message.reasoning or "", theirs.reasoning),
+        "thought deltas": (_joined(answer, ThoughtDeltaEvent), message.reasoning or ""),
+        "calls": ([(call.name, call.arguments) for call in calls], [each[1:] for each in theirs.calls]),
+        "ids": (
+            [call.id for call in calls],
+            [each[0] or ours.id for ours, each in zip(calls, theirs.calls, strict=False)],
+        ),
+        "fragments": (_arguments(answer), [call.arguments for call in calls]),
+        "finish": (message.raw_finish_reason, theirs.finish),
+        "usage": (_usage(answer), [theirs.usage] if theirs.usage else []),
+        "passed over": ([event.message for event in answer.events if isinstance(event, LLMNoticeEvent)], []),
+        "calls of the deltas": (
+            {(event.tool_call_id, event.name) for event in answer.events if isinstance(event, ToolCallDeltaEvent)},
+            {(call.id, call.name) for call in calls},
+        ),
+        "calls without an id": ([call for call in calls if not call.id], []),
+        "empty deltas": (any(event.delta == "" for event in answer.events if _is_delta(event)), False),
+    }
+    return [(name, ours, other) for name, (ours, other) in pairs.items() if ours != other]
+
+
+def _is_delta(event: Any) -> bool:
+    return isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent)
+
+
+def _joined(answer: Answer, kind: type[ContentDeltaEvent | ThoughtDeltaEvent]) -> str:
+    return "".join(event.delta for event in answer.events if isinstance(event, kind))
+
+
+def _arguments(answer: Answer) -> list[Any]:
+    """The arguments of the tool calls as they streamed."""
+    joined: dict[int, str] = {}
+    for event in answer.events:
+        if isinstance(event, ToolCallDeltaEvent):
+            joined[event.index] = joined.get(event.index, "") + event.fragment
+    return [orjson.loads(text) if text else {} for _, text in sorted(joined.items())]
+
+
+def _usage(answer: Answer) -> list[tuple[int, ...]]:
+    counted = [event.usage for event in answer.events if isinstance(event, UsageEvent)]
+    return [
+        (each.input_tokens, each.output_tokens, each.cached_tokens, each.cache_write_tokens, each.reasoning_tokens)
+        for each in counted
+    ]
+
+
+async def passed(vendor: Vendor, native: Native, name: str, number: int, wrong: list[Any]) -> bool:
+    """Ask for one exchange in its ways, and compare."""
+    conversation, expected = recording(name), oracle(name)[number]
+    exchange = conversation["exchanges"][number]
+    before = len(wrong)
+    for mode, shape in ways(conversation, number):
+        vendor.play(conversation, number, mode=mode, seed=number, **SHAPES[shape])
+        answer = await collect(vendor.provider(exchange).call(REQUEST))
+        found = differences(answer, expected, native)
+        found += [
+            ("request", each, None) for each in vendor.replay.problems if not any(words in each for words in NOT_OURS)
+        ]
+        wrong += [
+            (name, number, mode, shape, *each) for each in found if f"{name}/{number}/{each[0]}" not in native.differ
+        ]
+    return len(wrong) == before
+
+
+async def all_passed(api: str, transport: Transport) -> None:
+    """Ask for every exchange of an API, and compare."""
+    if api not in NATIVE:
+        pytest.skip("there is no wire for it yet")
+    native = NATIVE[api]
+    wrong: list[Any] = []
+    counts = Counter[bool]()
+    async with replaying(transport, native.make) as vendor:
+        for name in names(api=native.api):
+            for number in range(len(recording(name)["exchanges"])):
+                counts[await passed(vendor, native, name, number, wrong)] += 1
+    print(f"{native.api}: {counts[True]} of {counts.total()} exchanges")
+    assert counts.total() > 0
+    assert wrong == []
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_every_recorded_answer_means_what_the_sdk_says(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _give_keys(monkeypatch)
+    await all_passed(api, "httpx")
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_they_mean_the_same_over_aiohttp(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _give_keys(monkeypatch)
+    await all_passed(api, "aiohttp")
+
+
+def _give_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "a-key")
