@@ -4,7 +4,8 @@ import signal
 
 from hypothesis import settings
 
-pytest_plugins = ["services"]
+# In this order: services asks postgres.
+pytest_plugins = ["postgres", "services"]
 
 # A job in the background of a shell ignores Ctrl-C, and so would the commands that the tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import postgres
+
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -58,6 +60,7 @@ SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: (A2A_TCK / "run_tck.py").is_file() and (A2A_TCK / "venv/bin/python").exists(),
         "there are no official tests of A2A (a2aproject/a2a-tck in RXLOOP_A2A_TCK, with a venv of its own)",
     ),
+    "postgres": (postgres.there, "there is no PostgreSQL (Debian: apt-get install postgresql)"),
     "node-clients": (
         lambda: NODE is not None and (CLIENTS / ".installed").is_file(),
         "there is no node with the official clients of the server's protocols (scripts/clients)",

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postgres import new_schema
 from rxloop.errors import EventLogError, UnknownRun
-from rxloop.eventlog import MemoryEventLog, SqliteEventLog
+from rxloop.eventlog import MemoryEventLog, PostgresEventLog, SqliteEventLog
 from rxloop.protocol.events import ContentDeltaEvent, State
 from rxloop.protocol.mail import CancelMail
 from rxloop.testing import event_log_contract
 from rxloop.testing.event_log_contract._tools import Follower, begun, note, status, task
 
-BuiltIn = MemoryEventLog | SqliteEventLog
+BuiltIn = MemoryEventLog | SqliteEventLog | PostgresEventLog
 
 
 class MakeLog(Protocol):
@@ -26,14 +27,21 @@ class MakeLog(Protocol):
     def __call__(self, *, keep_deltas: bool = False) -> BuiltIn: ...
 
 
-@pytest.fixture(params=["memory", "sqlite"], scope="session")
+POSTGRES = pytest.param("postgres", marks=pytest.mark.service("postgres"))
+
+
+@pytest.fixture(params=["memory", "sqlite", POSTGRES], scope="session")
 def make_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeLog:
     """Makes a new, empty log at each call."""
 
     def sqlite(*, keep_deltas: bool = False) -> SqliteEventLog:
         return SqliteEventLog(tmp_path_factory.mktemp("log") / "runs.db", keep_deltas=keep_deltas)
 
-    return MemoryEventLog if request.param == "memory" else sqlite
+    def postgres(*, keep_deltas: bool = False) -> PostgresEventLog:
+        dsn = request.getfixturevalue("postgres")
+        return PostgresEventLog(dsn, schema=new_schema(), deltas="keep" if keep_deltas else "live")
+
+    return {"memory": MemoryEventLog, "sqlite": sqlite, "postgres": postgres}[request.param]
 
 
 @pytest.fixture
@@ -52,6 +60,13 @@ async def test_the_log_keeps_the_contract(make_log: MakeLog, check: event_log_co
 @pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
 async def test_two_logs_on_one_file_keep_the_contract(tmp_path: Path, check: event_log_contract.SharedCheck) -> None:
     await check(lambda: (SqliteEventLog(tmp_path / "runs.db"), SqliteEventLog(tmp_path / "runs.db")))
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
+async def test_two_logs_on_one_database_keep_the_contract(postgres: str, check: event_log_contract.SharedCheck) -> None:
+    schema = new_schema()
+    await check(lambda: (PostgresEventLog(postgres, schema=schema), PostgresEventLog(postgres, schema=schema)))
 
 
 def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:

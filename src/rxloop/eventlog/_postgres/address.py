@@ -1,0 +1,124 @@
+"""Where a Postgres database is, how it is called, and how a connection to it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from typing_extensions import override
+
+from rxloop.errors import ConfigurationError
+
+Row = tuple[Any, ...]
+Connection = psycopg.AsyncConnection[Row]
+
+_DEFAULTS: dict[str, Any] = {
+    # A server that does not answer is gone after a few seconds, and not after the minutes of the system.
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 8_000,
+    "application_name": "rxloop",
+}
+_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
+
+
+@dataclass(frozen=True)
+class Address:
+    """A database, and the schema in it that the tables are in.
+
+    Attributes:
+        dsn: What is connected to; maybe a PgBouncer that gives a connection for the time of a transaction.
+        session_dsn: What keeps a connection as long as it is wanted, for turns and LISTEN.
+        schema: The schema.
+    """
+
+    dsn: str
+    session_dsn: str
+    schema: str
+
+    def __post_init__(self) -> None:
+        if not _SCHEMA.fullmatch(self.schema):
+            raise ConfigurationError(f"schema is a plain name of at most 41 letters, digits and _, not {self.schema!r}")
+        for name, dsn in (("dsn", self.dsn), ("session_dsn", self.session_dsn)):
+            try:
+                conninfo_to_dict(dsn)
+            except (psycopg.Error, AttributeError, TypeError) as error:
+                # Not with the text, which may have a password in it.
+                raise ConfigurationError(
+                    f"{name} is no address of a Postgres database: write postgresql://user@host:5432/database"
+                ) from error
+
+    @cached_property
+    def _parts(self) -> dict[str, Any]:
+        return conninfo_to_dict(self.session_dsn)
+
+    @cached_property
+    def identity(self) -> Hashable:
+        """What two logs on one database and schema have in common."""
+        names = ("host", "hostaddr", "port", "dbname", "service")
+        return ("postgres", *(str(self._parts.get(name) or "") for name in names), self.schema)
+
+    @override
+    def __str__(self) -> str:
+        """The database as it is called in messages: without a password."""
+        parts = self._parts
+        host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "localhost"
+        return f"postgresql://{host}:{parts.get('port') or 5432}/{parts.get('dbname') or ''} ({self.schema})"
+
+    @property
+    def channel(self) -> str:
+        """Where it is told what is new."""
+        return f"rxloop_{self.schema}"
+
+    def sql(self, text: str) -> bytes:
+        """Write a statement, with the schema for `$s`."""
+        return _statement(text, self.schema)
+
+    async def connect(self, *, session: bool = False) -> Connection:
+        """Make a connection.
+
+        Args:
+            session: One that is not shared, and knows what was said to it before.
+
+        Raises:
+            psycopg.Error: There is no server, or it lets nobody in.
+        """
+        dsn = self.session_dsn if session else self.dsn
+        given = conninfo_to_dict(dsn)
+        options: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name not in given}
+        # What PgBouncer shares does not know the statements that were prepared before.
+        options |= {} if self.dsn == self.session_dsn or session else {"prepare_threshold": None}
+        try:
+            return await psycopg.AsyncConnection.connect(dsn, autocommit=True, client_encoding="utf8", **options)
+        except psycopg.InterfaceError as error:
+            if "ProactorEventLoop" in str(error):
+                raise ConfigurationError(
+                    "psycopg does not work in the event loop that Windows takes by itself: "
+                    "run it with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)"
+                ) from error
+            raise
+
+    async def tuned(self, connection: Connection) -> None:
+        """Keep a connection to the indexes: plans are kept from when the tables were empty, and go on being used."""
+        if self.dsn == self.session_dsn:
+            for setting in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"):
+                await connection.execute(f"SET {setting} = off".encode())
+
+
+@lru_cache(maxsize=512)
+def _statement(text: str, schema: str) -> bytes:
+    return text.replace("$s", sql.Identifier(schema).as_string(None)).encode()
+
+
+def here() -> asyncio.AbstractEventLoop:
+    """The event loop that runs."""
+    return asyncio.get_running_loop()

@@ -1,0 +1,113 @@
+"""The connections of a Postgres log in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+
+from rxloop.eventlog._postgres.address import Address, Connection
+from rxloop.eventlog._postgres.hearing import Hearing
+from rxloop.eventlog._postgres.lane import Lane, Lanes, T, Work
+from rxloop.eventlog._postgres.schema import check, migrate
+from rxloop.eventlog._postgres.turns import Turns
+from rxloop.eventlog._postgres.writer import Writer
+
+_WRITES_IN, _READS_IN = 10.0, 60.0
+"""Seconds in which a statement has to come to its end."""
+
+
+class Engine:
+    """All that a log has open in one event loop: at most six connections, made when they are first needed."""
+
+    def __init__(self, address: Address, *, lease: float, patience: float, readers: int = 2) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            address: The database.
+            lease: As for `Turns`.
+            patience: Seconds for which a server is asked again that does not answer.
+            readers: How many connections read what takes long.
+        """
+        place = str(address)
+        self.address, self.patience = address, patience
+        self._checked = False
+        self._checking = asyncio.Lock()
+        self._later: set[asyncio.Task[None]] = set()
+        self.write = Lane(self._for_writing, place, answers_in=_WRITES_IN)
+        self.read = Lanes([Lane(self._ready, place, answers_in=_READS_IN) for _ in range(readers)])
+        self._tails = Lane(self._ready, place, answers_in=_WRITES_IN)
+        self.hearing = Hearing(address, self._tails)
+        self.turns = Turns(address, lease, patience, self.check)
+        self.writer = Writer(address, self.write, self.turns.me, patience, self.hearing.wrote)
+
+    async def check(self) -> None:
+        """See that the tables are those that this program knows; they are made where they are not there."""
+        async with self._checking:
+            if self._checked:
+                return
+            # Where somebody may make tables, as a rule.
+            connection = await self.address.connect(session=True)
+            async with connection:
+                if not await check(connection, self.address):
+                    await migrate(connection, self.address)
+            self._checked = True
+
+    async def _ready(self) -> Connection:
+        await self.check()
+        connection = await self.address.connect()
+        await self.address.tuned(connection)
+        return connection
+
+    async def _for_writing(self) -> Connection:
+        connection = await self._ready()
+        if self.address.dsn == self.address.session_dsn:
+            self.hearing.own = connection.info.backend_pid
+        return connection
+
+    async def reading(self, work: Work[T]) -> T:
+        """Do something that reads."""
+        return await self.read.do(work, patience=self.patience)
+
+    async def writing(self, work: Work[T]) -> T:
+        """Do something that writes; it may be done twice."""
+        return await self.write.do(work, patience=self.patience)
+
+    async def as_owner(self, work: Work[T]) -> T:
+        """Do something before the tables are there."""
+        lane = Lane(lambda: self.address.connect(session=True), str(self.address), answers_in=inf)
+        try:
+            return await lane.do(work, patience=self.patience)
+        finally:
+            await lane.aclose()
+
+    def when_there_is_time(self, work: Work[None], failed: Callable[[Exception], None]) -> None:
+        """Do something that writes and for which nobody waits; `failed` gets its error."""
+
+        async def later() -> None:
+            try:
+                await self.writing(work)
+            except Exception as error:
+                failed(error)
+
+        task = asyncio.get_running_loop().create_task(later())
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def aclose(self) -> None:
+        """Write what waits, give all turns back, and close the connections."""
+        await self.writer.aclose()
+        if self._later:
+            await asyncio.wait(self._later)
+        await self.turns.aclose()
+        await self.hearing.aclose()
+        for lane in self._lanes():
+            await lane.aclose()
+
+    def _lanes(self) -> list[Lane]:
+        return [self.write, self._tails, *self.read.lanes, self.turns.lane]
+
+    def drop(self, *, forked: bool = False) -> None:
+        """Let go of everything, in an event loop that does not run any more, or in a child process."""
+        for lane in (*self._lanes(), self.hearing):
+            lane.drop(forked=forked)

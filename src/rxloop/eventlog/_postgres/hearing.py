@@ -1,0 +1,268 @@
+"""What is new in a Postgres log: one connection that listens, and one query for all runs that are followed here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import psycopg
+
+from rxloop.errors import EventLogError
+from rxloop.eventlog._postgres.address import Address, Connection
+from rxloop.eventlog._postgres.lane import Lane, release
+from rxloop.eventlog._postgres.rows import Batch, numbers
+from rxloop.eventlog._tail import Tail, Tails
+from rxloop.eventlog.rules import unknown_run
+from rxloop.protocol.events import Event
+
+log = logging.getLogger("rxloop")
+
+POLL_SECONDS = 1.0
+"""The net below the notifications: how often it is looked whether one was missed."""
+_AGAIN_SECONDS = (0.05, 2.0)
+_AT_ONCE = 256
+"""Events of one run that are fetched at once."""
+_NEW = f"""
+SELECT f.run, e.json FROM unnest(%s::bigint[], %s::int[], %s::int[]) AS f(run, seq, sub) CROSS JOIN LATERAL (
+    SELECT json FROM $s.events WHERE run = f.run AND (seq, sub) > (f.seq, f.sub) ORDER BY seq, sub LIMIT {_AT_ONCE}
+) AS e
+"""
+_STANDINGS = "SELECT number, seq, at_rest, state FROM $s.runs WHERE number = ANY (%s::bigint[])"
+_MAILED = """
+SELECT task_id, (SELECT max(number) FROM $s.mail WHERE run = runs.number) FROM $s.runs WHERE task_id = ANY (%s)
+"""
+
+
+class Hearing:
+    """Feeds the tails of the runs that are followed in one event loop, and tells of mail."""
+
+    def __init__(self, address: Address, lane: Lane) -> None:
+        """Begin with nobody who wants to know anything.
+
+        Args:
+            address: The database.
+            lane: The connection of the queries.
+        """
+        self._address, self._lane = address, lane
+        self.tails = Tails(self._begun)
+        self._watchers: dict[str, set[Callable[[], None]]] = {}
+        self._letters: dict[str, int] = {}
+        self._dirty: set[Tail] = set()
+        self._new = asyncio.Event()
+        self._due = False
+        """It is time to look whether a notification was missed."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._connection: Connection | None = None
+        self._pieces: dict[int, list[str]] = {}
+        self.own: int | None = None
+        """The number of the connection whose writes are known here without being told."""
+
+    def watch(self, task_id: str, arrived: Callable[[], None]) -> Callable[[], None]:
+        """Tell somebody of mail for a run; give what ends it."""
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            # By the loop, so that nothing that is done there comes in between.
+            loop.call_soon(arrived)
+
+        self._watchers.setdefault(task_id, set()).add(tell)
+        self._listen()
+
+        def leave() -> None:
+            watchers = self._watchers.get(task_id, set())
+            watchers.discard(tell)
+            if not watchers:
+                self._watchers.pop(task_id, None)
+                self._letters.pop(task_id, None)
+
+        def stop() -> None:
+            # Nobody is there in a loop that is closed.
+            with suppress(RuntimeError):
+                leave() if _here() is loop else loop.call_soon_threadsafe(leave)
+
+        return stop
+
+    def wrote(self, batch: Batch, number: int) -> None:
+        """Take note of what was written here: its followers here need not ask for it."""
+        tail = self.tails.of_number.get(number)
+        if tail is None:
+            return
+        if tail.continues(batch.expected_seq):
+            tail.take(batch.events)
+        else:
+            self._look(tail)
+
+    def sent(self, task_id: str) -> None:
+        """Take note of a letter that was sent."""
+        for tell in tuple(self._watchers.get(task_id, ())):
+            tell()
+
+    def _begun(self, tail: Tail) -> None:
+        self._listen()
+        # What came since the page was read that it begins after.
+        self._look(tail)
+
+    def _look(self, *tails: Tail) -> None:
+        self._dirty.update(tails)
+        self._new.set()
+
+    def _listen(self) -> None:
+        """See that it is listened while somebody wants to know something."""
+        if not any(not task.done() for task in self._tasks):
+            loop = asyncio.get_running_loop()
+            work = (self._hear(), self._fetch(), self._tick())
+            self._tasks = [loop.create_task(each, name="rxloop-log-tails") for each in work]
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            self._due = True
+            self._new.set()
+
+    # -- what is told
+
+    async def _hear(self) -> None:
+        pause, longest = _AGAIN_SECONDS
+        while True:
+            try:
+                self._connection = connection = await self._address.connect(session=True)
+                # A process that is frozen is not to fill the queue of all others: the server drops it.
+                await connection.execute(b"SET tcp_user_timeout = 5000")
+                await connection.execute(f'LISTEN "{self._address.channel}"'.encode())
+                pause = _AGAIN_SECONDS[0]
+                self._missed()
+                async for notify in connection.notifies():
+                    self._told(notify.payload, notify.pid)
+            except (psycopg.Error, OSError) as error:
+                log.debug("the event log %s cannot be listened to: %s", self._address, error)
+            finally:
+                if self._connection is not None:
+                    await self._connection.close()
+                    self._connection = None
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _missed(self) -> None:
+        """Find out what was told while nobody listened."""
+        self._pieces.clear()
+        self._look(*self.tails.of_number.values())
+        for task_id in tuple(self._watchers):
+            self.sent(task_id)
+
+    def _told(self, payload: str, pid: int) -> None:
+        kind, rest = payload[:1], payload[1:]
+        if kind == "m":
+            self.sent(rest)
+        elif pid == self.own:
+            return
+        elif kind == "e":
+            following = self.tails.of_number
+            if following:
+                self._look(*(following[number] for number in map(int, rest.split(",")) if number in following))
+        elif kind == "d":
+            self._said(rest, pid)
+
+    def _said(self, text: str, pid: int) -> None:
+        """Take a piece of a transient event; the pieces of one come one after the other."""
+        number, place, count, piece = text.split(":", 3)
+        tail = self.tails.of_number.get(int(number))
+        if tail is None:
+            return
+        pieces = self._pieces.setdefault(pid, [])
+        if place == "0":
+            pieces.clear()
+        pieces.append(piece)
+        if len(pieces) == int(count):
+            del self._pieces[pid]
+            tail.take([Event.from_json("".join(pieces))])
+
+    # -- what is asked for
+
+    async def _fetch(self) -> None:
+        while True:
+            await self._new.wait()
+            self._new.clear()
+            due, self._due = self._due, False
+            dirty, self._dirty = self._dirty, set()
+            try:
+                if due:
+                    dirty |= await self._look_at_all()
+                tails = [tail for tail in dirty if tail.readers]
+                if tails:
+                    await self._lane.do(partial(self._feed, tails), patience=POLL_SECONDS)
+            except EventLogError as error:
+                if not error.retryable:
+                    self.tails.fail(error)
+                # The next tick asks again, for all of them.
+
+    async def _feed(self, tails: Sequence[Tail], connection: Connection) -> None:
+        """Fetch what came of some runs, all in one query."""
+        places = [(tail.number, *tail.place) for tail in tails]
+        values = [numbers(each) for each in zip(*places, strict=True)]
+        cursor = await connection.execute(self._address.sql(_NEW), values, binary=True)
+        found: dict[int, list[bytes]] = {}
+        for number, json in await cursor.fetchall():
+            found.setdefault(number, []).append(json)
+        for tail in tails:
+            rows = found.get(tail.number, ())
+            try:
+                tail.take(map(Event.from_json, rows))
+            except Exception as error:
+                said = f"an event of the run {tail.task_id} cannot be read: {error}"
+                self._gone(tail, EventLogError(said, retryable=False))
+            if len(rows) == _AT_ONCE:
+                self._look(tail)
+
+    async def _look_at_all(self) -> set[Tail]:
+        """Find the runs that are not as they are known here; and tell of mail."""
+        grown = set[Tail]()
+        following, watched = self.tails.of_number, list(self._watchers)
+
+        async def work(connection: Connection) -> tuple[Iterable[tuple[int, ...]], Iterable[tuple[str, int | None]]]:
+            runs = await connection.execute(self._address.sql(_STANDINGS), (numbers(following),))
+            mail = await connection.execute(self._address.sql(_MAILED), (watched,)) if watched else None
+            return await runs.fetchall(), await mail.fetchall() if mail else ()
+
+        standings, letters = await self._lane.do(work, patience=POLL_SECONDS)
+        standing = {row[0]: row[1:] for row in standings}
+        for tail in list(following.values()):
+            if (found := standing.get(tail.number)) is None:
+                self._gone(tail, unknown_run(tail.task_id))
+            elif found[0] > tail.place[0]:
+                grown.add(tail)
+        for task_id, letter in letters:
+            known = self._letters.get(task_id)
+            if letter is not None and letter != known:
+                self._letters[task_id] = letter
+                self.sent(task_id)
+        return grown
+
+    def _gone(self, tail: Tail, error: EventLogError) -> None:
+        self.tails.forget(tail)
+        tail.fail(error)
+
+    # -- the end
+
+    async def aclose(self) -> None:
+        """Listen no more; who follows gets an error."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self.tails.fail(EventLogError(f"the event log {self._address} was closed while the run was followed"))
+
+    def drop(self, *, forked: bool = False) -> None:
+        """Let go of the connection, as `Lane.drop` does."""
+        release(self._connection, forked=forked)
+        self._connection = None
+
+
+def _here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

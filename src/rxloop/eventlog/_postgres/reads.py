@@ -1,0 +1,243 @@
+"""What is read from the tables of a Postgres log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from rxloop.errors import ConfigurationError, EventLogError
+from rxloop.eventlog._postgres.address import Address, Connection
+from rxloop.eventlog._postgres.rows import labels
+from rxloop.eventlog._postgres.turns import ALIVE
+from rxloop.eventlog._tail import Page, Place
+from rxloop.eventlog.rules import FINISHED, unknown_run
+from rxloop.eventlog.wanted import Wanted
+from rxloop.pipeline.values import Histories, Mark, RunRecord
+from rxloop.protocol.events import Event
+from rxloop.protocol.mail import Mail, read_mail
+from rxloop.protocol.messages import ErrorInfo, Usage
+
+MOST = (1 << 31) - 1
+"""The greatest number of an event."""
+_RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
+_PAGE = """
+SELECT r.number, r.seq, r.at_rest, r.state, e.seq, e.sub, e.json FROM $s.runs r LEFT JOIN LATERAL (
+    SELECT seq, sub, json FROM $s.events WHERE run = r.number AND {after} ORDER BY seq, sub LIMIT %(limit)s
+) AS e ON true WHERE r.task_id = %(task)s ORDER BY e.seq, e.sub
+"""
+SPAN = """until AS (
+    SELECT number FROM $s.runs WHERE task_id = %(before)s AND context_id = %(context)s
+), mark AS (
+    SELECT m.number FROM $s.runs m WHERE m.task_id = %(last)s AND m.context_id = %(context)s
+        AND m.number < coalesce((SELECT number FROM until), m.number + 1)
+        AND (%(runs)s, %(events)s) = (
+            SELECT count(*), coalesce(sum(seq), 0) FROM $s.runs WHERE context_id = %(context)s AND number <= m.number
+        )
+), span AS (
+    SELECT number, task_id, seq, at_rest FROM $s.runs WHERE context_id = %(context)s
+        AND number > coalesce((SELECT number FROM mark), 0)
+        AND number < coalesce((SELECT number FROM until), number + 1)
+)
+"""
+"""The runs of a conversation that come before a run, and after a mark if nothing before it has changed."""
+_HISTORIES = f"""
+WITH {SPAN}
+SELECT s.task_id, s.seq, e.seq, e.json, EXISTS (SELECT FROM mark)
+FROM (SELECT 1) AS one LEFT JOIN span s ON true LEFT JOIN $s.events e ON e.run = s.number AND e.sub = 0
+ORDER BY s.number, e.seq
+"""
+_ORPHANS = f"""
+WITH alive AS MATERIALIZED ({ALIVE})
+SELECT {_RECORD} FROM $s.runs r
+WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AND number IN (
+    SELECT number FROM $s.runs WHERE NOT at_rest AND (
+        state <> 'submitted' OR arrived <= now() - %(submitted)s * interval '1 second'
+        OR created <= extract(epoch FROM now()) * 1000 - %(submitted)s * 1000
+    )
+    UNION ALL
+    SELECT number FROM $s.runs w WHERE state NOT IN ('completed', 'failed') AND at_rest
+        AND state IN ('input-required', 'auth-required')
+        AND EXISTS (SELECT FROM $s.mail m WHERE m.run = w.number AND m.number > w.taken AND m.kind <> 'say')
+) AND NOT EXISTS (
+    SELECT FROM $s.turns t JOIN alive USING (key) WHERE t.context_id = r.context_id AND t.task_id = r.task_id
+) ORDER BY number
+"""
+
+
+async def page(
+    connection: Connection, address: Address, task_id: str, after: Place, deltas: bool, limit: int | None
+) -> Page:
+    """The events of a run after a place.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+    """
+    condition = "(seq, sub) > (%(seq)s, %(sub)s)" if deltas else "seq > %(seq)s AND sub = 0"
+    place = (min(after[0], MOST), min(after[1], MOST))
+    values = {"task": task_id, "seq": place[0], "sub": place[1], "limit": limit}
+    query = address.sql(_PAGE.replace("{after}", condition))
+    rows = await (await connection.execute(query, values, binary=True)).fetchall()
+    if not rows:
+        raise unknown_run(task_id)
+    number, seq, at_rest, state = rows[0][:4]
+    found = [row[4:] for row in rows if row[4] is not None]
+    end = found[-1][:2] if found else after
+    return Page(parsed((task_id, *row) for row in found), len(found), end, seq, at_rest, state, number)
+
+
+async def record(connection: Connection, address: Address, task_id: str) -> RunRecord:
+    """The record of a run.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+    """
+    query = address.sql(f"SELECT {_RECORD} FROM $s.runs WHERE task_id = %s")
+    row = await (await connection.execute(query, (task_id,))).fetchone()
+    if row is None:
+        raise unknown_run(task_id)
+    return record_of(row)
+
+
+async def records(
+    connection: Connection,
+    address: Address,
+    where: tuple[str, Sequence[Any]],
+    after: str | None,
+    limit: int | None,
+    newest_first: bool,
+) -> list[RunRecord]:
+    """The runs that meet a condition, by their numbers, from the one after that run.
+
+    Raises:
+        UnknownRun: The log does not hold the run `after`.
+    """
+    condition, values = where
+    order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+    if after is not None:
+        query = address.sql("SELECT number FROM $s.runs WHERE task_id = %s")
+        row = await (await connection.execute(query, (after,))).fetchone()
+        if row is None:
+            raise unknown_run(after)
+        condition, values = f"{condition} AND number {beyond} %s", [*values, row[0]]
+    query = f"SELECT {_RECORD} FROM $s.runs WHERE {condition} ORDER BY number {order} LIMIT %s"
+    rows = await (await connection.execute(address.sql(query), (*values, limit))).fetchall()
+    return [record_of(row) for row in rows]
+
+
+def condition_of(wanted: Wanted, latest_only: bool) -> tuple[str, list[Any]]:
+    """What somebody wants as the condition of a query over the table `runs`, and its values."""
+    where, values = ["true"], list[Any]()
+    for column, value in (
+        ("context_id = %s", wanted.context_id),
+        ("agent_name = %s", wanted.agent_name),
+        ("owner = %s", wanted.owner),
+        ("created >= %s", wanted.since),
+        ("created < %s", wanted.until),
+    ):
+        if value is not None:
+            where.append(column)
+            values.append(value)
+    if wanted.states is not None:
+        where.append("state = ANY (%s)")
+        values.append([*wanted.states])
+    if wanted.unfinished or (wanted.states is not None and not {*wanted.states} & {*FINISHED}):
+        # In these words, for the index that has only these runs.
+        where.append("state NOT IN ('completed', 'failed')")
+    if wanted.metadata:
+        where.append("labels @> %s")
+        values.append(labels(wanted.metadata))
+    met = " AND ".join(where)
+    if latest_only:
+        # Inside, the names of the columns are those of `later`.
+        later = "later.context_id = runs.context_id AND later.number > runs.number"
+        return f"{met} AND NOT EXISTS (SELECT FROM $s.runs AS later WHERE {later} AND {met})", values * 2
+    return met, values
+
+
+async def mail_of(connection: Connection, address: Address, task_id: str, after: int) -> list[tuple[int, Mail]]:
+    """The letters of a run after a number.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+        EventLogError: One cannot be read.
+    """
+    query = address.sql(
+        "SELECT m.number, m.json FROM $s.runs r LEFT JOIN $s.mail m ON m.run = r.number AND m.number > %s"
+        " WHERE r.task_id = %s ORDER BY m.number"
+    )
+    rows = await (await connection.execute(query, (after, task_id), binary=True)).fetchall()
+    if not rows:
+        raise unknown_run(task_id)
+    try:
+        return [(number, read_mail(json)) for number, json in rows if number is not None]
+    except ConfigurationError as error:
+        raise EventLogError(f"a letter to the run {task_id} cannot be read: {error}", retryable=False) from error
+
+
+async def histories(
+    connection: Connection, address: Address, context_id: str, before: str, after: Mark | None
+) -> Histories:
+    """The durable events of the runs of a conversation, as `ReadsConversations.histories` gives them."""
+    known = after or Mark(-1, 0, "")
+    values = {
+        "context": context_id,
+        "before": before,
+        "last": known.last,
+        "runs": known.runs,
+        "events": known.events,
+    }
+    rows = await (await connection.execute(address.sql(_HISTORIES), values, binary=True)).fetchall()
+    marked = bool(rows[0][4])
+    runs = {task_id: seq for task_id, seq, *_ in rows if task_id is not None}
+    base = after if after is not None and marked else Mark(0, 0, "")
+    last = next(reversed(runs), base.last)
+    mark = Mark(base.runs + len(runs), base.events + sum(runs.values()), last)
+    events = parsed((row[0], row[2], 0, row[3]) for row in rows if row[3] is not None)
+    return Histories(events, mark, whole=not marked)
+
+
+async def orphans(
+    connection: Connection, address: Address, submitted_before: float, settling: float
+) -> list[RunRecord]:
+    """The runs to go on with that have no living holder, and those that were submitted long ago.
+
+    Args:
+        connection: The connection.
+        address: The database.
+        submitted_before: Seconds that a submitted run is left to those who were told of it.
+        settling: Seconds after the start of the server in which the living take their turns again.
+    """
+    values = {"submitted": submitted_before, "settling": settling}
+    rows = await (await connection.execute(address.sql(_ORPHANS), values)).fetchall()
+    return [record_of(row) for row in rows]
+
+
+def record_of(row: Sequence[Any]) -> RunRecord:
+    """The record that a row makes."""
+    *plain, metadata, usage, error = row
+    return RunRecord(
+        *plain,
+        metadata=orjson.loads(metadata) if metadata else {},
+        usage=Usage.model_validate_json(usage) if usage else None,
+        error=ErrorInfo.model_validate_json(error) if error else None,
+    )
+
+
+def parsed(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
+    """The events of rows.
+
+    Raises:
+        EventLogError: One cannot be read; the message names it.
+    """
+    events: list[Event] = []
+    for task_id, seq, _, data in rows:
+        try:
+            events.append(Event.from_json(data))
+        except Exception as error:
+            raise EventLogError(
+                f"the event {seq} of the run {task_id} cannot be read: {error}; all other runs are as they were",
+                retryable=False,
+            ) from error
+    return events

@@ -1,0 +1,201 @@
+"""PostgreSQL for tests: databases of one's own in a server that is there, and servers of one's own.
+
+`postgres` is the fixture of a database that nothing is in, as a DSN; `PostgresServer` is a server in a temporary
+folder, which can be stopped, killed and started again. Mark what needs either with `@pytest.mark.service("postgres")`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STARTS_IN = 30
+"""Seconds that a server may take to answer."""
+
+
+def _programs() -> Path | None:
+    """Where the programs of the newest PostgreSQL are."""
+    found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
+    here = shutil.which("initdb")
+    found += [Path(here).parent] if here else []
+    return max(found, default=None, key=lambda path: (len(path.parent.name), path.parent.name))
+
+
+def _user() -> str | None:
+    """Who runs a server of one's own: it does not run as root."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in ("postgres", "nobody") if name in names), None)
+
+
+@cache
+def _running() -> str | None:
+    """The DSN of a server that is there, and lets one make databases."""
+    import psycopg
+
+    given = os.environ.get("RXLOOP_TEST_PG")
+    places = [given] if given else ["host=127.0.0.1 user=postgres dbname=postgres", "user=postgres dbname=postgres"]
+    for dsn in places:
+        with suppress(psycopg.Error), psycopg.connect(dsn, connect_timeout=2) as connection:
+            row = connection.execute("SELECT rolcreatedb FROM pg_roles WHERE rolname = current_user").fetchone()
+            if row and row[0]:
+                return dsn
+    return None
+
+
+def there() -> bool:
+    """Whether there is a PostgreSQL, or one can be started."""
+    try:
+        import psycopg as psycopg
+    except ImportError:
+        return False
+    return _running() is not None or _programs() is not None
+
+
+class PostgresServer:
+    """A server of one's own in a temporary folder, which is gone at the end of the `with` block.
+
+    Attributes:
+        dsn: That of its database `postgres`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Make a server; it is started by `with`.
+
+        Args:
+            **settings: Of `postgresql.conf`.
+        """
+        programs = _programs()
+        assert programs is not None
+        self._programs = programs
+        self._settings = settings
+        self._user = _user()
+        self._folder = Path()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self.dsn = ""
+
+    def __enter__(self) -> PostgresServer:
+        self._folder = Path(tempfile.mkdtemp(prefix="rxloop-pg-"))
+        if self._user is not None:
+            shutil.chown(self._folder, self._user)
+        options = ("--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-sync", "--no-locale")
+        made = self._started("initdb", f"--pgdata={self._folder / 'data'}", *options).wait(STARTS_IN)
+        assert made == 0, (self._folder / "log").read_text()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        settings = {"fsync": "off", "listen_addresses": "127.0.0.1", **self._settings}
+        settings |= {"port": self.port, "unix_socket_directories": self._folder}
+        with (self._folder / "data" / "postgresql.conf").open("a", encoding="utf-8") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+        self.dsn = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(crash=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        import psycopg
+
+        deadline = time.monotonic() + STARTS_IN
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                # One that was killed may still have children, and then it does not start yet.
+                self._process = self._started("postgres", "-D", str(self._folder / "data"))
+            with suppress(psycopg.Error), psycopg.connect(self.dsn, connect_timeout=5):
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"the server at {self.dsn} does not start: {(self._folder / 'log').read_text()}")
+
+    def stop(self, *, crash: bool = False) -> None:
+        """Stop it, and so end all sessions; or let it crash, by its own signals."""
+        self._end(signal.SIGQUIT if crash else signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kill its first process without a word; the others find out by themselves."""
+        self._end(signal.SIGKILL)
+        (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to its first process."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(number)
+            process.wait(STARTS_IN)
+
+    def _started(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self._folder / "log").open("ab") as log:
+            command = [str(self._programs / program), *arguments]
+            return subprocess.Popen(
+                command, user=self._user, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+
+@contextmanager
+def database(server: str) -> Generator[str]:
+    """A new database in a server, as a DSN; it is dropped after the block."""
+    import psycopg
+    from psycopg.conninfo import make_conninfo
+
+    name = f"rxloop_test_{secrets.token_hex(6)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE \"{name}\" TEMPLATE template0 ENCODING 'UTF8'".encode())
+        # Nothing in it is to outlive the power.
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off'.encode())
+    try:
+        yield make_conninfo(server, dbname=name)
+    finally:
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A database of this test session, as a DSN: make a schema of your own in it."""
+    running = _running()
+    if running is not None:
+        with database(running) as dsn:
+            yield dsn
+        return
+    if _programs() is None:
+        pytest.skip("there is no PostgreSQL (Debian: apt-get install postgresql)")
+    with PostgresServer() as server:
+        _wait_until_old(server.dsn)
+        with database(server.dsn) as dsn:
+            yield dsn
+
+
+def _wait_until_old(dsn: str) -> None:
+    """Wait until nobody thinks that the server has started just now."""
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_sleep(greatest(0, 5.1 - extract(epoch FROM now() - pg_postmaster_start_time())))")
+
+
+def new_schema() -> str:
+    """The name of a schema that nobody has."""
+    return f"t_{secrets.token_hex(6)}"
