@@ -24,8 +24,11 @@ from misbehaving import PLANTED
 from reasoning import CASES, Case, add, by_step
 from rxloop import (
     Agent,
+    Citation,
     CustomEvent,
     Event,
+    FilePart,
+    ImagePart,
     Limits,
     MemoryEventLog,
     PendingInput,
@@ -51,6 +54,8 @@ SHOW_MAP: dict[str, Any] = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 """A tool that the client carries out; it comes with the start of a run."""
+IMAGE = ImagePart(data=b"\x89PNG\x00", media_type="image/png")
+CITATION = Citation(url="https://example.org", title="A page", text="words", start=0, end=2)
 FRAME = 0.0005
 """Seconds between two deltas of a turn that takes time."""
 
@@ -114,6 +119,12 @@ async def muse(ctx: RunContext[Any]) -> str:
 
 
 @tool
+async def draw() -> list[Any]:
+    """Makes a picture and a file."""
+    return ["Drawn:", IMAGE, FilePart(url="https://example.org/a.pdf", filename="a.pdf")]
+
+
+@tool
 async def write(ctx: RunContext[Any]) -> str:
     """Makes a file, piece by piece."""
     file = await ctx.artifacts.create(f"page-{ctx.step}-{ctx.index}.html", media_type="text/html")
@@ -136,7 +147,21 @@ async def planted_question(ctx: RunContext[Any]) -> str:
     return f"{PLANTED} {await ctx.ask(PLANTED)}"
 
 
-TOOLS = [work, late, fail, nothing, sure, pay, sign_in, muse, write, planted_secret, planted_question, request_input]
+TOOLS = [
+    work,
+    late,
+    fail,
+    nothing,
+    sure,
+    pay,
+    sign_in,
+    muse,
+    draw,
+    write,
+    planted_secret,
+    planted_question,
+    request_input,
+]
 
 # -- what the model says
 
@@ -236,6 +261,7 @@ CALLS = st.one_of(
     st.sampled_from(
         [call("late", "0"), call("fail", "0"), call("nothing", "1"), call("muse", "0"), call("write", "0")]
     ),
+    st.just(call("draw", "0")),
     st.sampled_from([call("sure", "0"), call("pay", "0", amount=5), call("sign_in", "0")]),
     st.just(call("request_input", "0", prompt="Where?", fields={"city": "string", "nights": "integer"})),
     st.just(call("show_map", "0", city="Oslo")),
@@ -257,11 +283,15 @@ USAGES = st.sampled_from(
 def _turns(draw: Any) -> Any:
     text = draw(st.sampled_from(TEXTS))
     slow = draw(st.booleans())
+    # A message with no call is a piece of an answer, which the model goes on with.
+    pauses = not draw(st.integers(0, 9))
     said = turn(
         Frames((text or "-", "-", text or "-", "|"), FRAME) if slow else text,
-        calls=draw(st.lists(CALLS, min_size=1, max_size=4)),
+        calls=[] if pauses else draw(st.lists(CALLS, min_size=1, max_size=4)),
         reasoning=draw(st.sampled_from([None, "Let me\nsee."])),
         usage=draw(USAGES),
+        finish_reason="pause" if pauses else None,
+        files=draw(st.sampled_from([[], [], [IMAGE]])),
     )
     if draw(st.integers(0, 4)):
         return said
@@ -273,6 +303,9 @@ ANSWERS = st.sampled_from(
         "Done.",
         turn(frames("D-o-n-e-.|", FRAME), reasoning="Is it?", usage=Usage(input_tokens=1, output_tokens=2)),
         turn("Half of", finish_reason="length"),
+        turn("Well", finish_reason="pause"),
+        turn("Look:", files=[IMAGE], citations=[CITATION]),
+        turn(files=[IMAGE, IMAGE]),
         "",
         RateLimited(f"{PLANTED}: later"),
         frames("So-#", FRAME),

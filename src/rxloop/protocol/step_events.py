@@ -142,8 +142,9 @@ class ContentCompleteEvent(Event):
     reasoning: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall])
     finish_reason: str = "stop"
-    """`stop`, `tool_calls`, `length`, `content_filter`; `canceled` when the message was cut off; `interrupted` when
-    that was done to say something more: what there was of it stands in the history."""
+    """`stop`, `tool_calls`, `length`, `content_filter`; `pause` where the model goes on when it is asked again;
+    `canceled` when the message was cut off; `interrupted` when that was done to say something more: what there was of
+    it stands in the history."""
     raw_finish_reason: str | None = None
     """What the vendor called it."""
     provider_state: dict[str, Any] | None = None

@@ -26,7 +26,7 @@ class Result(Generic[O]):
         state: `completed`, `failed`, `canceled`, `input-required` or `auth-required`; `working` if the attempt ended
             and its log could not take the end, so that the run has not.
         reason: What ended an attempt that has no answer, such as `max_iterations`.
-        content: The text of the answer, partial where there is none.
+        content: The text of the answer, partial where there is none; of one that came in pieces, that of the last.
         files: Images and files that the model has made with the answer.
         citations: What the text of the answer rests on, as the provider says.
         messages: The history, well-formed: `agent.run([*result.messages, "And Bergen?"])` goes on by hand.

@@ -129,8 +129,13 @@ class RunState:
             return False
         newest = self.messages[-1]
         if newest.role == "assistant":
-            return not newest.tool_calls
+            return not newest.tool_calls and not self.to_be_continued
         return self.answered and newest.role == "tool"
+
+    @property
+    def to_be_continued(self) -> bool:
+        """Whether the model's newest message is a piece of an answer: it goes on when it is sent the history again."""
+        return self.last is not None and self.last.finish_reason == "pause" and not self.last.tool_calls
 
     @property
     def has_answered(self) -> bool:
@@ -138,6 +143,8 @@ class RunState:
         if not self.unheard or self.held or self.last is None or len(self.messages) <= self.unheard:
             return self.done
         newest = self.messages[-1 - self.unheard]
+        if self.to_be_continued:
+            return False
         return (newest.role == "assistant" and not newest.tool_calls) or (self.answered and newest.role == "tool")
 
     @property

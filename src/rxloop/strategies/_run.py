@@ -220,9 +220,15 @@ class StrategyRun:
         line = branch or self.name
         said = self.ctx.bind(branch=line).state.messages[self._born[line] :] if line in self._born else ()
         tail = (*said, Message.user(prompt))
+        begun = len(self.state.messages)
 
         def shaped(request: ModelRequest) -> ModelRequest:
-            return request.replace(tail=tail, tools=tuple(tool for tool in request.tools if tool.answer))
+            request = request.replace(tail=tail, tools=tuple(tool for tool in request.tools if tool.answer))
+            pieces = request.messages[begun:]
+            if not pieces or any(piece.role != "assistant" or piece.tool_calls for piece in pieces):
+                return request
+            # Pieces of the answer, with which the model goes on, stand behind what it answers.
+            return request.replace(messages=request.messages[:begun], tail=(*tail, *pieces))
 
         await self._sender.iterate(self.ctx, shaped)
         return self.state.content

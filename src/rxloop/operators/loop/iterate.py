@@ -48,7 +48,8 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
 
     Between iterations it reads the state of the run, and nothing else, to see whether the model has answered, the run
     waits for input, or a limit is reached. A request that was too long for the model is sent again under the same step,
-    with more `pressure`, for compressors to read.
+    with more `pressure`, for compressors to read. A message that ends with the finish reason `pause` is a piece of an
+    answer: the next iteration sends the history with it, and the model goes on.
 
     Args:
         pipeline: What carries out one iteration: `op.compose(op.call_model(), op.run_tools(), ...)`.
@@ -202,7 +203,7 @@ class _Iterations:
 
     def _enough(self, state: RunState) -> bool:
         """Count the iteration that has just ended; True if it was the last that was asked for."""
-        if self._times is None or _too_long(state) is not None or _lacks_calls(state):
+        if self._times is None or _too_long(state) is not None or _lacks_calls(state) or state.to_be_continued:
             return False
         self._times -= 1
         return self._times <= 0

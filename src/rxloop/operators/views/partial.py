@@ -23,7 +23,7 @@ from rxloop.tools.output import VALUE, adapter_of, is_object, output_of
 E = TypeVar("E")
 T = TypeVar("T")
 
-_CUT_OFF = ("canceled", "interrupted")
+_CUT_OFF = ("canceled", "interrupted", "pause")
 _STEP = 16
 """An answer of n characters is read again when it has grown by a character, or by n / 16 if that is more."""
 

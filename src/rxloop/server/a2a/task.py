@@ -113,7 +113,7 @@ class TaskFold:
                 self._shown = True
                 return [self._answer(change.delta, append=append, last=False)]
             case StepEnded(event=ContentCompleteEvent() as message, outcome="complete") if message.content:
-                if message.tool_calls or message.left_out:
+                if message.tool_calls or message.left_out or message.finish_reason == "pause":
                     return [self._status(message, "working", message.content)]
                 self._keep(self._answer(message.content, append=False, last=False))
                 return []

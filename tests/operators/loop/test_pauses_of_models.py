@@ -1,0 +1,115 @@
+"""Answers that a model gives in pieces: it ends with the finish reason `pause`, and goes on when it is asked again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from runs import collect, outcome, shape
+from rxloop import Agent, CheckpointEvent, LimitReached, Limits, LLMCallEvent, MemoryEventLog, op, tool
+from rxloop.operators.loop.iterate import iterate
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.strategies import Reasoning, strategy
+from rxloop.testing import ScriptedModel, call, turn
+
+PIECE = turn("I search.", finish_reason="pause", raw_finish_reason="pause_turn")
+
+
+class City(BaseModel):
+    name: str
+
+
+async def test_the_model_is_sent_the_history_with_its_piece_and_goes_on() -> None:
+    model = ScriptedModel(PIECE, turn("And search.", finish_reason="pause"), "It rains.")
+    run = Agent(model).run("Weather?")
+    events = await collect(run.pipe(op.grammar()))
+    result = await run
+    assert [shape(request.messages) for request in model.requests] == [
+        ["user: Weather?"],
+        ["user: Weather?", "assistant: I search."],
+        ["user: Weather?", "assistant: I search.", "assistant: And search."],
+    ]
+    assert (result.output, result.finish_reason) == ("It rains.", "stop")
+    assert shape(result.messages)[1:] == ["assistant: I search.", "assistant: And search.", "assistant: It rains."]
+    assert [event.step for event in events if isinstance(event, LLMCallEvent)] == ["1", "2", "3"]
+    assert [event.iteration for event in events if isinstance(event, CheckpointEvent)] == [1, 2, 3]
+
+
+async def test_whoever_reads_the_text_gets_all_of_it() -> None:
+    run = Agent(ScriptedModel(PIECE, "It rains.")).run("Weather?")
+    assert "".join([text async for text in run.text()]) == "I search.It rains."
+
+
+async def test_a_piece_counts_as_an_iteration_so_that_a_model_which_only_pauses_comes_to_an_end() -> None:
+    model = ScriptedModel(*[PIECE] * 9)
+    with pytest.raises(LimitReached) as caught:
+        await Agent(model, limits=Limits(iterations=3)).run("Weather?")
+    assert len(model.requests) == 3
+    assert (caught.value.result.reason, caught.value.result.content) == ("max_iterations", "I search.")
+    assert caught.value.result.finish_reason == "pause"
+
+
+async def test_a_message_that_pauses_and_calls_tools_is_one_that_calls_tools() -> None:
+    @tool
+    async def look() -> str:
+        return "rain"
+
+    model = ScriptedModel(turn("I look.", calls=[call("look")], finish_reason="pause"), "It rains.")
+    result = await Agent(model, tools=[look]).run("Weather?")
+    assert [message.role for message in result.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+async def test_a_run_that_was_cut_off_between_two_pieces_goes_on_with_the_next() -> None:
+    log = MemoryEventLog()
+    model = ScriptedModel(PIECE, "It rains.", "It snows.")
+    agent = Agent(model, log=log)
+    first = await agent.run("Weather?")
+    at = next(event.seq for event in await log.read(first.task_id) if event.kind == "content-complete")
+    result = await agent.fork(first.task_id, at)
+    assert result.output == "It snows."
+    assert shape(model.requests[2].messages) == ["user: Weather?", "assistant: I search."]
+
+
+async def test_what_was_said_meanwhile_comes_behind_the_piece() -> None:
+    def heard(request: ModelRequest) -> Any:
+        return str(len(request.messages))
+
+    def say(request: ModelRequest) -> Any:
+        run.say("In Oslo.")
+        return PIECE
+
+    run = Agent(ScriptedModel(say, heard)).run("Weather?")
+    result = await run
+    assert shape(result.messages) == ["user: Weather?", "assistant: I search.", "user: In Oslo.", "assistant: 3"]
+
+
+async def test_a_piece_is_no_typed_answer() -> None:
+    model = ScriptedModel(turn('{"name": "Os', finish_reason="pause"), '{"name": "Oslo"}')
+    agent = Agent(model, output_type=City)
+    run = agent.run("Where?")
+    values = [value async for value in run.pipe(op.partial(City)) if isinstance(value, City)]
+    assert values == [City(name="Oslo")]
+    assert (await run).output == City(name="Oslo")
+    assert len(model.requests) == 2
+
+
+async def test_so_many_iterations_are_so_many_whole_messages() -> None:
+    model = ScriptedModel(PIECE, "It rains.")
+    result = await Agent(model, strategy=lambda loop: iterate(loop, 1)).run("Weather?")
+    assert result.output == "It rains."
+
+
+async def test_a_line_of_a_strategy_gives_the_whole_message_and_so_does_its_answer() -> None:
+    @strategy
+    async def twice(run: Reasoning) -> str:
+        draft = await run.ask("Draft?", times=1)
+        return await run.conclude(f"Better than {draft.text}?")
+
+    model = ScriptedModel(PIECE, "A draft.", PIECE, "An answer.")
+    result = await outcome(Agent(model, strategy=twice).run("Weather?"))
+    assert result.output == "An answer."
+    assert model.requests[2].tail[-1].text == "Better than A draft.?"
+    assert shape(model.requests[3].messages) == ["user: Weather?"]
+    assert shape(model.requests[3].tail)[-2:] == ["user: Better than A draft.?", "assistant: I search."]
