@@ -41,7 +41,9 @@ def test_a_model_is_known_under_each_of_its_names(model: str, known: str) -> Non
     assert find_price(model) is PRICES[known]
 
 
-@pytest.mark.parametrize("model", ["openai:gpt-5-pro", "openai:gpt-5-codex", "custom:gpt-5", "ollama:qwen3", "", ":"])
+@pytest.mark.parametrize(
+    "model", ["openai:gpt-5-pro", "openai:gpt-5-codex", "openai:claude-opus-5", "custom:gpt-5", "ollama:qwen3", "", ":"]
+)
 def test_what_only_looks_like_a_model_that_is_known_is_not_guessed(model: str) -> None:
     assert find_model(model) is None
     assert find_price(model) is None

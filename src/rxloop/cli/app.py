@@ -41,7 +41,9 @@ COMMANDS = {
     "graph": _Command("graph:graph", "Draw the thoughts of a run."),
     "export": _Command("transfer:export", "Write the events of a run as JSON, one a line."),
     "import": _Command("transfer:import_", "Take runs over from a file."),
-    "models": _Command("models:models", "List the models that can be named, and which keys are set."),
+    "models": _Command(
+        "models:models", "List the models that can be named, what is known of them, and which keys are set."
+    ),
     "strategies": _Command("strategies:strategies", "List the reasoning strategies, or show the stages of one."),
     "protocol": _Command("protocol:protocol", "List the kinds of events, or the fields of one."),
     "doctor": _Command("doctor:doctor", "Check that everything rxloop needs is installed and works."),

@@ -17,7 +17,7 @@ from rxloop._version import __version__
 from rxloop.cli import options
 from rxloop.cli.finding import Finding, Findings, Grade
 from rxloop.cli.installed import installed
-from rxloop.cli.models import key_state
+from rxloop.cli.models import key_state, key_variable
 from rxloop.cli.network import endpoint, reached
 from rxloop.cli.render import many
 from rxloop.cli.store import check_writable, default_database
@@ -85,9 +85,10 @@ def _program() -> Findings:
 
 
 def _models() -> Findings:
-    keys = [preset.key_env for preset in PRESETS.values() if preset.key() is not None]
+    # Several presets may read one variable.
+    keys = dict.fromkeys(str(key_variable(preset)) for preset in PRESETS.values() if preset.key() is not None)
     if keys:
-        yield Finding(Grade.good, f"keys are set: {', '.join(map(str, keys))}")
+        yield Finding(Grade.good, f"keys are set: {', '.join(keys)}")
     else:
         hint = "export ZAI_API_KEY=..., or one of those that `rxloop models` lists; servers on this machine need none"
         yield Finding(Grade.note, "no key is set", hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 _MAKERS = (
     (re.compile(r"claude-"), "anthropic"),
@@ -12,8 +12,16 @@ _MAKERS = (
     (re.compile(r"glm-"), "zai"),
 )
 """Whose a model is, by how its name begins."""
-_HOSTS = frozenset(("anthropic", "azure", "bedrock", "gemini", "google", "openai", "vertex", "zai"))
-"""Who serves models under their makers' list prices: the first word of a preset's name, as in `openai_responses`."""
+_HOSTS: Mapping[str, Collection[str]] = {
+    "anthropic": ("anthropic",),
+    "azure": ("anthropic", "openai"),
+    "bedrock": ("anthropic", "openai"),
+    "google": ("google",),
+    "openai": ("openai",),
+    "vertex": ("anthropic", "google"),
+    "zai": ("zai",),
+}
+"""Who serves the models of whom under their list prices, by the first word of a preset's name: `openai_responses`."""
 GATEWAYS = frozenset(("openrouter", "vercel"))
 """Who serves models of many makers, under prices of its own."""
 
@@ -33,6 +41,11 @@ def host_of(model: str) -> str:
     return prefix if colon else ""
 
 
+def makers_at(host: str) -> Collection[str]:
+    """Whose models somebody serves under the list prices of their makers."""
+    return _HOSTS.get(host.partition("_")[0], ())
+
+
 def names_of(model: str) -> Iterator[str]:
     """The names under which a table may know a model, the most exact first.
 
@@ -42,15 +55,15 @@ def names_of(model: str) -> Iterator[str]:
     yield model
     host = host_of(model)
     name = model.removeprefix(f"{host}:")
-    served = not host or host.partition("_")[0] in _HOSTS
-    if served:
+    makers = makers_at(host) if host else [maker for _, maker in _MAKERS]
+    if makers:
         # What stands before it is the path of a resource.
         name = _BEDROCK.sub("", name.rpartition("/")[2].lower())
     for each in _undated(name):
         if host:
             yield f"{host}:{each}"
         maker = next((maker for begins, maker in _MAKERS if begins.match(each)), None)
-        if served and maker is not None:
+        if maker in makers:
             # Gateways write the version of a Claude with a dot.
             yield f"{maker}:{each.replace('.', '-') if maker == 'anthropic' else each}"
 
