@@ -40,6 +40,7 @@ class Received:
     path: str
     headers: dict[str, str]
     body: Any
+    raw: bytes
 
 
 class Server:
@@ -86,7 +87,7 @@ class Server:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers["content-length"]))
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]
-        self.requests.append(Received(head[0].split()[1], headers, orjson.loads(body)))
+        self.requests.append(Received(head[0].split()[1], headers, orjson.loads(body), body))
         self.asked.set()
         lines = [f"HTTP/1.1 {reply.status} Whatever", "transfer-encoding: chunked"]
         lines += [f"content-type: {reply.content_type}"] if reply.content_type else []

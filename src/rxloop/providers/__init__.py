@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from rxloop.providers._keys import KeySource, Sign
 from rxloop.providers._timeouts import Timeouts
 from rxloop.providers._vendors import PRESETS
 from rxloop.providers.bounds import Bounds
 from rxloop.providers.catalog import CATALOG, PRICES, KnownModel, find_model, find_price
+from rxloop.providers.clouds import bedrock_url, vertex_url
 from rxloop.providers.fallback import Fallback, fallback
 from rxloop.providers.hedge import Hedge, hedge
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
@@ -25,6 +27,7 @@ __all__ = [
     "Fallback",
     "HTTPModel",
     "Hedge",
+    "KeySource",
     "KnownModel",
     "Limited",
     "ModelOptions",
@@ -32,7 +35,9 @@ __all__ = [
     "Price",
     "Retry",
     "Routed",
+    "Sign",
     "Timeouts",
+    "bedrock_url",
     "fallback",
     "find_model",
     "find_price",
@@ -43,4 +48,5 @@ __all__ = [
     "resolve_model",
     "retrying",
     "routed",
+    "vertex_url",
 ]

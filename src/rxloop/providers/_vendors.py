@@ -59,6 +59,7 @@ _KNOWN = (
         version_env="OPENAI_API_VERSION",
         key_env="AZURE_OPENAI_API_KEY",
         key_header="api-key",
+        token_source=True,
         max_tokens_field="max_completion_tokens",
         hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
     ),

@@ -18,6 +18,7 @@ from rxloop.protocol.events import Event
 from rxloop.providers import _errors
 from rxloop.providers._draft import Draft
 from rxloop.providers._gate import gate_of
+from rxloop.providers._keys import KeySource, Sign, called_key, signature
 from rxloop.providers._pool import ClientPool, Transport
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers._secrets import shown_address
@@ -34,6 +35,7 @@ from rxloop.stream.connect import Cold
 if TYPE_CHECKING:
     import httpx
 
+    from rxloop.providers._exchange import Answer, Client
     from rxloop.providers._watch import Watch
 
 Push = Callable[[Event], None]
@@ -44,8 +46,12 @@ class ModelOptions(TypedDict, total=False):
 
     base_url: str | None
     """The address of the endpoint; None takes that of the preset."""
-    api_key: str | None
-    """The key; None takes it from the environment when the model is called."""
+    api_key: str | KeySource | None
+    """The key, or a function that gives it or a token, also an `async` one; None takes it from the environment when the
+    model is called. The function is called for each request, on the event loop, and keeps a token while it holds."""
+    sign: Sign | None
+    """A function that signs each request, as Amazon's Bedrock wants it, in place of a key: it takes the method, the
+    address, the headers and the body, and gives the headers to add, also as an `async` function."""
     http_client: httpx.AsyncClient | None
     """Your own httpx client. It is used as it is and never closed; it belongs to the event loop that it was first used
     in. Redirects are not followed, since the key would go along."""
@@ -87,7 +93,8 @@ class HTTPModel:
         wire: Wire,
         *,
         base_url: str | None,
-        api_key: str | None,
+        api_key: str | KeySource | None,
+        sign: Sign | None,
         http_client: httpx.AsyncClient | None,
         transport: Transport | None,
         timeout: Timeouts,
@@ -103,6 +110,7 @@ class HTTPModel:
         # The name on the stream has no password and no key in it.
         self._address = shown_address(base_url or "")
         self._api_key = api_key
+        self._sign = sign
         self._timeout = timeout
         self._retry = retry
         self._stream = stream
@@ -113,7 +121,10 @@ class HTTPModel:
         self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
         self._wire = wire
         self._pool = ClientPool(timeout, stream, http_client, transport, bounds)
-        self._where: tuple[str, str | None, _errors.Endpoint] | None = None
+        self._where: tuple[str, _errors.Endpoint] | None = None
+        """The address, and the endpoint that it makes."""
+        self._made: tuple[_errors.Endpoint, str | None, _errors.Endpoint] | None = None
+        """An endpoint, its key, and what these make with the headers."""
 
     def __repr__(self) -> str:
         return f"<HTTPModel {self.name}>"
@@ -159,9 +170,9 @@ class HTTPModel:
         await self._pool.aclose_unused()
 
     async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
-        from rxloop.providers._exchange import receive, send
+        from rxloop.providers._exchange import receive
 
-        where = self._endpoint(request.settings.headers)
+        where = self._endpoint()
         failure: RxloopError | None = None
         try:
             # Watched from here on: making the first client may take a while, since its library is loaded then.
@@ -169,10 +180,10 @@ class HTTPModel:
             with watch:
                 if watch.late:
                     raise _errors.out_of_time(where, self._timeout.total or 0)
+                where = await self._with_headers(where, request.settings.headers)
                 async with lease as client:
-                    # A variable for the body would keep it until the answer ends.
                     draft = Draft(push, request.step, where, request.tools, self._rules, self._bounds)
-                    response = await send(client, where, where.headers, self._wire.encode(request, draft.notice))
+                    response = await self._post(client, where, request, draft)
                     reader = self._wire.reader(draft)
                     await receive(response, where, reader, self._stream, gate_of(request), watch, self._bounds)
                 self._pool.tidy()
@@ -191,36 +202,68 @@ class HTTPModel:
         if watch.late:
             raise _errors.out_of_time(where, self._timeout.total or 0)
 
-    def _endpoint(self, more: Mapping[str, str]) -> _errors.Endpoint:
-        """The endpoint of a request; made once for all requests that have no headers of their own."""
-        base, key = self._base_url or self.preset.url(), self._api_key or self.preset.key()
-        if not more and self._where is not None and self._where[:2] == (base, key):
-            return self._where[2]
-        url = self._wire.url(base)
-        name = self.model if self.preset.nameless else self.name
-        where = _errors.Endpoint(name, url, self.preset.key_env, self.preset.hint)
-        where = replace(where, headers=self._request_headers(more, key, where))
-        if not more:
-            self._where = (base, key, where)
-        return where
+    def _endpoint(self) -> _errors.Endpoint:
+        """The endpoint without the headers of a request; made once for each address."""
+        base = self._base_url or self.preset.url()
+        if self._where is None or self._where[0] != base:
+            name = self.model if self.preset.nameless else self.name
+            preset = self.preset
+            where = _errors.Endpoint(name, self._wire.url(base), preset.key_env, preset.hint, key_hint=preset.key_hint)
+            self._where = base, where
+        return self._where[1]
 
-    def _request_headers(self, more: Mapping[str, str], key: str | None, where: _errors.Endpoint) -> dict[str, str]:
+    async def _with_headers(self, where: _errors.Endpoint, more: Mapping[str, str]) -> _errors.Endpoint:
+        """The endpoint with the headers of a request; made once for all requests of a key that have none of their own.
+
+        Raises:
+            ProviderError: There is no key.
+        """
+        own = {**self._headers, **{name.lower(): value for name, value in more.items()}} if more else self._headers
+        header = self.preset.key_header
+        if self._sign is not None or header in own or "authorization" in own:
+            key = None
+        elif callable(source := self._api_key or self._key_of_preset()):
+            key = await called_key(source, where)
+            header = "authorization" if self.preset.token_source else header
+        elif source is None and self.preset.key_env is not None and not self.preset.key_optional:
+            raise _errors.missing_key(where)
+        else:
+            key = source
+        if not more and self._made is not None and self._made[0] is where and self._made[1] == key:
+            return self._made[2]
         headers = {
             "content-type": "application/json",
             "accept": "text/event-stream" if self._stream else "application/json",
             # Compression of small chunks costs more than it saves, and holds them back.
             "accept-encoding": "identity",
             **self._wire.headers,
-            **self._headers,
-            **{name.lower(): value for name, value in more.items()},
+            **own,
         }
-        header = self.preset.key_header
-        if header not in headers and "authorization" not in headers:
-            if key is not None:
-                headers[header] = f"Bearer {key}" if header == "authorization" else key
-            elif self.preset.key_env is not None and not self.preset.key_optional:
-                raise _errors.missing_key(where)
-        return headers
+        if key is not None:
+            headers[header] = f"Bearer {key}" if header == "authorization" else key
+        made = replace(where, headers=headers)
+        # What is signed is another one each time.
+        if not more and self._sign is None:
+            self._made = where, key, made
+        return made
+
+    def _key_of_preset(self) -> str | KeySource | None:
+        key = self.preset.key()
+        if key is not None or self.preset.key_source is None:
+            return key
+        self._api_key = self.preset.key_source()
+        return self._api_key
+
+    async def _post(self, client: Client, where: _errors.Endpoint, request: ModelRequest, draft: Draft) -> Answer:
+        from rxloop.providers._exchange import send
+
+        if self._sign is None:
+            # A variable for the body would keep it until the answer begins.
+            return await send(client, where, where.headers, self._wire.encode(request, draft.notice))
+        body = self._wire.encode(request, draft.notice)
+        # Into the headers of the endpoint, so that they are known for secrets.
+        where.headers.update(await signature(self._sign, where, body))
+        return await send(client, where, where.headers, body)
 
 
 def http_model(model: str | None, preset: Preset, wire: MakesWire, **options: Unpack[ModelOptions]) -> HTTPModel:
@@ -249,6 +292,7 @@ def http_model(model: str | None, preset: Preset, wire: MakesWire, **options: Un
         wire(model, preset, stream=stream),
         base_url=None if base_url is None else checked_url(base_url),
         api_key=given("api_key"),
+        sign=given("sign"),
         http_client=http_client,
         transport=transport,
         timeout=given("timeout") or Timeouts(),

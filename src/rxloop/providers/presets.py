@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from rxloop.errors import ConfigurationError
+from rxloop.providers._keys import KeySource
 from rxloop.providers._secrets import redacted, shown_address
 from rxloop.providers._tags import THOUGHT_TAGS
 
@@ -40,6 +41,8 @@ class Preset:
     """Where the endpoint is, without what the wire adds, such as `/chat/completions`; None where it must be given."""
     url_env: str | None = None
     """The environment variable that puts another address in its place; what it leaves out comes from `base_url`."""
+    find_url: Callable[[], str] | None = None
+    """Makes the address from the environment, where it depends on more than one variable; in place of `base_url`."""
     api_version: str | None = None
     """As Azure has it: a version in the query, and each model at the address of its deployment."""
     version_env: str | None = None
@@ -50,6 +53,12 @@ class Preset:
     """Another one, which is read where the first is not set."""
     key_header: str = "authorization"
     """The header that the key goes in; in `authorization` it goes as a bearer token."""
+    key_source: Callable[[], KeySource] | None = None
+    """Makes what gives the key of each request where no variable of the environment has it."""
+    token_source: bool = False
+    """A function that is passed as `api_key=` gives a token of the vendor's accounts, which goes as a bearer token."""
+    key_hint: str = ""
+    """What to do in place of setting a key."""
     key_optional: bool = False
     """The endpoint may work without a key."""
     default_model: str | None = None
@@ -115,6 +124,8 @@ class Preset:
         Raises:
             ConfigurationError: No address is known, or it is not an http address.
         """
+        if self.find_url is not None:
+            return checked_url(self.find_url())
         given = os.environ.get(self.url_env, "").strip() if self.url_env else ""
         try:
             url = _completed(given, self.base_url or "") if given else self.base_url

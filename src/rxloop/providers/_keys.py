@@ -1,0 +1,54 @@
+"""Keys and signatures that somebody's function gives, for each request anew."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from inspect import isawaitable
+from typing import cast
+
+from rxloop.errors import AuthenticationError, RxloopError
+from rxloop.providers._errors import Endpoint
+
+KeySource = Callable[[], str | Awaitable[str]]
+"""Gives the key, or a token, of a request. It is called for each one, and keeps the token for as long as that holds."""
+Sign = Callable[[str, str, Mapping[str, str], bytes], Mapping[str, str] | Awaitable[Mapping[str, str]]]
+"""Takes the method, the address, the headers and the body of a request, and gives the headers to add."""
+
+
+async def called_key(source: KeySource, where: Endpoint) -> str:
+    """The key that a function gives.
+
+    Raises:
+        AuthenticationError: It gives none.
+    """
+    key = await _result(source, f"no API key for {where}: what api_key= calls")
+    if isinstance(key, str) and key.strip():
+        return key.strip()
+    found = "an empty text" if isinstance(key, str) else f"a {type(key).__name__}"
+    raise AuthenticationError(f"no API key for {where}: what api_key= calls gave {found}, and not a key")
+
+
+async def signature(sign: Sign, where: Endpoint, body: bytes) -> dict[str, str]:
+    """The headers that sign a request.
+
+    Raises:
+        AuthenticationError: There are none.
+    """
+    what = f"the request to {where} is not signed: what sign= calls"
+    headers = await _result(lambda: sign("POST", where.url, dict(where.headers), body), what)
+    if isinstance(headers, Mapping):
+        found = cast("Mapping[str, str]", headers)
+        return {str(name).lower(): str(value) for name, value in found.items()}
+    raise AuthenticationError(f"{what} gave a {type(headers).__name__}, and not the headers to add")
+
+
+async def _result(call: Callable[[], object], what: str) -> object:
+    try:
+        found = call()
+        return await found if isawaitable(found) else found
+    except RxloopError:
+        raise
+    except Exception as error:
+        # The name alone: in the words of such an error there may be a key.
+        said = f"{what} raised {type(error).__name__}"
+    raise AuthenticationError(said)
