@@ -9,7 +9,7 @@ from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, HTTPModel, Preset, openai_chat, resolve_model
-from rxloop.providers.chat._wire import chat_url
+from rxloop.providers._openai_urls import chat_url, responses_url
 from servers import REQUEST, Server, collect, say
 
 ALL = sorted(PRESETS)
@@ -146,6 +146,27 @@ async def test_a_preset_of_ones_own_is_one_line(server: Server, monkeypatch: pyt
 )
 def test_azure_has_a_deployment_and_a_version_in_the_address(base: str, url: str) -> None:
     assert chat_url(AZURE, base, "my gpt") == "https://r.openai.azure.com" + url
+
+
+@pytest.mark.parametrize(
+    ("base", "version", "url"),
+    [
+        ("", "", "/openai/v1/responses"),
+        ("", "2025-04-01-preview", "/openai/responses?api-version=2025-04-01-preview"),
+        ("?api-version=2025-05-01", "2025-04-01-preview", "/openai/responses?api-version=2025-05-01"),
+        ("/openai/v1", "2025-04-01-preview", "/openai/v1/responses"),
+        ("/openai/deployments/x", "2025-04-01-preview", "/openai/responses?api-version=2025-04-01-preview"),
+    ],
+)
+def test_azure_has_responses_with_a_version_and_without(
+    base: str, version: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_VERSION", version)
+    assert responses_url(AZURE, "https://r.openai.azure.com" + base) == "https://r.openai.azure.com" + url
+
+
+def test_openai_has_responses_beside_chat() -> None:
+    assert responses_url(PRESETS["openai"], "https://api.openai.com/v1") == "https://api.openai.com/v1/responses"
 
 
 async def test_azure_takes_all_of_it_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
