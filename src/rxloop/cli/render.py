@@ -39,6 +39,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.parts import with_placeholders
 from rxloop.thoughts.drawing import label, one_line, visible
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
@@ -168,7 +169,7 @@ def _describe_bookkeeping(event: Event) -> Text:
         case ContentCompleteEvent():
             # What it thinks comes as thoughts.
             calls = ", ".join(THINK_ALOUD if call.name == THINK_ALOUD else called(call) for call in event.tool_calls)
-            text = Text(event.content.strip())
+            text = Text(with_placeholders(event.content.strip(), event.files))
             return text or Text(f"asks for {calls}" if calls else f"({one_line(event.finish_reason)})", "dim")
         case UsageEvent():
             return Text(f"{event.input_tokens:,} tokens in, {event.output_tokens:,} out", "dim")

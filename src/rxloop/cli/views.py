@@ -8,7 +8,7 @@ from reactivex import Observable, abc
 from rich.text import Text
 
 from rxloop.cli.options import ThoughtLevel
-from rxloop.cli.render import describe, ending, many, record
+from rxloop.cli.render import WIDTH, describe, ending, many, record
 from rxloop.operators import View
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -21,6 +21,7 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     ends_attempt,
 )
+from rxloop.thoughts.drawing import one_line
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 
@@ -61,6 +62,8 @@ class _Live:
             if not self._open and event.content:
                 self._say(event.content)
             self._open = False
+            for file in event.files:
+                self._line(Text(f"~ {one_line(file.placeholder, WIDTH)}", "blue"))
         elif isinstance(event, ThoughtDeltaEvent):
             if main and self._thoughts is ThoughtLevel.all:
                 self._reasoned = True

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from rxloop.protocol.envelope import Event, absent
 from rxloop.protocol.messages import Citation, ErrorInfo, Media, Message, ToolCall, Usage, Wire
+from rxloop.protocol.parts import with_placeholders
 from rxloop.protocol.unchecked import unchecked
 from rxloop.protocol.visibility import hidden_places, id_unless_hidden, shown_calls
 
@@ -157,7 +158,8 @@ class ContentCompleteEvent(Event):
     @override
     def describe(self) -> str:
         calls = ", ".join(_written(call) for call in self.tool_calls)
-        return " -> ".join(part for part in (self.content, calls) if part) or self.finish_reason
+        said = with_placeholders(self.content, self.files) if self.files else self.content
+        return " -> ".join(part for part in (said, calls) if part) or self.finish_reason
 
 
 class ToolCallDeltaEvent(Event):

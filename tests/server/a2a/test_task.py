@@ -13,11 +13,21 @@ from reactivex import from_iterable
 
 from misbehaving import PLANTED
 from runs_of_all_kinds import AnyRun, any_run
-from rxloop import Agent, ArtifactUpdateEvent, Event, MemoryEventLog, RunContext, Runtime, tool
+from rxloop import (
+    Agent,
+    ArtifactUpdateEvent,
+    Event,
+    FilePart,
+    ImagePart,
+    MemoryEventLog,
+    RunContext,
+    Runtime,
+    tool,
+)
 from rxloop.errors import RunError
 from rxloop.protocol.events import ends_attempt
 from rxloop.server.a2a.task import TaskFold, Update, folded, updates
-from rxloop.testing import ScriptedModel, call, frames
+from rxloop.testing import ScriptedModel, call, frames, turn
 
 
 class Client:
@@ -153,3 +163,32 @@ async def test_text_that_came_to_nothing_is_taken_back() -> None:
     assert client.task.status.state == pb.TASK_STATE_FAILED
     assert client.artifacts == texts(folded(events).task)
     assert ends_attempt(events[-1])
+
+
+async def test_each_file_of_the_model_is_an_artifact() -> None:
+    log = MemoryEventLog()
+    chart = ImagePart(data=b"\x89PNG", media_type="image/png")
+    linked = FilePart(url="https://example.org/a.pdf", filename="a.pdf")
+    run = Agent(ScriptedModel(turn("See.", files=[chart, linked])), log=log).run("Draw.")
+    await run
+    events = [*await log.read(run.task_id)]
+    answer, image, file = folded(events).task.artifacts
+    assert answer.parts[0].text == "See."
+    assert (image.parts[0].raw, image.parts[0].media_type) == (b"\x89PNG", "image/png")
+    assert (file.parts[0].url, file.name) == ("https://example.org/a.pdf", "a.pdf")
+    client = Client()
+    for update in told(events):
+        client.take(update)
+    assert sorted(each.artifact_id for each in client.task.artifacts) == sorted(
+        each.artifact_id for each in folded(events).task.artifacts
+    )
+
+
+async def test_a_piece_of_an_answer_is_no_answer_yet() -> None:
+    log = MemoryEventLog()
+    run = Agent(ScriptedModel(turn("I search.", finish_reason="pause"), "It rains."), log=log).run("Weather?")
+    await run
+    events = [*await log.read(run.task_id)]
+    said = [each for each in told(events) if isinstance(each, pb.TaskStatusUpdateEvent)]
+    assert [each.status.message.parts[0].text for each in said if each.status.HasField("message")] == ["I search."]
+    assert texts(folded(events).task) == {f"{run.task_id}:answer": "It rains."}

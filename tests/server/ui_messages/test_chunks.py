@@ -19,7 +19,7 @@ from rxloop.protocol.events import (
     ToolCallDeltaEvent,
     ToolCompleteEvent,
 )
-from rxloop.protocol.messages import ToolCall, Usage
+from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall, Usage
 from rxloop.server.chat.chat import chat
 from rxloop.server.ui_messages.chunks import Chunk, chunks, encode, with_done
 from rxloop.server.ui_messages.message import ui_message
@@ -138,3 +138,27 @@ def test_what_was_written_to_the_cache_is_told_where_there_was_any() -> None:
     written = told(llm(), end(usage=Usage(input_tokens=9, cached_tokens=4, cache_write_tokens=3)))[-1]
     assert written["messageMetadata"]["usage"]["inputTokenDetails"] == {"cacheReadTokens": 4, "cacheWriteTokens": 3}
     assert "inputTokenDetails" not in told(llm(), end(usage=Usage(input_tokens=9)))[-1]["messageMetadata"]["usage"]
+
+
+def test_the_pages_that_a_text_rests_on_and_its_files_stand_behind_it() -> None:
+    page, other = "https://example.org", "https://example.org/b"
+    citations = [Citation(url=page, title="A page"), Citation(title="a book"), Citation(url=page), Citation(url=other)]
+    files = [
+        ImagePart(data=b"\xff\xfe", media_type="image/png"),
+        FilePart(url="https://example.org/a.pdf", filename="a.pdf"),
+    ]
+    found = told(llm(), at(ContentCompleteEvent, content="See.", citations=citations, files=files), end())
+    assert found[5:9] == [
+        {"type": "source-url", "sourceId": "t:1:source:0", "url": page, "title": "A page"},
+        {"type": "source-url", "sourceId": "t:1:source:1", "url": other},
+        {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,//4="},
+        {"type": "file", "mediaType": "application/octet-stream", "url": "https://example.org/a.pdf"},
+    ]
+    assert types(found[9:]) == ["finish-step", "finish"]
+    parts = ui_message(found)["parts"]
+    assert [part["type"] for part in parts] == ["step-start", "text", "source-url", "source-url", "file", "file"]
+
+
+def test_a_page_is_nothing_that_a_click_could_run() -> None:
+    found = told(llm(), at(ContentCompleteEvent, content="x", citations=[Citation(url="javascript:alert(1)")]), end())
+    assert "source-url" not in types(found)

@@ -164,11 +164,12 @@ def said(message: Message, message_id: str, task_id: str, context_id: str) -> pb
         task_id=task_id,
         context_id=context_id,
         role=pb.ROLE_USER if message.role == "user" else pb.ROLE_AGENT,
-        parts=[_shown(part) for part in content],
+        parts=[shown(part) for part in content],
     )
 
 
-def _shown(part: Part) -> pb.Part:
+def shown(part: Part) -> pb.Part:
+    """A part of a message, as A2A has it."""
     if isinstance(part, TextPart):
         return pb.Part(text=part.text)
     made = pb.Part(media_type=part.media_type or "", filename=getattr(part, "filename", None) or "")

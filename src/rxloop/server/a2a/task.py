@@ -25,7 +25,7 @@ from rxloop.protocol.questions import PendingInput
 from rxloop.protocol.run_events import State
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.stream import OVER
-from rxloop.server.a2a.parts import data_part, piece_of, said, struct_of
+from rxloop.server.a2a.parts import data_part, piece_of, said, shown, struct_of
 from rxloop.server.chat.changes import CallProgress, Change, StepEnded, TextDelta
 from rxloop.server.chat.fold import ChatFold
 
@@ -112,11 +112,8 @@ class TaskFold:
                 append, self._written = change.id == self._written, change.id
                 self._shown = True
                 return [self._answer(change.delta, append=append, last=False)]
-            case StepEnded(event=ContentCompleteEvent() as message, outcome="complete") if message.content:
-                if message.tool_calls or message.left_out or message.finish_reason == "pause":
-                    return [self._status(message, "working", message.content)]
-                self._keep(self._answer(message.content, append=False, last=False))
-                return []
+            case StepEnded(event=ContentCompleteEvent() as message, outcome="complete"):
+                return self._said_whole(message)
             case CallProgress():
                 return [self._status(event, "working", change.event.message)]
             case ThoughtStreamEvent() if self._thoughts:
@@ -126,6 +123,22 @@ class TaskFold:
                 return []
             case _:
                 return []
+
+    def _said_whole(self, message: ContentCompleteEvent) -> list[Update]:
+        """A whole message: the answer, unless more is to come; each of its files is an artifact."""
+        updates: list[Update] = []
+        if message.content:
+            if message.tool_calls or message.left_out or message.finish_reason == "pause":
+                updates.append(self._status(message, "working", message.content))
+            else:
+                self._keep(self._answer(message.content, append=False, last=False))
+        for number, file in enumerate(message.files):
+            name = f"{self._task.id}:{message.step}:file:{number}"
+            artifact = pb.Artifact(artifact_id=name, name=getattr(file, "filename", None) or "", parts=[shown(file)])
+            update = self._update(artifact, append=False, last=True)
+            self._keep(update)
+            updates.append(update)
+        return updates
 
     def _begin(self, event: TaskEvent) -> pb.Task:
         task_id, context_id = event.task_id, event.context_id

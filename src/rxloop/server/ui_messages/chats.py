@@ -10,7 +10,7 @@ from reactivex import from_iterable
 
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import Event, TaskEvent
-from rxloop.protocol.messages import FilePart, Message, TextPart
+from rxloop.protocol.messages import Message, TextPart
 from rxloop.run.ids import id_of_key
 from rxloop.server.access import Principal
 from rxloop.server.chat.chat import chat
@@ -19,6 +19,7 @@ from rxloop.server.refusals import Refused
 from rxloop.server.starting import known
 from rxloop.server.ui_messages.bodies import Asked
 from rxloop.server.ui_messages.chunks import Chunk, chunks
+from rxloop.server.ui_messages.data_parts import file_part
 from rxloop.server.ui_messages.message import ui_message
 from rxloop.state.conversation import conversation, read_log
 
@@ -154,8 +155,4 @@ def _asked(events: Sequence[Event], new: Any) -> list[dict[str, Any]]:
 def _part(part: Any) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    media_type = part.media_type or "application/octet-stream"
-    written = part.model_dump(mode="json")
-    url = part.url if part.url is not None else f"data:{media_type};base64,{written['data']}"
-    named = {"filename": part.filename} if isinstance(part, FilePart) and part.filename else {}
-    return {"type": "file", "mediaType": media_type, "url": url, **named}
+    return file_part(part)

@@ -13,6 +13,7 @@ from rxloop.operators.views._types import View
 from rxloop.protocol.events import (
     ArtifactUpdateEvent,
     AskingEvent,
+    ContentCompleteEvent,
     Event,
     InputReceivedEvent,
     PendingInput,
@@ -23,7 +24,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Usage
 from rxloop.server.chat import changes as to
 from rxloop.server.chat.changes import Change
-from rxloop.server.ui_messages.data_parts import data_part
+from rxloop.server.ui_messages.data_parts import data_part, parts_beside
 
 log = logging.getLogger("rxloop")
 
@@ -173,6 +174,9 @@ class _Fold:
             case to.StepEnded():
                 if item.outcome == "void" and self._text_shown:
                     self._emit("data-rxloop-void", data={"step": item.event.step})
+                elif isinstance(item.event, ContentCompleteEvent) and item.outcome == "complete":
+                    for part in parts_beside(item.id, item.event):
+                        self._emit(**part)
                 self._text_shown = False
             case to.TextBegan():
                 self._text_shown = True

@@ -1,12 +1,15 @@
-"""What has no part of its own in a UI message, as data parts."""
+"""What is told beside the text and the calls of a UI message: pages and files, and data parts for all the rest."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from rxloop.protocol.events import (
+    ContentCompleteEvent,
     CustomEvent,
     Event,
     GapEvent,
@@ -14,6 +17,7 @@ from rxloop.protocol.events import (
     SubtaskEvent,
     ThoughtStreamEvent,
 )
+from rxloop.protocol.messages import FilePart, ImagePart
 
 _ENVELOPE = frozenset(to for field in Event.model_fields.values() if (to := field.serialization_alias) is not None)
 _TOLD = frozenset(("stage", "context-compressed", "thinking-failed", "tools-unavailable"))
@@ -43,3 +47,30 @@ def _fields(event: Event) -> dict[str, Any]:
     """What an event says beside its envelope, as clients may see it."""
     fields: dict[str, Any] = orjson.loads(event.to_json(public=True))
     return {name: value for name, value in fields.items() if name not in _ENVELOPE}
+
+
+def parts_beside(id: str, message: ContentCompleteEvent) -> Iterator[dict[str, Any]]:
+    """Tell of the pages that the text of a message rests on, and of its files.
+
+    Args:
+        id: That of the text.
+        message: The message.
+    """
+    # A page is shown once, however many words rest on it.
+    pages: dict[str, str | None] = {}
+    for citation in message.citations:
+        if citation.url and citation.url.startswith(("https://", "http://")):
+            pages.setdefault(citation.url, citation.title)
+    for number, (url, title) in enumerate(pages.items()):
+        named = {"title": title} if title else {}
+        yield {"type": "source-url", "sourceId": f"{id}:source:{number}", "url": url, **named}
+    for file in message.files:
+        yield file_part(file, named=False)
+
+
+def file_part(file: ImagePart | FilePart, *, named: bool = True) -> dict[str, Any]:
+    """Write a file as the AI SDK has it; chunks take no name."""
+    media_type = file.media_type or ("image/*" if isinstance(file, ImagePart) else "application/octet-stream")
+    url = file.url if file.url is not None else f"data:{media_type};base64,{b64encode(file.data or b'').decode()}"
+    name = {"filename": file.filename} if named and isinstance(file, FilePart) and file.filename else {}
+    return {"type": "file", "mediaType": media_type, "url": url, **name}

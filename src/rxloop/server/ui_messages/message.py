@@ -40,6 +40,8 @@ def ui_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
             streaming[chunk["id"]]["text"] += chunk["delta"]
         elif kind in ("text-end", "reasoning-end"):
             streaming.pop(chunk["id"])["state"] = "done"
+        elif kind in ("file", "source-url"):
+            parts.append(dict(chunk))
         elif kind.startswith("tool-"):
             _call(parts, calls, chunk)
         elif kind.startswith("data-") and not chunk.get("transient"):
