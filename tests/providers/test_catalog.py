@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from rxloop.protocol.events import Event, UsageEvent
@@ -47,6 +49,12 @@ def test_a_model_is_known_under_each_of_its_names(model: str, known: str) -> Non
 def test_what_only_looks_like_a_model_that_is_known_is_not_guessed(model: str) -> None:
     assert find_model(model) is None
     assert find_price(model) is None
+
+
+def test_a_name_that_is_too_long_to_be_one_takes_no_time() -> None:
+    begun = time.process_time()
+    assert find_model("openai:gpt-5" + "-20250101" * 100_000) is None
+    assert time.process_time() - begun < 1
 
 
 def test_a_gateway_has_the_facts_of_a_model_and_prices_of_its_own() -> None:

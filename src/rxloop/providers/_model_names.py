@@ -34,6 +34,9 @@ _ENDINGS = re.compile(
     r"|-00\d$"  # Google's version
 )
 
+_LONGEST = 300
+"""Characters of a name that can be another's: names of models come from logs, too, and may be anything."""
+
 
 def host_of(model: str) -> str:
     """Who serves the model of a model string, or '' where it names nobody."""
@@ -53,6 +56,8 @@ def names_of(model: str) -> Iterator[str]:
     'anthropic:claude-sonnet-5-5'
     """
     yield model
+    if len(model) > _LONGEST:
+        return
     host = host_of(model)
     name = model.removeprefix(f"{host}:")
     makers = makers_at(host) if host else [maker for _, maker in _MAKERS]

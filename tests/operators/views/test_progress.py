@@ -37,6 +37,13 @@ def test_a_tally_after_each_outcome() -> None:
     assert str(found[-1]) == "2 answered, 1 failed, 4,500 tokens, $0.02"
 
 
+def test_the_tokens_of_a_run_are_not_taken_for_one_long_request() -> None:
+    found: list[Tally] = []
+    price = Price(input=2, output=10, above=(1, Price(input=100, output=100)))
+    rx.from_iterable(OUTCOMES).pipe(op.tally(price)).subscribe(found.append)
+    assert found[-1].dollars == pytest.approx(3 * 0.007)
+
+
 def test_without_a_price_there_is_no_cost() -> None:
     found: list[Tally] = []
     rx.from_iterable(OUTCOMES[:1]).pipe(op.tally()).subscribe(found.append)
