@@ -1,0 +1,75 @@
+"""What the vendors' own SDKs send to the clouds, and what we send there: to a server that keeps both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import openai
+import pytest
+
+from rxloop.providers import openai_chat
+from rxloop.providers.http_model import HTTPModel
+from servers import REQUEST, Received, Server, collect, say
+
+pytestmark = pytest.mark.usefixtures("transport")
+HI: Any = [{"role": "user", "content": "hi"}]
+KEYS = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "anthropic-beta", "content-type")
+VERSION = "2025-04-01-preview"
+
+
+async def theirs(server: Server, call: Awaitable[Any]) -> Received:
+    """The request that an SDK makes; what it thinks of the answer does not matter."""
+    answer = await call
+    await answer.close()
+    return server.requests[-1]
+
+
+async def ours(server: Server, model: HTTPModel) -> Received:
+    """The request that we make."""
+    await collect(model.call(REQUEST))
+    await model.aclose()
+    return server.requests[-1]
+
+
+def same(one: Received, other: Received, *but: str) -> None:
+    """See that two requests go to the same place with the same key, and say the same but for some fields."""
+    assert one.path == other.path
+    assert {name: one.headers.get(name) for name in KEYS} == {name: other.headers.get(name) for name in KEYS}
+    bodies = [{name: value for name, value in each.body.items() if name not in but} for each in (one, other)]
+    assert bodies[0] == bodies[1]
+
+
+def root(server: Server) -> str:
+    return server.base_url.removesuffix("/v1")
+
+
+def key() -> str:
+    return "token"
+
+
+@pytest.mark.parametrize("token", [False, True])
+async def test_a_deployment_of_azure_s_gets_what_its_sdk_sends(
+    server: Server, token: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_VERSION", VERSION)
+    server.answer(say("ok"))
+    auth: Any = {"azure_ad_token_provider": key} if token else {"api_key": "key"}
+    async with openai.AsyncAzureOpenAI(azure_endpoint=root(server), max_retries=0, **auth) as client:
+        expected = await theirs(server, client.chat.completions.create(model="gpt", messages=HI, stream=True))
+    model = openai_chat("gpt", preset="azure", base_url=root(server), api_key=key if token else "key")
+    # The usage of a stream is asked for.
+    same(expected, await ours(server, model), "stream_options")
+
+
+async def test_azure_s_newer_interface_gets_what_the_sdk_sends_there(server: Server) -> None:
+    server.answer(say("ok"))
+    base = root(server) + "/openai/v1"
+
+    async def token() -> str:
+        return key()
+
+    async with openai.AsyncOpenAI(base_url=base, api_key=token, max_retries=0) as client:
+        expected = await theirs(server, client.chat.completions.create(model="gpt", messages=HI, stream=True))
+    model = openai_chat("gpt", preset="azure", base_url=base, api_key=key)
+    same(expected, await ours(server, model), "stream_options")
