@@ -15,7 +15,7 @@ from rxloop.context import (
     TokenEstimator,
 )
 from rxloop.pipeline.seams import Budget, Compressor
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.state.history import History
 
 counter = TokenEstimator()
@@ -234,3 +234,13 @@ def test_a_custom_compressor_takes_ten_lines() -> None:
     after = compressed(compressor, [*history, Message.user("And now?")], counter, state=made.state)
     assert not after.cut
     assert list(after.messages[:-1]) == list(made.messages)
+
+
+def test_a_message_with_images_that_was_written_anew_survives_json() -> None:
+    parts = [
+        TextPart(text="See."),
+        ImagePart(data=b"\xff\xfe\xfb", media_type="image/png"),
+        FilePart(url="https://x.org/a"),
+    ]
+    cut = LastCut(3, (0, Message.user(parts), Message.tool("a", [parts[1]])))
+    assert LastCut.load(json.loads(json.dumps(cut.dump()))) == cut

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, cast
 
+import orjson
+
 from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
 from rxloop.pipeline.seams import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import Message
@@ -56,7 +58,7 @@ class LastCut:
         view: list[Any] = []
         for item in self.view:
             if isinstance(item, Message):
-                view.append(item.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"message_id"}))
+                view.append(_written(item))
             elif view and isinstance(view[-1], list) and view[-1][1] == item - 1:
                 view[-1][1] = item
             else:
@@ -72,8 +74,17 @@ class LastCut:
                 first, last = cast("list[int]", item)
                 view += range(first, last + 1)
             else:
-                view.append(Message.model_validate(item))
+                # As JSON, where bytes are base64.
+                view.append(Message.model_validate_json(orjson.dumps(item)))
         return cls(data["upto"], tuple(view), data.get("limit"))
+
+
+def _written(message: Message) -> dict[str, Any]:
+    fields = message.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"message_id"})
+    if not isinstance(message.content, str):
+        # The type of a part is a default, and what it is told by.
+        fields["content"] = [part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in message.content]
+    return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
