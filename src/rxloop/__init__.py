@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from rxloop.errors import ProviderError as ProviderError
     from rxloop.errors import ProviderProtocolError as ProviderProtocolError
     from rxloop.errors import ProviderTimeout as ProviderTimeout
+    from rxloop.errors import QueueFull as QueueFull
     from rxloop.errors import RateLimited as RateLimited
     from rxloop.errors import RecordingMismatch as RecordingMismatch
     from rxloop.errors import RunCancelled as RunCancelled

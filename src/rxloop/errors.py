@@ -26,6 +26,7 @@ RxloopError
  ├── ContextBusy             the conversation has a run that has not ended
  ├── RunOver                 something was to be said to a run whose end is decided; it was not said
  ├── RuntimeClosed           a runtime takes nothing new: it drains, or is not entered
+ ├── QueueFull               too many runs wait for a worker
  ├── ProviderError           a model call failed; `code` and `retryable` say how
  │    ├── AuthenticationError
  │    ├── PermissionDenied
@@ -226,6 +227,10 @@ class RunOver(RxloopError):
 
 class RuntimeClosed(RxloopError):
     """A runtime takes nothing new: it drains, or is not entered."""
+
+
+class QueueFull(RxloopError):
+    """Too many runs wait for a worker, so that a new one is not started; try again later."""
 
 
 class ProviderError(RxloopError):

@@ -1,1 +1,1 @@
-"""Requests, RunContext, and the seams: Provider, Tool, ToolProvider, EventLog, SessionStore, Compressor, Workspace."""
+"""Requests, RunContext, seams: Provider, Tool, ToolProvider, EventLog, Queue, SessionStore, Compressor, Workspace."""

@@ -1,1 +1,1 @@
-"""Many runs by id: starting, following, taking up again; durable engines (planned); experiments (`experiments/`)."""
+"""Many runs by id: starting, following, taking up again; experiments (`experiments/`)."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import random
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from rxloop.agent import Agent
-from rxloop.errors import ContextBusy, Paused, RxloopError
+from rxloop.errors import ContextBusy, Paused, RuntimeClosed, RxloopError, UnknownRun
 from rxloop.pipeline.logs import EventLog, TakesTurns
+from rxloop.pipeline.queues import Queue
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import PendingInput
 from rxloop.run.handle import Run
+from rxloop.run.options import WhenBusy
 from rxloop.run.settling import carry_out, until_due
+from rxloop.runtime._bells import due_in, ring, version_of
 from rxloop.runtime._driven import Driven
 from rxloop.state.conversation import read_log
 from rxloop.stream.waiting import all_over
@@ -30,6 +34,12 @@ _FOR_CALLS = 0.25
 """The part of the time at the end that is kept for calls that nobody can make again; nothing else begins in it."""
 _LONGEST_PAUSE = 60.0
 """Seconds between two tries with a run that this process cannot go on with."""
+_BELLS_IN = 30.0
+"""Seconds after which a bell counts as lost, and between two looks for such bells."""
+_BELLS = 200
+"""How many bells are rung again at one look: those that are not lost are rung for nothing."""
+_SERVED = 32
+"""Runs of a queue that go on at once, where nobody says how many."""
 
 
 class Driving:
@@ -44,6 +54,8 @@ class Driving:
         turns: TakesTurns,
         concurrency: int | None,
         adopt_every: float,
+        queue: Queue | None = None,
+        version: str | None = None,
     ) -> None:
         """Drive nothing yet; see `Runtime` for what is given.
 
@@ -54,32 +66,38 @@ class Driving:
             turns: The log, as what tells whose owner is gone.
             concurrency: How many runs go on at once.
             adopt_every: Seconds between two looks for runs that nobody drives.
+            queue: Says which runs are begun here; None leaves that to the caller.
+            version: That of this program.
         """
         self.driven = Driven()
         self.closing = False
         self._log, self._turns, self._agents, self._deps = events, turns, agents, deps
         self._room = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
         self._adopt_every = adopt_every
+        self._queue, self._version = queue, version
+        self._concurrency = concurrency or _SERVED
+        self._look_for_bells_at = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._credentials: dict[str, dict[str, Any]] = {}
         """Those that a run is to go on with here, by its id and that of the question."""
         self._once_more: set[str] = set()
         """The runs that somebody has asked to drive while they were driven."""
-        self._strangers: set[str] = set()
-        """The names of agents that the log has and this runtime has not; each is told of once."""
-        self._adopting: asyncio.Task[None] | None = None
+        self._strangers: set[tuple[str, str | None]] = set()
+        """The agents, and versions of them, that the log has and this runtime has not; each is told of once."""
+        self._watching: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
         """Take up what nobody drives, now and from now on."""
         await self._adopt()
-        self._adopting = asyncio.create_task(self._adopt_on(), name="rxloop-runtime-adopt")
+        self._watching.append(asyncio.create_task(self._adopt_on(), name="rxloop-runtime-adopt"))
+        if self._queue is not None:
+            self._watching.append(asyncio.create_task(self._serve_on(self._queue), name="rxloop-runtime-serve"))
 
     async def end(self, seconds: float) -> None:
         """Wait for the runs that go on, and give up those that have not ended by then; see `Runtime.drain`."""
         self.closing = True
-        if self._adopting is not None:
-            self._adopting.cancel()
-            await asyncio.wait([self._adopting])
+        for watching in self._watching:
+            watching.cancel()
         tasks = list(self._tasks.values())
         for task_id, task in self._tasks.items():
             if self.driven.run(task_id) is None:
@@ -94,7 +112,7 @@ class Driving:
             for task in tasks:
                 # One that is cancelled while it settles a run gives the run up.
                 task.cancel()
-            await all_over(tasks)
+            await all_over([*tasks, *self._watching])
 
     async def _give_up(self, run: Run[Any], grace: float) -> None:
         """Let a run begin nothing more, and give it up once its calls that nobody can make again are over."""
@@ -155,7 +173,8 @@ class Driving:
                     attempt, begun = begun, None
                     await carry_out(task_id, attempt)
                 # Before it takes room, which the run that it waits for may need.
-                if await until_due(self._log, task_id, asks=bool(secret)) is not None:
+                when_busy: WhenBusy = "wait" if self._queue is None else "refuse"
+                if await until_due(self._log, task_id, asks=bool(secret), when_busy=when_busy) is not None:
                     async with self._room:
                         deps = await self.deps_of(task_id)
                         await self._agents[agent].settle(
@@ -167,9 +186,13 @@ class Driving:
                         )
                         secret.clear()
                 if task_id not in self._once_more:
+                    await self.ring_next(task_id)
                     return
                 continue
             except ContextBusy:
+                if self._queue is not None:
+                    # Who brings the earlier one to rest rings for this one.
+                    return
                 # An earlier one has got its answer since.
                 continue
             except Exception:
@@ -208,17 +231,92 @@ class Driving:
                 log.warning("runs that nobody drives cannot be looked for: %s; trying again", error)
 
     async def _adopt(self) -> None:
-        """Take up the runs of these agents that nobody drives."""
+        """Take up the runs of these agents that nobody drives; with a queue, ring for those that nobody has begun."""
+        unheard: list[RunRecord] = []
         for record in await read_log(self._turns.orphans):
-            if record.agent_name in self._agents:
-                if not self.drives(record.task_id):
-                    log.info("goes on with the run %s, which nobody drives", record.task_id)
-                self.drive(record.task_id, record.agent_name)
-            elif record.agent_name not in self._strangers:
-                self._strangers.add(record.agent_name)
+            if not self._is_ours(record) or due_in(record) > 0:
+                continue
+            if self._queue is not None and record.state == "submitted":
+                unheard.append(record)
+                continue
+            if not self.drives(record.task_id):
+                log.info("goes on with the run %s, which nobody drives", record.task_id)
+            self.drive(record.task_id, record.agent_name)
+        now = asyncio.get_running_loop().time()
+        if self._queue is not None and now >= self._look_for_bells_at:
+            self._look_for_bells_at = now + _BELLS_IN
+            # Any of them may be the one whose bell was lost.
+            for record in random.sample(unheard, min(_BELLS, len(unheard))):
+                await ring(self._queue, record)
+
+    def _is_ours(self, record: RunRecord) -> bool:
+        """Whether this process can go on with a run; each reason why not is told of once."""
+        version = version_of(record)
+        known = record.agent_name in self._agents
+        if known and version in (None, self._version):
+            return True
+        kind = record.agent_name, version
+        if kind not in self._strangers:
+            self._strangers.add(kind)
+            if known:
+                log.warning(
+                    "nobody drives the run %s, which version %r has started, and this is %s: a worker of that version "
+                    "has to go on with it",
+                    record.task_id,
+                    version,
+                    "none" if self._version is None else repr(self._version),
+                )
+            else:
                 log.warning(
                     "nobody drives the run %s, and this runtime has no agent %r that could go on with it: it has %s",
                     record.task_id,
                     record.agent_name,
                     ", ".join(self._agents),
                 )
+        return False
+
+    # -- with a queue
+
+    async def _serve_on(self, queue: Queue) -> None:
+        while True:
+            try:
+                await queue.serve(self._answer, concurrency=self._concurrency, version=self._version)
+            except Exception as error:
+                log.warning("the queue cannot be served: %s; trying again", error)
+            # Until then, and where it has lost a bell, runs are found without.
+            await asyncio.sleep(1)
+
+    async def _answer(self, task_id: str) -> None:
+        """Answer a bell: bring the run to rest here, unless somebody alive does so elsewhere.
+
+        Raises:
+            RuntimeClosed: It has not come to rest here, and its bell has to ring for somebody else.
+        """
+        try:
+            record = await read_log(self._log.record, task_id)
+        except UnknownRun:
+            log.warning("a bell has rung for the run %s, which the log does not have", task_id)
+            return
+        if not self._is_ours(record) or await self._goes_on_elsewhere(record):
+            return
+        self.drive(task_id, record.agent_name)
+        task = self._tasks.get(task_id)
+        if task is not None:
+            # One that is cancelled has nothing to say about the run.
+            await asyncio.wait([task])
+        if task is None or task.cancelled():
+            raise RuntimeClosed(f"this process goes away, and has not brought the run {task_id} to rest")
+
+    async def _goes_on_elsewhere(self, record: RunRecord) -> bool:
+        if record.state != "working" or self.drives(record.task_id):
+            return False
+        return all(orphan.task_id != record.task_id for orphan in await read_log(self._turns.orphans))
+
+    async def ring_next(self, task_id: str) -> None:
+        """Ring for the run that may have waited in its conversation for this one to come to rest."""
+        if self._queue is None:
+            return
+        with suppress(UnknownRun):
+            context_id = (await read_log(self._log.record, task_id)).context_id
+            for record in await read_log(self._log.runs, context_id=context_id, states=("submitted",), limit=1):
+                await ring(self._queue, record)

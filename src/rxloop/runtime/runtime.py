@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypedDict, cast
 
@@ -12,6 +13,7 @@ from typing_extensions import Unpack
 from rxloop.agent import Agent
 from rxloop.errors import ConfigurationError, RunExists, RuntimeClosed, RxloopError
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
+from rxloop.pipeline.queues import Queue
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.messages import Message, Prompt
@@ -19,6 +21,7 @@ from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.stream import RecordedStream
 from rxloop.run.ids import id_of_key
 from rxloop.run.sending import answer
+from rxloop.runtime._bells import QUEUE, Depth, ring, told
 from rxloop.runtime._driving import DepsOf, Driving
 from rxloop.runtime._following import followed
 from rxloop.state.conversation import read_log
@@ -64,6 +67,10 @@ class Runtime:
         concurrency: int | None = None,
         adopt_every: float = 2.0,
         grace: float = 10.0,
+        queue: Queue | None = None,
+        works: bool | None = None,
+        max_waiting: int | None = 10_000,
+        version: str | None = None,
     ) -> None:
         """Describe a runtime; nothing is opened before it is entered.
 
@@ -77,6 +84,12 @@ class Runtime:
             adopt_every: Seconds between two looks for runs that nobody drives any more.
             grace: Seconds that runs have to end when the runtime is left; then they are given up, and the next process
                 goes on with them.
+            queue: Rings for runs that are started, so that workers carry them out, in other processes: see
+                `rxloop.workers`. None is for runs that go on in this one.
+            works: Whether runs go on in this process. None is where there is no queue.
+            max_waiting: How many runs may wait in the queue until `start` refuses more; None is no limit.
+            version: That of the program, written with each run that is started: only a runtime of the same version
+                goes on with it. None is for runs that any may go on with.
 
         Raises:
             ConfigurationError: An argument is of a wrong kind.
@@ -84,7 +97,7 @@ class Runtime:
         if not (isinstance(log, TakesTurns) and isinstance(log, Mailbox)):
             raise ConfigurationError(
                 f"{log!r} cannot be the log of a runtime, since it has no turns or no mail (see TakesTurns and Mailbox "
-                "in docs/durability.md): use SqliteEventLog or MemoryEventLog"
+                "in docs/durability.md): use PostgresEventLog, SqliteEventLog or MemoryEventLog"
             )
         _check_agents(agents)
         if concurrency is not None and concurrency < 1:
@@ -95,7 +108,21 @@ class Runtime:
         self.log = log
         self._agents = {name: agent.with_log(log).named(name) for name, agent in agents.items()}
         self._grace = grace
-        self._driving = Driving(log, self._agents, deps, turns=log, concurrency=concurrency, adopt_every=adopt_every)
+        self._queue, self._version = queue, version
+        self._depth = None if queue is None else Depth(queue, max_waiting)
+        self._works = queue is None if works is None else works
+        if queue is None and not self._works:
+            raise ConfigurationError("works=False needs a queue: without one, nobody would be told of a run")
+        self._driving = Driving(
+            log,
+            self._agents,
+            deps,
+            turns=log,
+            concurrency=concurrency,
+            adopt_every=adopt_every,
+            queue=queue,
+            version=version,
+        )
         self._entered = False
 
     def __repr__(self) -> str:
@@ -104,7 +131,8 @@ class Runtime:
     async def __aenter__(self) -> Self:
         if self._entered:
             raise RxloopError("a runtime is entered once: make another one")
-        await self._driving.begin()
+        if self._works:
+            await self._driving.begin()
         self._entered = True
         return self
 
@@ -131,24 +159,45 @@ class Runtime:
     # -- runs
 
     async def start(
-        self, agent: str, prompt: Prompt, *, key: str | None = None, **options: Unpack[StartOptions]
+        self,
+        agent: str,
+        prompt: Prompt,
+        *,
+        key: str | None = None,
+        priority: int = 0,
+        at: datetime | None = None,
+        **options: Unpack[StartOptions],
     ) -> RunRecord:
         """Start a run; it is durable when this returns, and goes on here, or where this process is survived.
 
-        In a conversation that has a run under way it waits for that one to come to rest.
+        In a conversation that has a run under way it waits for that one to come to rest. With a queue it goes on in a
+        worker.
 
         Args:
             agent: The name of the agent.
             prompt: As for `Agent.run`.
             key: The same key of the same agent and owner is the same run: started once, however often it is asked for.
-            **options: See `StartOptions`.
+            priority: Of those that wait in a queue, the ones with greater priorities come first.
+            at: The run begins at this time, or soon after it, if that is to come. What is started later in its
+                conversation waits for it. It needs a queue.
+            **options: See `StartOptions`. With a queue, the `owner` is the tenant whose limit counts.
 
         Raises:
             ConfigurationError: There is no such agent, or an option is wrong.
+            QueueFull: Too many runs wait for a worker; nothing was started.
             RuntimeClosed: The runtime is not entered, or drains.
         """
         self._check_open()
         _check_options(options)
+        if (at is not None or priority) and self._queue is None:
+            raise ConfigurationError("at= and priority= are for runs that wait in a queue: Runtime(..., queue=...)")
+        if self._depth is not None:
+            await self._depth.check()
+        metadata = options.get("metadata") or {}
+        if QUEUE in metadata:
+            raise ConfigurationError(f"the key {QUEUE!r} of the metadata is not yours: use priority= and at=")
+        if ours := told(priority, at, self._version):
+            options["metadata"] = {**metadata, **ours}
         task_id = self.id_of(agent, key, options.get("owner")) if key is not None else None
         try:
             record = await self._agent(agent).submit(prompt, task_id=task_id, **options)
@@ -160,7 +209,7 @@ class Runtime:
                 # Whoever drives it goes on; if nobody does, it is taken up as what a process has left.
                 return record
         # One that is submitted already may be left by a call that was cancelled in the middle.
-        self._driving.drive(record.task_id, agent)
+        await self._goes_on(record)
         return record
 
     @staticmethod
@@ -189,17 +238,20 @@ class Runtime:
         agent = await self._agent_of(task_id)
         deps = await self._driving.deps_of(task_id)
         run = await agent.fork(task_id, at, prompt=prompt, results=results, deps=deps).begin()
-        if self._driving.closing:
+        if self._driving.closing or self._queue is not None:
             await run.release()
         else:
             self._driving.drive(run.task_id, agent.name, begun=run)
-        return await self.record(run.task_id)
+        record = await self.record(run.task_id)
+        if self._queue is not None:
+            await ring(self._queue, record)
+        return record
 
     def follow(self, task_id: str, *, after: str | None = None, strict: bool = True) -> RecordedStream:
         """The events of a run from the first one, over pauses and attempts, until it is over, wherever it is driven.
 
-        With the deltas, where it is driven in this process or the log keeps them. A slow reader holds back only itself.
-        A reader that leaves does not cancel the run. `follow(...).sse()` is for browsers, as `Run.sse`.
+        With the deltas, where it is driven in this process or the log passes them on. A slow reader holds back only
+        itself. A reader that leaves does not cancel the run. `follow(...).sse()` is for browsers, as `Run.sse`.
 
         Args:
             task_id: The run.
@@ -221,20 +273,22 @@ class Runtime:
         """Answer questions of a run, by their `input_id`; it goes on, here if nobody else drives it.
 
         A credential that is not encrypted stays in this process, which goes on with the run as soon as that waits. If
-        it dies before, the run still waits.
+        it dies before, the run still waits. With a queue there is no such process, and it has to be encrypted.
 
         Raises:
             InvalidInput: The run does not wait for that, or the answer does not fit.
             RuntimeClosed: The runtime is not entered, or drains.
         """
         self._check_open()
-        agent = await self._agent_of(task_id)
-        secret = await answer(self.log, task_id, inputs, goes_on_here=True)
-        self._driving.drive(task_id, agent.name, credentials=secret)
+        record = await self.record(task_id)
+        self._agent(record.agent_name)
+        secret = await answer(self.log, task_id, inputs, goes_on_here=self._queue is None)
+        await self._goes_on(record, credentials=secret)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> None:
         """Cancel a run, wherever it goes on or waits, and wait until that is in the log."""
         await (await self._agent_of(task_id)).cancel(task_id, reason)
+        await self._driving.ring_next(task_id)
 
     async def record(self, task_id: str) -> RunRecord:
         """What the log knows of a run; `log.runs(...)` lists them.
@@ -281,6 +335,13 @@ class Runtime:
         if name not in self._agents:
             raise ConfigurationError(f"there is no agent {name!r}: the runtime has {', '.join(self._agents)}")
         return self._agents[name]
+
+    async def _goes_on(self, record: RunRecord, credentials: Mapping[str, Any] | None = None) -> None:
+        """Have somebody bring a run to rest: this process, or a worker."""
+        if self._queue is not None:
+            await ring(self._queue, record)
+        else:
+            self._driving.drive(record.task_id, record.agent_name, credentials=credentials)
 
     async def _agent_of(self, task_id: str) -> Agent[Any, Any]:
         return self._agent((await self.record(task_id)).agent_name)

@@ -18,6 +18,7 @@ from rxloop.errors import (
     EventLogError,
     InvalidEvent,
     InvalidInput,
+    QueueFull,
     RunOver,
     RuntimeClosed,
     UnknownRun,
@@ -97,6 +98,8 @@ def refusal_of(error: Exception) -> Refused | None:
         case RuntimeClosed():
             # It has begun to drain since the request was let in.
             return draining()
+        case QueueFull():
+            return Refused(429, "busy", "too much waits already", headers={"retry-after": "5"})
         case ContextBusy():
             return Refused(409, "context_busy", "the conversation has a run under way")
         case RunOver():

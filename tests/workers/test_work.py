@@ -1,0 +1,72 @@
+"""A worker as a function: it works until it is cancelled, and starts what the clock wants."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from machines import two_machines
+from queues import Bare
+from rxloop import Agent, MemoryEventLog, Runtime
+from rxloop.errors import ConfigurationError
+from rxloop.testing import ScriptedModel, call, virtual_time
+from rxloop.workers import Periodic, work
+
+
+def answering() -> Agent[Any, Any]:
+    return Agent(ScriptedModel(*["Hello."] * 50), thoughts=False)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def test_a_worker_that_is_cancelled_gives_up_its_runs_and_the_next_one_goes_on() -> None:
+    one, two = two_machines()
+    with virtual_time() as time:
+
+        async def program() -> None:
+            queue = Bare()
+            first = asyncio.create_task(
+                work({"a": one.agent(call("work"), "Done.")}, queue, log=one.log, grace=4, concurrency=2)
+            )
+            async with Runtime({"a": two.agent()}, log=two.log, queue=queue) as web:
+                record = await web.start("a", "Work")
+                await asyncio.sleep(1)
+                await ended(first)
+                assert (await web.record(record.task_id)).state == "working"
+                second = asyncio.create_task(
+                    work({"a": two.agent(call("work"), "Done.")}, queue, log=two.log, concurrency=2)
+                )
+                await web.follow(record.task_id)
+                assert (await web.record(record.task_id)).state == "completed"
+                await ended(second)
+
+        time.run(program())
+
+
+async def test_several_workers_start_a_periodic_run_once_each_time() -> None:
+    log, queue = MemoryEventLog(), Bare()
+    each_second = [Periodic("tick", "* * * * * *", "a", "What time is it?", {"owner": "ann"})]
+    workers = [
+        asyncio.create_task(work({"a": answering()}, queue, log=log, periodic=each_second, concurrency=2))
+        for _ in range(3)
+    ]
+    async with asyncio.timeout(10):
+        while len(found := await log.runs(states=("completed",))) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await asyncio.gather(*map(ended, workers))
+    seconds = [record.created // 1000 for record in found]
+    # The first one is made good at once, and may fall into the second of the next one.
+    assert len(set(seconds[1:])) == len(seconds[1:])
+    assert {record.owner for record in found} == {"ann"}
+
+
+def test_a_time_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        Periodic("tick", "whenever", "a", "Hi")
