@@ -1,6 +1,7 @@
 """PostgreSQL for tests: databases of one's own in a server that is there, and servers of one's own.
 
-`postgres` is the fixture of a database that nothing is in, as a DSN; `PostgresServer` is a server in a temporary
+`postgres` is the fixture of a database that tests share, each in a schema of its own, and `postgres_database` that of
+one for a test alone, both as addresses; `PostgresServer` is a server in a temporary
 folder, which can be stopped, killed and started again. Mark what needs either with `@pytest.mark.service("postgres")`.
 """
 
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -72,6 +74,7 @@ class PostgresServer:
 
     Attributes:
         dsn: That of its database `postgres`.
+        port: Where it listens, at 127.0.0.1.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -156,36 +159,51 @@ class PostgresServer:
 
 @contextmanager
 def database(server: str) -> Generator[str]:
-    """A new database in a server, as a DSN; it is dropped after the block."""
+    """A new database in a server, as an address; it is dropped after the block."""
     import psycopg
-    from psycopg.conninfo import make_conninfo
+    from psycopg.conninfo import conninfo_to_dict
 
     name = f"rxloop_test_{secrets.token_hex(6)}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE \"{name}\" TEMPLATE template0 ENCODING 'UTF8'".encode())
         # Nothing in it is to outlive the power.
         connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off'.encode())
+    parts = {"user": "postgres", "host": "", "port": "5432", **conninfo_to_dict(server)}
+    password = f":{quote(str(parts['password']))}" if "password" in parts else ""
+    place = f"{parts['host']}:{parts['port']}" if parts["host"] else ""
     try:
-        yield make_conninfo(server, dbname=name)
+        yield f"postgresql://{parts['user']}{password}@{place}/{name}"
     finally:
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """A database of this test session, as a DSN: make a schema of your own in it."""
+def postgres_server() -> Iterator[str]:
+    """A server, as the address of somebody who may make databases in it."""
     running = _running()
     if running is not None:
-        with database(running) as dsn:
-            yield dsn
+        yield running
         return
     if _programs() is None:
         pytest.skip("there is no PostgreSQL (Debian: apt-get install postgresql)")
     with PostgresServer() as server:
         _wait_until_old(server.dsn)
-        with database(server.dsn) as dsn:
-            yield dsn
+        yield server.dsn
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_server: str) -> Iterator[str]:
+    """A database of this test session, as an address: make a schema of your own in it."""
+    with database(postgres_server) as address:
+        yield address
+
+
+@pytest.fixture
+def postgres_database(postgres_server: str) -> Iterator[str]:
+    """A database of one test, as an address."""
+    with database(postgres_server) as address:
+        yield address
 
 
 def _wait_until_old(dsn: str) -> None:

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from rxloop.eventlog import MemoryEventLog as MemoryEventLog
     from rxloop.eventlog.folder_artifacts import FolderArtifacts as FolderArtifacts
     from rxloop.eventlog.memory_artifacts import MemoryArtifacts as MemoryArtifacts
+    from rxloop.eventlog.opening import open_log as open_log
     from rxloop.eventlog.postgres import PostgresEventLog as PostgresEventLog
     from rxloop.eventlog.sqlite import SqliteEventLog as SqliteEventLog
     from rxloop.eventlog.sqlite_artifacts import SqliteArtifacts as SqliteArtifacts

@@ -1,4 +1,4 @@
-"""Holds the turn of a run, and writes the run when it is told to: `holder.py FILE LEASE`.
+"""Holds the turn of a run, and writes the run when it is told to: `holder.py ADDRESS LEASE`.
 
 It says `has` or `busy`, then `lost` when the turn is; to each line that it reads it answers with the error of an
 append, or `written`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rxloop import EventLogError, SqliteEventLog
+from rxloop import EventLogError, open_log
 from rxloop.protocol.events import CustomEvent, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 
@@ -18,8 +18,8 @@ def say(word: str) -> None:
     print(word, flush=True)
 
 
-async def main(path: str, lease: float) -> None:
-    log = SqliteEventLog(path, lease=lease)
+async def main(address: str, lease: float) -> None:
+    log = open_log(address, lease=lease)
     taken = await log.take_turn("c", "run", lambda: say("lost"))
     say("has" if taken else "busy")
     begun = TaskEvent(seq=1, attempt=1, context_id="c", messages=[Message.user("Hi")], model="m", agent_name="a")

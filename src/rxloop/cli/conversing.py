@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
-from pathlib import Path
 
 from rxloop.cli.agent_options import AgentOptions, Ready
 from rxloop.cli.live_runs import LiveRuns
@@ -21,7 +20,7 @@ async def conversing(
     thoughts: ThoughtLevel,
     json: bool,
     context: str | None,
-    db: Path | None,
+    db: str | None,
     no_log: bool,
     *,
     chatting: bool = False,

@@ -24,6 +24,7 @@ from rxloop.cli.store import check_writable, default_database
 from rxloop.cli.terminal import FAILED, colours, reporting, say, width, write
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.eventlog import SqliteEventLog
+from rxloop.eventlog.opening import is_postgres, open_log
 from rxloop.providers import PRESETS
 from rxloop.providers._secrets import shown_address
 
@@ -61,7 +62,7 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _parts(model: str | None, db: Path | None) -> Iterator[tuple[str, Findings]]:
+def _parts(model: str | None, db: str | None) -> Iterator[tuple[str, Findings]]:
     yield "rxloop", _program()
     yield "packages", installed()
     yield "models", _models()
@@ -118,8 +119,11 @@ def _chosen(model: str) -> Finding:
     return Finding(Grade.good, f"RXLOOP_MODEL is {shown}")
 
 
-def _database(given: Path | None) -> Findings:
-    path = given or default_database()
+def _database(given: str | None) -> Findings:
+    if is_postgres(given):
+        yield asyncio.run(_server(str(given)))
+        return
+    path = Path(given) if given else default_database()
     if not path.exists():
         yield _new_database(path)
         return
@@ -130,6 +134,18 @@ def _database(given: Path | None) -> Findings:
         return
     size = path.stat().st_size / 1_000_000
     yield Finding(Grade.good, f"{path}: {many(number, 'run')}, {size:.1f} MB")
+
+
+async def _server(address: str) -> Finding:
+    """Find out whether a Postgres can be used."""
+    log, shown = open_log(address, patience=2), shown_address(address)
+    try:
+        await log.runs(limit=1)
+        return Finding(Grade.good, f"{shown} can be used")
+    except RxloopError as error:
+        return Finding(Grade.bad, f"{shown} cannot be used", str(error))
+    finally:
+        await log.aclose()
 
 
 async def _runs(path: Path) -> int:

@@ -19,6 +19,7 @@ _BRINGS = {
     "cli": "this command",
     "fast": "another transport (RXLOOP_TRANSPORT=aiohttp)",
     "mcp": "servers for MCP clients",
+    "postgres": "runs in Postgres, on many machines",
     "yaml": "strategies in YAML, skills",
 }
 

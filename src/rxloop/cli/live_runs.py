@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -23,6 +22,7 @@ from rxloop.cli.store import short_id
 from rxloop.cli.terminal import CANCELLED, FAILED, WAITS, asks, say, status_line, write, write_json
 from rxloop.cli.views import live
 from rxloop.errors import AttemptError
+from rxloop.eventlog.opening import is_postgres
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event, PendingInput
 from rxloop.providers._secrets import shown_address
@@ -43,7 +43,7 @@ class LiveRuns:
     json: bool
     log: EventLog | None
     """Where a later command finds the run; None if nothing is kept."""
-    database: Path | None = None
+    database: str | None = None
     flags: str = ""
     """The options that a later command needs to make the same agent."""
     chatting: bool = False
@@ -127,9 +127,10 @@ class LiveRuns:
     @property
     def place(self) -> str:
         """The option that names the database to a later command."""
-        if self.database is None or str(self.database) == os.environ.get("RXLOOP_DB"):
+        if self.database is None or self.database == os.environ.get("RXLOOP_DB"):
             return ""
-        return f" --db {shlex.quote(str(self.database))}"
+        shown = shown_address(self.database) if is_postgres(self.database) else self.database
+        return f" --db {shlex.quote(shown)}"
 
 
 async def show(events: Stream[Event], thoughts: ThoughtLevel, *, json: bool) -> None:

@@ -205,7 +205,7 @@ def _door(found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, l
 
 
 @asynccontextmanager
-async def _log(db: Path | None, *, kept: bool) -> AsyncGenerator[EventLog]:
+async def _log(db: str | None, *, kept: bool) -> AsyncGenerator[EventLog]:
     if not kept:
         yield MemoryEventLog()
         return

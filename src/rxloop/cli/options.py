@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -22,7 +21,10 @@ class ThoughtLevel(StrEnum):
 
 
 Database = Annotated[
-    Path | None, typer.Option("--db", envvar="RXLOOP_DB", metavar="FILE", help="The database of runs.")
+    str | None,
+    typer.Option(
+        "--db", envvar="RXLOOP_DB", metavar="DATABASE", help="The database of runs: a file, or postgresql://..."
+    ),
 ]
 SkipCorrupt = Annotated[
     bool, typer.Option("--skip-corrupt", help="Leave out events of the run that cannot be read, and say which.")

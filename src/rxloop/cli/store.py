@@ -13,6 +13,7 @@ import platformdirs
 from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.eventlog import SqliteEventLog
 from rxloop.eventlog._sqlite.database import BUSY_SECONDS, errors_of
+from rxloop.eventlog.opening import is_postgres, open_log
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import TaskEvent
@@ -28,13 +29,17 @@ def default_database() -> Path:
 
 
 @asynccontextmanager
-async def opened(database: Path | None, *, write: bool = False, skip_corrupt: bool = False) -> AsyncGenerator[EventLog]:
+async def opened(database: str | None, *, write: bool = False, skip_corrupt: bool = False) -> AsyncGenerator[EventLog]:
     """Open the log in the database; only a command that is going to write makes one.
 
     Raises:
         EventLogError: There is none, or its folder cannot be made.
     """
-    path = database or default_database()
+    if is_postgres(database):
+        async with _served(str(database)) as log:
+            yield log
+        return
+    path = Path(database) if database else default_database()
     if write:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,6 +56,17 @@ async def opened(database: Path | None, *, write: bool = False, skip_corrupt: bo
     try:
         if write:
             await check_writable(log, path)
+        yield log
+    finally:
+        await log.aclose()
+
+
+@asynccontextmanager
+async def _served(address: str) -> AsyncGenerator[EventLog]:
+    """Open the log in a server, if that is there."""
+    log = open_log(address, patience=2)
+    try:
+        await log.runs(limit=1)
         yield log
     finally:
         await log.aclose()

@@ -88,14 +88,6 @@ class Tail:
         """Whether events after that `seq` come next, with nothing missing between them and those that are here."""
         return expected_seq <= self.place[0]
 
-    def go_back(self, seq: int, at_rest: bool, state: State) -> None:
-        """Begin again where the log is: it has gone back, as one does that lost what it had acknowledged."""
-        self.place, self._since = (seq, 0), seq
-        self._at_rest, self._state = at_rest, state
-        self._events.clear()
-        self._early.clear()
-        self._wake(durable=True)
-
     def fail(self, error: EventLogError) -> None:
         """End the readers with an error."""
         self._error = error

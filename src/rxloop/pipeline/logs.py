@@ -123,6 +123,21 @@ class AppendsNow(Protocol):
         ...
 
 
+@runtime_checkable
+class PassesDeltas(Protocol):
+    """What an event log may have beside `keeps_deltas`, if it gives transient events to those who follow meanwhile."""
+
+    @property
+    def passes_deltas(self) -> bool:
+        """Whether transient events are to be appended, for those who follow at that moment, though none is kept."""
+        ...
+
+
+def takes_deltas(log: EventLog) -> bool:
+    """Tell whether transient events are to be appended to a log, since it keeps them, or passes them on at least."""
+    return log.keeps_deltas or (isinstance(log, PassesDeltas) and log.passes_deltas)
+
+
 def appends_now(log: object) -> TypeGuard[AppendsNow]:
     """Tell whether a log is to be asked by `append_now`: not where a subclass has only an `append` of its own."""
     if not isinstance(log, AppendsNow):

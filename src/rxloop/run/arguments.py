@@ -331,7 +331,7 @@ def check_log(log: Any) -> None:
     if isinstance(log, type):
         raise _wrong("log", log, f"it is a class; {advice}")
     if isinstance(log, str | PathLike):
-        raise _wrong("log", log, f"write log=SqliteEventLog({fspath(cast('str | PathLike[str]', log))!r})")
+        raise _wrong("log", log, f"write log=open_log({fspath(cast('str | PathLike[str]', log))!r})")
     if type(log) in _LOGS:
         return
     missing = [name for name in _LOG if not callable(getattr(log, name, None))]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from rxloop.operators.views.after import UNKNOWN, read_cursor
-from rxloop.pipeline.logs import EventLog
+from rxloop.pipeline.logs import EventLog, takes_deltas
 from rxloop.protocol.events import AnyEvent, StatusUpdateEvent, ends_attempt
 from rxloop.recorded.follow import follow
 from rxloop.recorded.stream import OVER, RecordedStream
@@ -70,7 +70,7 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None, *, stri
                     if not await _has_all(log, task_id, reading.cursor):
                         await reading.read(
                             follow(
-                                log, task_id, after=reading.cursor, strict=False, deltas=log.keeps_deltas, until="end"
+                                log, task_id, after=reading.cursor, strict=False, deltas=takes_deltas(log), until="end"
                             )
                         )
                     return

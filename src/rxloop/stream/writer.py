@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.log_retry import ANSWERS_IN, is_cancelled, may_pass, patiently
-from rxloop.pipeline.logs import EventLog, appends_now
+from rxloop.pipeline.logs import EventLog, appends_now, takes_deltas
 from rxloop.protocol.events import Event
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scope import Gate
@@ -42,7 +42,7 @@ class LogWriter:
         self.token = secrets.token_hex(8)
         """Proves to the log who appends: no other attempt, in whatever process, has the same."""
         self._log = log
-        self._keeps_deltas = log.keeps_deltas
+        self._takes_deltas = takes_deltas(log)
         self._append_now = log.append_now if appends_now(log) else None
         self._task_id = task_id
         self._failed = failed
@@ -56,9 +56,9 @@ class LogWriter:
     def add(self, event: Event) -> None:
         """Take an event; it is in the log within 50 ms, or when `flush` returns; the first ones of an attempt at once.
 
-        A transient one is left out, unless the log keeps those.
+        A transient one is left out, unless the log keeps those, or passes them on.
         """
-        if self.error is not None or not (event.durable or self._keeps_deltas):
+        if self.error is not None or not (event.durable or self._takes_deltas):
             return
         self._buffer.append(event)
         if self._timer is None and not self._writing:

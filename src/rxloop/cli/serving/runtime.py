@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from rxloop.cli.agent_options import agents_of, load, made_of
 from rxloop.cli.store import opened
@@ -13,7 +12,7 @@ from rxloop.runtime.runtime import Runtime
 
 
 @asynccontextmanager
-async def runtime_of(reference: str, db: Path | None, *, named: bool = False) -> AsyncGenerator[Runtime]:
+async def runtime_of(reference: str, db: str | None, *, named: bool = False) -> AsyncGenerator[Runtime]:
     """Make the runtime of what `module:object` names; a log that is opened for it is closed.
 
     Args:

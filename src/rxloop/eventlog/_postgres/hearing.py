@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 import psycopg
 
 from rxloop.errors import EventLogError
-from rxloop.eventlog._postgres.address import Address, Connection
+from rxloop.eventlog._postgres.address import Address, Connection, Row
 from rxloop.eventlog._postgres.lane import Lane, release
 from rxloop.eventlog._postgres.rows import Batch, numbers
 from rxloop.eventlog._tail import Tail, Tails
@@ -30,7 +30,7 @@ SELECT f.run, e.json FROM unnest(%s::bigint[], %s::int[], %s::int[]) AS f(run, s
     SELECT json FROM $s.events WHERE run = f.run AND (seq, sub) > (f.seq, f.sub) ORDER BY seq, sub LIMIT {_AT_ONCE}
 ) AS e
 """
-_STANDINGS = "SELECT number, seq, at_rest, state FROM $s.runs WHERE number = ANY (%s::bigint[])"
+_STANDINGS = "SELECT number, seq FROM $s.runs WHERE number = ANY (%s::bigint[])"
 _MAILED = """
 SELECT task_id, (SELECT max(number) FROM $s.mail WHERE run = runs.number) FROM $s.runs WHERE task_id = ANY (%s)
 """
@@ -135,7 +135,11 @@ class Hearing:
                 pause = _AGAIN_SECONDS[0]
                 self._missed()
                 async for notify in connection.notifies():
-                    self._told(notify.payload, notify.pid)
+                    try:
+                        self._told(notify.payload, notify.pid)
+                    except Exception as error:
+                        # Whoever may connect may say anything; what counts is in the tables.
+                        log.debug("%r was told of the event log %s: %s", notify.payload, self._address, error)
             except (psycopg.Error, OSError) as error:
                 log.debug("the event log %s cannot be listened to: %s", self._address, error)
             finally:
@@ -194,9 +198,12 @@ class Hearing:
                 if tails:
                     await self._lane.do(partial(self._feed, tails), patience=POLL_SECONDS)
             except EventLogError as error:
+                # The next tick asks again, for all of them.
                 if not error.retryable:
                     self.tails.fail(error)
-                # The next tick asks again, for all of them.
+            except Exception as error:
+                log.warning("the event log %s cannot be followed", self._address, exc_info=True)
+                self.tails.fail(EventLogError(f"the event log {self._address} cannot be followed: {error}"))
 
     async def _feed(self, tails: Sequence[Tail], connection: Connection) -> None:
         """Fetch what came of some runs, all in one query."""
@@ -219,19 +226,24 @@ class Hearing:
     async def _look_at_all(self) -> set[Tail]:
         """Find the runs that are not as they are known here; and tell of mail."""
         grown = set[Tail]()
+        before = {tail: tail.place[0] for tail in self.tails.of_number.values()}
         following, watched = self.tails.of_number, list(self._watchers)
 
-        async def work(connection: Connection) -> tuple[Iterable[tuple[int, ...]], Iterable[tuple[str, int | None]]]:
+        async def work(connection: Connection) -> tuple[list[Row], list[Row]]:
             runs = await connection.execute(self._address.sql(_STANDINGS), (numbers(following),))
             mail = await connection.execute(self._address.sql(_MAILED), (watched,)) if watched else None
-            return await runs.fetchall(), await mail.fetchall() if mail else ()
+            return await runs.fetchall(), await mail.fetchall() if mail else []
 
         standings, letters = await self._lane.do(work, patience=POLL_SECONDS)
-        standing = {row[0]: row[1:] for row in standings}
-        for tail in list(following.values()):
+        standing = dict(standings)
+        for tail, seq in before.items():
             if (found := standing.get(tail.number)) is None:
                 self._gone(tail, unknown_run(tail.task_id))
-            elif found[0] > tail.place[0]:
+            elif found < seq:
+                # As after a failover to a standby that did not have everything yet.
+                said = f"the log has gone back from event {seq} of the run {tail.task_id} to event {found}"
+                self._gone(tail, EventLogError(f"{said}: follow it anew, from the last event that you have"))
+            elif found > tail.place[0]:
                 grown.add(tail)
         for task_id, letter in letters:
             known = self._letters.get(task_id)

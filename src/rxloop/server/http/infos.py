@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 
+from rxloop.pipeline.logs import takes_deltas
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent, ends_attempt
 from rxloop.protocol.http import Deltas, RunInfo, StateInfo
@@ -100,6 +101,8 @@ def for_clients(info: StateInfo) -> StateInfo:
 
 def deltas_of(host: Host, record: RunRecord, *, replayed: bool = False) -> Deltas:
     """What a stream of a run has of its deltas, as things are now."""
-    if not replayed and record.state not in OVER and host.runtime.drives(record.task_id):
+    log = host.runtime.log
+    passed_on = takes_deltas(log) and not log.keeps_deltas
+    if not replayed and record.state not in OVER and (passed_on or host.runtime.drives(record.task_id)):
         return "live"
-    return "kept" if host.runtime.log.keeps_deltas else "none"
+    return "kept" if log.keeps_deltas else "none"

@@ -1,0 +1,34 @@
+"""The command with its runs in Postgres."""
+
+from __future__ import annotations
+
+import pytest
+
+from commands import Place
+
+pytestmark = pytest.mark.service("postgres")
+
+
+def test_runs_are_kept_in_the_server_that_the_option_names(place: Place, postgres_database: str) -> None:
+    place.env["RXLOOP_DB"] = postgres_database
+    place.run("run", "2 + 2")
+    waiting = place.run("run", "Please pay.", "--tools", "kit:pay", code=3)
+    assert postgres_database not in waiting.stderr
+    assert [row["state"] for row in place.rows()] == ["input-required", "completed"]
+    assert place.events()[0]["kind"] == "task"
+    assert not place.database.exists()
+    assert "can be used" in place.run("doctor").stdout
+
+
+def test_the_password_of_the_server_is_shown_nowhere(place: Place, postgres_database: str) -> None:
+    with_password = postgres_database.replace("@", ":s3cret@", 1)
+    done = place.run("run", "Please pay.", "--tools", "kit:pay", "--db", with_password, code=3)
+    assert "--db postgresql://" in done.stderr
+    shown = place.run("doctor", "--db", with_password)
+    assert "s3cret" not in done.stderr + done.stdout + shown.stdout + shown.stderr
+
+
+def test_a_server_that_is_not_there_is_said_so(place: Place) -> None:
+    done = place.run("runs", "--db", "postgresql://ann:s3cret@127.0.0.1:1/app?connect_timeout=1", code=1)
+    assert "the event log postgresql://127.0.0.1:1/app" in done.stderr
+    assert "s3cret" not in done.stderr

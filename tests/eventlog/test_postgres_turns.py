@@ -1,0 +1,274 @@
+"""Turns in Postgres: they die with their session, and outlive a server that is away for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from postgres import PostgresServer
+from rxloop import Fenced, PostgresEventLog
+from rxloop.testing.event_log_contract._tools import begun, ids, note
+
+pytestmark = pytest.mark.service("postgres")
+
+HOLDER = Path(__file__).with_name("holder.py")
+LEASE = 1.0
+IN_SECONDS = 20
+
+
+@pytest.fixture
+async def new_log(postgres_database: str) -> AsyncIterator[Callable[..., PostgresEventLog]]:
+    logs: list[PostgresEventLog] = []
+
+    def make(address: str = postgres_database, *, lease: float = 30) -> PostgresEventLog:
+        logs.append(PostgresEventLog(address, lease=lease))
+        return logs[-1]
+
+    yield make
+    for log in logs:
+        await log.aclose()
+
+
+def nothing() -> None:
+    pass
+
+
+class Lost(asyncio.Event):
+    """Set when a turn is lost."""
+
+    def __call__(self) -> None:
+        self.set()
+
+
+async def sessions(address: str, what: str = "%pg_%advisory%", *, end: bool = False) -> int:
+    """How many sessions of the logs there are whose last statement was like that; they are ended with `end`."""
+    connection = await psycopg.AsyncConnection.connect(address, autocommit=True)
+    async with connection:
+        found = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'rxloop'"
+        chosen = "pg_terminate_backend(pid)" if end else "pid"
+        cursor = await connection.execute(f"SELECT {chosen} {found} AND query LIKE %s".encode(), (what,))
+        return len(await cursor.fetchall())
+
+
+async def until(condition: Callable[[], object], *, seconds: float = IN_SECONDS) -> float:
+    """Wait until a condition holds, which may be asked in an async way; give the seconds."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.timeout(seconds):
+        while True:
+            held = condition()
+            if asyncio.iscoroutine(held):
+                held = await held
+            if held:
+                return loop.time() - began
+            await asyncio.sleep(0.01)
+
+
+async def test_a_holder_keeps_its_turns_over_a_broken_session(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    first, second = new_log(), new_log()
+    for name in ("a", "b"):
+        assert await first.take_turn(name, name, pytest.fail)
+        await first.append(name, begun(name, context_id=name), expected_seq=0, writer="first")
+    assert await sessions(postgres_database, "%", end=True) > 1
+
+    assert await first.has_turn("a", "a")
+    for name in ("a", "b"):
+        assert not await second.take_turn(name, name, nothing)
+        await first.append(name, [note(3)], expected_seq=2, writer="first")
+
+
+async def test_a_holder_notices_by_itself_that_its_session_is_over(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    log = new_log(lease=1_000)
+    assert await log.take_turn("c", "run", pytest.fail)
+    assert await sessions(postgres_database, "%pg_try_advisory_lock%", end=True) == 0
+    assert await sessions(postgres_database, "%holder%", end=True) >= 1
+
+    async def locked() -> bool:
+        connection = await psycopg.AsyncConnection.connect(postgres_database)
+        async with connection:
+            cursor = await connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+            return await cursor.fetchone() == (1,)
+
+    assert await until(locked) < 5
+
+
+async def test_what_a_holder_appends_after_its_turn_was_taken_is_refused(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    frozen, second = new_log(), new_log()
+    lost = Lost()
+    assert await frozen.take_turn("c", "run", lost)
+    await frozen.append("run", begun(context_id="c"), expected_seq=0, writer="frozen")
+    await frozen.append("other", begun("other", context_id="d"), expected_seq=0, writer="frozen")
+    # As it is while the process is frozen: the server ends the session, and nobody here knows.
+    frozen._engine().turns.lane._broke = None  # pyright: ignore[reportPrivateUsage]
+    frozen._engine().turns.lane._watch(False)  # pyright: ignore[reportPrivateUsage]
+    await sessions(postgres_database, "%holder%", end=True)
+    await until(lambda: second.take_turn("c", "run", nothing))
+
+    late, beside = await asyncio.gather(
+        frozen.append("run", [note(3, context_id="c")], expected_seq=2, writer="frozen"),
+        frozen.append("other", [note(3, context_id="d")], expected_seq=2, writer="frozen"),
+        return_exceptions=True,
+    )
+    assert isinstance(late, Fenced)
+    assert "run run: somebody else has the turn of the conversation c" in str(late)
+    assert beside is None
+    assert len(await second.read("run")) == 2
+
+    assert not await frozen.has_turn("c", "run")
+    assert lost.is_set()
+    await second.append("run", [note(3)], expected_seq=2, writer="second")
+
+
+async def test_a_holder_is_fenced_also_if_another_run_has_the_turn_now_or_none(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    frozen, second = new_log(), new_log()
+    await frozen.take_turn("c", "run", nothing)
+    await frozen.append("run", begun(context_id="c"), expected_seq=0)
+    frozen._engine().turns.lane._broke = None  # pyright: ignore[reportPrivateUsage]
+    frozen._engine().turns.lane._watch(False)  # pyright: ignore[reportPrivateUsage]
+    await sessions(postgres_database, "%holder%", end=True)
+    await until(lambda: second.take_turn("c", "later", nothing))
+    with pytest.raises(Fenced):
+        await frozen.append("run", [note(3, context_id="c")], expected_seq=2)
+    await second.give_turn_back("c", "later")
+    with pytest.raises(Fenced):
+        await frozen.append("run", [note(3, context_id="c")], expected_seq=2)
+    await frozen.give_turn_back("c", "run")
+    await frozen.append("run", [note(3, context_id="c")], expected_seq=2)  # as everybody may
+
+
+async def test_a_wait_for_a_turn_that_is_cancelled_takes_none(new_log: Callable[..., PostgresEventLog]) -> None:
+    log, other = new_log(), new_log()
+    await log.runs()
+    for steps in range(12):
+        taking = asyncio.ensure_future(log.take_turn("c", "run", nothing))
+        for _ in range(steps):
+            await asyncio.sleep(0.0005)
+        taking.cancel()
+        await asyncio.wait([taking])
+        if not taking.cancelled():
+            await log.give_turn_back("c", "run")
+        await until(lambda: other.take_turn("c", "run", nothing))
+        await other.give_turn_back("c", "run")
+
+
+# -- other processes
+
+
+class Holder:
+    """A process that holds the turn of the run."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process, self._in, self._out = process, process.stdin, process.stdout
+
+    async def says(self) -> str:
+        return (await asyncio.wait_for(self._out.readline(), IN_SECONDS)).decode().strip()
+
+    def append(self) -> None:
+        self._in.write(b"append\n")
+
+
+@asynccontextmanager
+async def holder(address: str, lease: float = LEASE) -> AsyncGenerator[Holder]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(HOLDER), address, str(lease), stdin=pipe, stdout=pipe
+    )
+    made = Holder(process)
+    try:
+        assert await made.says() == "has"
+        made.append()
+        assert await made.says() == "written"
+        yield made
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+async def test_the_turn_of_a_process_that_is_killed_is_free_at_once(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    log = new_log()
+    async with holder(postgres_database, lease=1_000) as held:
+        assert not await log.take_turn("c", "run", nothing)
+        assert ids(await log.orphans()) == []
+        held.process.kill()
+        await held.process.wait()
+        assert await until(log.orphans) < 2
+        assert await log.take_turn("c", "run", nothing)
+
+
+async def test_a_process_that_is_frozen_for_longer_than_the_lease_loses_its_turn_and_finds_out(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    log = new_log()
+    async with holder(postgres_database) as held:
+        held.process.send_signal(signal.SIGSTOP)
+        took = await until(lambda: log.take_turn("c", "run", nothing))
+        assert LEASE * 0.7 < took < LEASE + 3
+        await log.append("run", [note(4)], expected_seq=3, writer="second")
+        held.append()
+        held.process.send_signal(signal.SIGCONT)
+        assert {await held.says(), await held.says()} == {"lost", "Fenced"}
+        assert len(await log.read("run")) == 4
+
+
+async def test_a_process_that_is_frozen_for_less_than_the_lease_keeps_its_turn(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    log = new_log()
+    async with holder(postgres_database, lease=4) as held:
+        held.process.send_signal(signal.SIGSTOP)
+        for _ in range(50):
+            assert not await log.take_turn("c", "run", nothing)
+            assert ids(await log.orphans()) == []
+            await asyncio.sleep(0.01)
+        held.process.send_signal(signal.SIGCONT)
+        held.append()
+        assert await held.says() == "written"
+
+
+# -- a server that goes away
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_restart_of_the_server_takes_no_turn_from_anybody(
+    crash: bool, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    with PostgresServer() as server:
+        first, second = new_log(server.dsn), new_log(server.dsn)
+        for name in "abc":
+            assert await first.take_turn(name, name, pytest.fail)
+            await first.append(name, begun(name, context_id=name), expected_seq=0, writer="first")
+        assert await second.take_turn("other", "other", pytest.fail)
+
+        server.kill() if crash else server.stop()
+        await asyncio.to_thread(server.start)
+
+        assert await first.has_turn("a", "a")
+        # Nobody is taken for dead now, since the living may need a moment.
+        assert ids(await second.orphans()) == []
+        for name in "abc":
+            assert not await second.take_turn(name, name, nothing)
+            await first.append(name, [note(3, context_id=name)], expected_seq=2, writer="first")
+        await first.aclose()
+        await second.aclose()
