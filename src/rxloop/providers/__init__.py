@@ -9,6 +9,7 @@ from rxloop.providers.bounds import Bounds
 from rxloop.providers.catalog import CATALOG, PRICES, KnownModel, find_model, find_price
 from rxloop.providers.clouds import bedrock_url, vertex_url
 from rxloop.providers.fallback import Fallback, fallback
+from rxloop.providers.google_gemini import google_gemini
 from rxloop.providers.hedge import Hedge, hedge
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.limited import Limited, limited
@@ -41,6 +42,7 @@ __all__ = [
     "fallback",
     "find_model",
     "find_price",
+    "google_gemini",
     "hedge",
     "http_model",
     "limited",

@@ -208,17 +208,17 @@ class CallAssembler:
         return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
 
 
-def dumped(fields: dict[str, Any]) -> bytes:
+def dumped(value: Any) -> bytes:
     """What a vendor sent, as JSON again.
 
     Raises:
         OutOfBounds: It is nested too deep for that.
     """
     try:
-        return orjson.dumps(fields)
+        return orjson.dumps(value)
     except TypeError:
         # Half a character in a text, which is for others to find; or it is deep.
         try:
-            return json.dumps(fields).encode()
+            return json.dumps(value).encode()
         except RecursionError:
             raise OutOfBounds("depth", DEFAULT_BOUNDS.depth) from None

@@ -115,6 +115,17 @@ _KNOWN = (
     ),
     Preset(
         name="google",
+        base_url="https://generativelanguage.googleapis.com",
+        url_env="GOOGLE_GEMINI_BASE_URL",
+        key_env="GEMINI_API_KEY",
+        other_key_env="GOOGLE_API_KEY",
+        key_header="x-goog-api-key",
+        default_model="gemini-3.5-flash",
+        wire="google_gemini",
+        thought_tags=(),
+    ),
+    Preset(
+        name="google_chat",
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
         key_env="GEMINI_API_KEY",
         other_key_env="GOOGLE_API_KEY",

@@ -8,19 +8,20 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.seams import Provider
 from rxloop.providers._secrets import shown_address
 from rxloop.providers._vendors import PRESETS, find_preset
+from rxloop.providers.google_gemini import google_gemini
 from rxloop.providers.http_model import HTTPModel, ModelOptions
 from rxloop.providers.openai_chat import openai_chat
 from rxloop.providers.presets import Preset
 
-_NATIVE = {
+_ELSEWHERE = {
     "anthropic": "go by way of 'openrouter:anthropic/{0}', or by Anthropic's own endpoint for OpenAI's protocol, "
     "openai_chat('{0}', base_url='https://api.anthropic.com/v1', api_key=...); or write a provider (docs/provider.md)",
-    "gemini": "use Google's endpoint for OpenAI's protocol, 'google:{0}'",
+    "gemini": "write 'google:{0}'",
     "vertex": "use 'google:{0}', or 'openrouter:google/{0}'",
     "bedrock": "go by way of 'openrouter:...', or a gateway such as LiteLLM by its address, 'http://localhost:4000#{0}'",
     "cohere": "go by way of 'openrouter:cohere/{0}'",
 }
-"""Vendors that people look for, and how to reach them."""
+"""Names that people look for, and what to write in their place."""
 _EXAMPLES = ("zai", "openai", "ollama")
 
 
@@ -49,9 +50,9 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
             raise ConfigurationError(f"{shown!r} names no model: add one, as in '{shown}#model'")
         return openai_chat(name, **{"base_url": url, **options})
     prefix, colon, name = model.partition(":")
-    if prefix in _NATIVE:
-        instead = _NATIVE[prefix].format(name or "MODEL")
-        raise ConfigurationError(f"{model!r} has an interface of its own, which rxloop does not speak: {instead}")
+    if prefix in _ELSEWHERE:
+        instead = _ELSEWHERE[prefix].format(name or "MODEL")
+        raise ConfigurationError(f"{model!r} names no provider: {instead}")
     if not colon and prefix not in PRESETS:
         examples = ", ".join(f"'{preset}:{PRESETS[preset].default_model}'" for preset in _EXAMPLES)
         raise ConfigurationError(f"{model!r} names no provider: write {examples}, or an address with '#model'")
@@ -62,4 +63,6 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
 
 def _make(model: str | None, preset: Preset, options: ModelOptions) -> HTTPModel:
     """Make the model; only the wire that it speaks is imported."""
+    if preset.wire == "google_gemini":
+        return google_gemini(model, preset=preset, **options)
     return openai_chat(model, preset=preset, **options)

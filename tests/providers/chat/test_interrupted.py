@@ -72,7 +72,7 @@ async def test_reasoning_in_plain_text_is_left_out_as_well(preset: str) -> None:
 
 
 async def test_a_call_with_a_signature_that_was_being_written_is_not_made_and_not_sent_back() -> None:
-    sent, events = await cut_at(ToolCallDeltaEvent, "google", delta(content="I look."), delta(tool_calls=[CALL]))
+    sent, events = await cut_at(ToolCallDeltaEvent, "google_chat", delta(content="I look."), delta(tool_calls=[CALL]))
 
     assert sent[-2] == {"role": "assistant", "content": "I look."}
     assert not any(isinstance(event, ToolStartEvent) for event in events)

@@ -17,6 +17,7 @@ from rxloop.providers.chat._encode import RequestEncoder
 from servers import collect
 from wires import unheard
 
+CHAT = [name for name, preset in PRESETS.items() if preset.wire in ("openai", "openai_chat")]
 PDF = "data:application/pdf;base64,JVBERg=="
 
 
@@ -89,7 +90,7 @@ def test_some_vendors_take_a_file_in_another_way(name: str, part: Part, form: di
     assert sent(part, to=name) == [form]
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("openrouter", "mistral")])
+@pytest.mark.parametrize("name", [name for name in CHAT if name not in ("openrouter", "mistral")])
 async def test_a_file_by_its_url_is_refused_where_the_vendor_would_not_fetch_it(name: str) -> None:
     request = ModelRequest(messages=[Message.user([FilePart(url="https://e.org/a.pdf")])])
     model = openai_chat("m", preset=name, base_url="http://127.0.0.1:9", api_key="k")

@@ -59,7 +59,7 @@ async def test_reasoning_text_goes_back_to_those_who_ask_for_it(preset: str, fie
     assert thoughts(events) == ("hmm", ["hmm"])
 
 
-@pytest.mark.parametrize("preset", ["openai", "xai", "groq", "mistral", "together", "ollama", "vllm", "google"])
+@pytest.mark.parametrize("preset", ["openai", "xai", "groq", "mistral", "together", "ollama", "vllm", "google_chat"])
 async def test_reasoning_of_any_form_goes_back_to_nobody_else(preset: str) -> None:
     sent, events = await two_steps(
         preset, delta(reasoning="hm"), delta(reasoning_content="m", reasoning_details=[SIGNED, ENCRYPTED])
@@ -100,13 +100,13 @@ async def test_content_that_is_a_list_is_thought_and_text() -> None:
     assert thoughts(events) == ("hmm", ["hmm"])
 
 
-@pytest.mark.parametrize("preset", ["google", "openai"])
+@pytest.mark.parametrize("preset", ["google_chat", "openai"])
 async def test_a_thought_signature_goes_back_with_its_call_and_to_google_alone(preset: str) -> None:
     signed = delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "look", "arguments": '{"n":'}}])
     rest = {"index": 1, "function": {"arguments": " 2}"}, "extra_content": SIGNATURE}
     sent, _ = await two_steps(preset, signed, delta(tool_calls=[rest]))
 
-    expected = SIGNATURE if preset == "google" else None
+    expected = SIGNATURE if preset == "google_chat" else None
     assert [call.get("extra_content") for call in sent["tool_calls"]] == [None, expected]
 
 
@@ -115,7 +115,7 @@ async def test_a_thought_signature_survives_the_log() -> None:
     call = {**LOOK, "extra_content": SIGNATURE}
     async with serving() as server:
         server.answer(Reply(sse(delta("tool_calls", tool_calls=[call]))), Reply(sse(delta("stop", content="A cat."))))
-        model = openai_chat("m", preset="google", base_url=server.base_url, api_key="k")
+        model = openai_chat("m", preset="google_chat", base_url=server.base_url, api_key="k")
         agent = Agent(model, tools=[look], log=log)
         await agent.run("What is it?", context_id="c")
         await agent.run("And now?", context_id="c")
@@ -135,7 +135,7 @@ async def test_a_whole_answer_keeps_what_a_streamed_one_keeps() -> None:
     bodies = [{"choices": [{"index": 0, "message": each, "finish_reason": "stop"}]} for each in (message, done)]
     async with serving() as server:
         server.answer(*(Reply(pieces(body), content_type="application/json") for body in bodies))
-        model = openai_chat("m", preset="google", base_url=server.base_url, api_key="k", stream=False)
+        model = openai_chat("m", preset="google_chat", base_url=server.base_url, api_key="k", stream=False)
         run = Agent(model, tools=[look]).run("What is it?")
         events = [event async for event in run]
         await model.aclose()

@@ -1,0 +1,237 @@
+"""A conversation as Gemini's contents: turns of the user and of the model, and the results of calls between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
+from rxloop.providers._calls import dumped
+from rxloop.providers._kept import keep, kept
+from rxloop.providers.google._models import ModelRules
+from rxloop.providers.google._parts import fits_results, media
+from rxloop.providers.wire import Notice, foreign_state, pieces_of
+
+UNSIGNED = "skip_thought_signature_validator"
+"""What Google documents as the signature of calls that its models have not made."""
+_BEGIN = b'{"text":"(The conversation begins with an answer.)"}'
+_GO_ON = b'{"text":"Go on."}'
+_ROLES = {"user": b"user", "results": b"user", "model": b"model"}
+
+
+class _Call(NamedTuple):
+    """A call of the model, as its result names it."""
+
+    id: str
+    """Its id in the history."""
+    name: str
+    own_id: str | None
+    """The id that the vendor gave it."""
+
+
+class _Sent(NamedTuple):
+    """What a message became."""
+
+    parts: tuple[bytes, ...]
+    calls: tuple[_Call, ...] = ()
+    beside: tuple[bytes, ...] = ()
+    """What goes to the user's side behind the results of the calls."""
+
+
+class Contents:
+    """Encodes conversations for one model; a message keeps what it became."""
+
+    def __init__(self, rules: ModelRules, key: str, vendor: str) -> None:
+        self._rules = rules
+        self._state = key
+        self._vendor = vendor
+        self._key = (key, rules.signs, rules.shows_results)
+
+    def encode(self, messages: Iterable[Message], notice: Notice) -> bytes:
+        """The contents, as JSON without the brackets of the list."""
+        turns = _Turns()
+        for message in messages:
+            if message.role != "tool":
+                turns.end_calls()
+            if message.role == "assistant":
+                sent = self._assistant(message, notice)
+                turns.add("model", sent.parts)
+                turns.calls = list(sent.calls)
+            elif message.role == "tool":
+                place = turns.answered(message.tool_call_id)
+                if place is None:
+                    turns.beside += self._orphan(message, notice).parts
+                else:
+                    sent = self._result(message, turns.calls[place], notice)
+                    turns.results[place] = sent.parts[0]
+                    turns.beside += sent.beside
+            else:
+                turns.add("user", self._user(message, notice).parts)
+        turns.end_calls()
+        return turns.joined()
+
+    def _user(self, message: Message, notice: Notice) -> _Sent:
+        key = (*self._key, "user")
+        return kept(message, key, _Sent) or keep(message, key, _Sent(tuple(self._content(message, notice))))
+
+    def _content(self, message: Message, notice: Notice) -> list[bytes]:
+        """The texts, images and files of a message, none of them empty."""
+        content = message.content
+        left: list[str] = []
+        parts: list[bytes] = []
+        for part in [TextPart(text=content)] if isinstance(content, str) else content:
+            if isinstance(part, TextPart):
+                parts += [_text(part.text)] if part.text else []
+            else:
+                parts.append(self._shown(part, left))
+        self._tell(left, notice)
+        return parts
+
+    def _shown(self, part: ImagePart | FilePart, left: list[str]) -> bytes:
+        shown = media(part)
+        if shown is None:
+            left.append(part.placeholder)
+            return _text(part.placeholder)
+        return _bytes(shown)
+
+    def _tell(self, left: list[str], notice: Notice) -> None:
+        if left:
+            notice("left_out", f"{self._vendor} takes no {', '.join(left)}: words stand for it")
+
+    def _assistant(self, message: Message, notice: Notice) -> _Sent:
+        key = (*self._key, "model")
+        return kept(message, key, _Sent) or keep(message, key, self._made(message, notice))
+
+    def _made(self, message: Message, notice: Notice) -> _Sent:
+        own = self._state in (message.provider_state or {})
+        parts: list[dict[str, Any]] = []
+        calls: list[_Call] = []
+        left: list[str] = []
+        unsigned = False
+        for piece in pieces_of(message, self._state):
+            signed = {name: value for name, value in piece.extra.items() if name == "thoughtSignature"}
+            value = piece.value
+            if isinstance(value, str):
+                # What was thought and is not signed is for people: Google does not want it back.
+                thought = {"thought": True} if piece.kind == "reasoning" else {}
+                if signed or (value and not thought):
+                    parts.append({"text": value, **thought, **signed})
+            elif isinstance(value, ToolCall):
+                call = _Call(value.id, value.name, piece.extra.get("id"))
+                if self._rules.signs and not calls and not signed:
+                    signed, unsigned = {"thoughtSignature": UNSIGNED}, True
+                calls.append(call)
+                parts.append({"functionCall": _function_call(call, value), **signed})
+            elif isinstance(value, dict):
+                parts.append(value)
+            else:
+                shown = media(value) if own else None
+                if shown is None:
+                    left.append(value.placeholder)
+                parts.append({"text": value.placeholder} if shown is None else {**shown, **signed})
+        self._tell(left, notice)
+        if unsigned:
+            notice("left_out", f"calls without a signature: {self._vendor} is told not to look for one")
+        if others := foreign_state(message, self._state):
+            notice("left_out", f"what {', '.join(sorted(others))} wants back with its own message")
+        return _Sent(tuple(map(_bytes, parts)), tuple(calls))
+
+    def _result(self, message: Message, call: _Call, notice: Notice) -> _Sent:
+        key = (*self._key, call)
+        return kept(message, key, _Sent) or keep(message, key, self._answer(message, call, notice))
+
+    def _answer(self, message: Message, call: _Call, notice: Notice) -> _Sent:
+        left: list[str] = []
+        inside: list[dict[str, Any]] = []
+        beside: list[bytes] = []
+        for part in message.media:
+            shown = media(part)
+            if shown is None:
+                left.append(part.placeholder)
+            elif self._rules.shows_results and fits_results(shown):
+                inside.append(shown)
+            else:
+                beside.append(_bytes(shown))
+        self._tell(left, notice)
+        if beside:
+            beside.insert(0, _text(f"The result of {call.name} has:"))
+        answer: dict[str, Any] = {
+            "name": call.name,
+            "response": {"output": message.text_alone if left else message.text},
+        }
+        if call.own_id is not None:
+            answer["id"] = call.own_id
+        if inside:
+            answer["parts"] = inside
+        return _Sent((_bytes({"functionResponse": answer}),), beside=tuple(beside))
+
+    def _orphan(self, message: Message, notice: Notice) -> _Sent:
+        """The result of a call that is not there, as words of the user's side."""
+        key = (*self._key, "orphan")
+        if (sent := kept(message, key, _Sent)) is not None:
+            return sent
+        notice("left_out", f"the call {message.tool_call_id!r} that a result belongs to: the result goes as a text")
+        parts = [_text("The result of a call that is not shown:"), *self._content(message, notice)]
+        return keep(message, key, _Sent(tuple(parts)))
+
+
+class _Turns:
+    """Puts turns together: those of the model stand between those of the user, and each call has its result."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        """The calls of the model's turn that ended last, none of which has been answered before."""
+        self.results: dict[int, bytes] = {}
+        """By the place of the call."""
+        self.beside: tuple[bytes, ...] = ()
+        self._turns: list[tuple[str, list[bytes]]] = []
+
+    def add(self, kind: str, parts: tuple[bytes, ...]) -> None:
+        """Add parts to the last turn, if it is of this kind, or a turn with them."""
+        if not parts:
+            return
+        if self._turns and self._turns[-1][0] == kind:
+            self._turns[-1][1].extend(parts)
+        else:
+            self._turns.append((kind, list(parts)))
+
+    def answered(self, call_id: str | None) -> int | None:
+        """The place of the call of that id which has no result yet."""
+        places = (place for place, call in enumerate(self.calls) if call.id == call_id and place not in self.results)
+        return next(places, None)
+
+    def end_calls(self) -> None:
+        """End the results of a turn, in the order of its calls."""
+        parts = [self.results.get(place) or _missing(call) for place, call in enumerate(self.calls)]
+        self.add("results", tuple(parts))
+        self.add("user", self.beside)
+        self.calls, self.results, self.beside = [], {}, ()
+
+    def joined(self) -> bytes:
+        """All turns; it begins and ends with one of the user."""
+        turns = self._turns
+        if not turns or turns[0][0] == "model":
+            turns.insert(0, ("user", [_BEGIN]))
+        if turns[-1][0] == "model":
+            turns.append(("user", [_GO_ON]))
+        return b",".join([b'{"role":"%b","parts":[%b]}' % (_ROLES[kind], b",".join(parts)) for kind, parts in turns])
+
+
+def _function_call(call: _Call, given: ToolCall) -> dict[str, Any]:
+    # What the model wrote may be no JSON; the result of the call says what was wrong.
+    fields: dict[str, Any] = {"name": given.name, "args": {} if given.error is not None else given.arguments}
+    return fields if call.own_id is None else {**fields, "id": call.own_id}
+
+
+def _missing(call: _Call) -> bytes:
+    answer: dict[str, Any] = {"name": call.name, "response": {"error": "There is no result."}}
+    return _bytes({"functionResponse": answer if call.own_id is None else {**answer, "id": call.own_id}})
+
+
+def _text(text: str) -> bytes:
+    return _bytes({"text": text})
+
+
+def _bytes(part: dict[str, Any]) -> bytes:
+    # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
+    return b"%b" % dumped(part)

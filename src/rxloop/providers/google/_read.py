@@ -1,0 +1,287 @@
+"""Gemini's answers as events, and as the one message that they add up to."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from typing import Any, cast
+
+from rxloop.errors import ProviderProtocolError
+from rxloop.protocol.messages import FilePart, ImagePart
+from rxloop.protocol.storable import readable
+from rxloop.providers._calls import dumped
+from rxloop.providers._draft import Draft
+from rxloop.providers._errors import cut_short
+from rxloop.providers._fields import object_of, objects, text_of, tokens
+from rxloop.providers._refusals import from_error_object
+from rxloop.providers.google._partial import PartialArguments
+from rxloop.providers.wire import EventReader
+
+_FINISH = {
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "CONTINUATION": "length",
+    "TOO_MANY_TOOL_CALLS": "length",
+    "SAFETY": "content_filter",
+    "RECITATION": "content_filter",
+    "LANGUAGE": "content_filter",
+    "BLOCKLIST": "content_filter",
+    "PROHIBITED_CONTENT": "content_filter",
+    "SPII": "content_filter",
+    "IMAGE_SAFETY": "content_filter",
+    "IMAGE_PROHIBITED_CONTENT": "content_filter",
+    "IMAGE_RECITATION": "content_filter",
+    "MODEL_ARMOR": "content_filter",
+    "JAILBREAK": "content_filter",
+    "ESCALATION": "content_filter",
+    "PUP_LIMITED_DISABLED": "content_filter",
+    # The model wanted to call a tool, and no call came of it: it is told so, and asked once more.
+    "MALFORMED_FUNCTION_CALL": "tool_calls",
+    "UNEXPECTED_TOOL_CALL": "tool_calls",
+}
+_UNSPECIFIED = frozenset(("FINISH_REASON_UNSPECIFIED", "BLOCKED_REASON_UNSPECIFIED"))
+_FAILED = {"MISSING_THOUGHT_SIGNATURE": "INVALID_ARGUMENT", "MALFORMED_RESPONSE": "INTERNAL"}
+"""Reasons that say that there is no answer, and what Google would call them as errors."""
+_KNOWN = frozenset(("candidates", "usageMetadata", "promptFeedback", "modelVersion", "responseId", "createTime"))
+_SOURCES = ("groundingMetadata", "citationMetadata", "urlContextMetadata")
+_SIGNATURE = "thoughtSignature"
+_PIECE = 300
+"""About how many characters it takes to note where a piece of the message begins."""
+
+
+class GeminiReader(EventReader):
+    """Reads the chunks of one answer; an answer that was not streamed is one chunk.
+
+    There is no word for the end: the reason comes with the last piece, and the tokens with it or after it.
+    """
+
+    arrays = True
+
+    def __init__(self, draft: Draft, key: str) -> None:
+        super().__init__(draft)
+        self.key = key
+        self._newest = ""
+        """What the newest piece of the message is, where more of it may follow: `thought`, `signed` text."""
+        self._calls = 0
+        self._call: tuple[int, dict[str, Any], PartialArguments] | None = None
+        """The call whose arguments are streaming: its place, what is kept beside it, and what came."""
+        self._code = 0
+        self._searched = False
+        """Whether the tools that Google carries out have told of themselves."""
+        self._usage: dict[str, Any] | None = None
+        self._sources: list[dict[str, Any]] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Read one chunk."""
+        if "error" in event:
+            raise from_error_object(event, self.draft.where)
+        for candidate in objects(event.get("candidates")):
+            if not candidate.get("index"):
+                self._candidate(candidate)
+        usage = event.get("usageMetadata")
+        if isinstance(usage, dict) and ("promptTokenCount" in usage or "totalTokenCount" in usage):
+            self._usage = cast("dict[str, Any]", usage)
+        if "promptFeedback" in event:
+            reason = object_of(event["promptFeedback"]).get("blockReason")
+            if isinstance(reason, str) and reason and reason not in _UNSPECIFIED:
+                self.draft.finish("content_filter", reason)
+        if not _KNOWN.intersection(event):
+            self.pass_over(f"an event with {_names(event)}")
+
+    def answer(self, answer: dict[str, Any]) -> None:
+        """Read an answer that was not streamed."""
+        self.event(answer)
+
+    def complete(self) -> None:
+        """Push what ends the answer; see `Reader`."""
+        draft = self.draft
+        if not self.ended:
+            raise cut_short(draft.where)
+        if draft.finish_reason != "length":
+            self._end_call()
+        if self._sources:
+            self._cite()
+        if (usage := self._usage) is not None:
+            count = usage.get
+            thoughts = tokens(count("thoughtsTokenCount"))
+            draft.usage(
+                input=tokens(count("promptTokenCount")) + tokens(count("toolUsePromptTokenCount")),
+                output=tokens(count("candidatesTokenCount")) + thoughts,
+                cached=count("cachedContentTokenCount"),
+                reasoning=thoughts,
+            )
+        draft.complete(self.key)
+
+    def _candidate(self, candidate: dict[str, Any]) -> None:
+        content: Any = candidate.get("content")
+        parts: Any = content.get("parts") if content.__class__ is dict else None
+        if parts.__class__ is list:
+            part: Any
+            for part in parts:
+                if part.__class__ is not dict:
+                    continue
+                text = part.get("text")
+                # Nearly every part is a piece of the text, and nothing else.
+                if len(part) == 1 and text.__class__ is str and self._newest != "signed":
+                    self._newest = ""
+                    self.draft.write(text)
+                else:
+                    self._part(part)
+        for name in _SOURCES:
+            if name in candidate:
+                self._weigh(len(dumped(candidate)))
+                self._sources.append({name: candidate.get(name) for name in _SOURCES})
+                break
+        reason = candidate.get("finishReason")
+        if isinstance(reason, str) and reason and reason not in _UNSPECIFIED:
+            if reason in _FAILED:
+                why = f"the answer failed: {reason} {text_of(candidate.get('finishMessage'))}"
+                raise from_error_object({"message": why, "status": _FAILED[reason]}, self.draft.where)
+            self.draft.finish(_FINISH.get(reason, "stop"), reason)
+
+    def _part(self, part: dict[str, Any]) -> None:
+        text = part.get("text")
+        if isinstance(text, str):
+            self._text(part, text)
+            return
+        self._newest = ""
+        if "functionCall" in part:
+            # An empty one ends arguments that stream.
+            self._function(part, object_of(part["functionCall"]))
+        elif blob := object_of(part.get("inlineData")):
+            self._file(part, blob)
+        elif url := text_of(object_of(part.get("fileData")).get("fileUri")):
+            kind = readable(text_of(object_of(part["fileData"]).get("mimeType"))) or None
+            made = ImagePart if (kind or "").startswith("image/") else FilePart
+            self._keep_signature(self.draft.file(made(url=readable(url), media_type=kind)), part)
+        else:
+            self._tell(part)
+            self._weigh(_PIECE)
+            self.draft.raw(part)
+
+    def _text(self, part: dict[str, Any], text: str) -> None:
+        """A piece of the text or of the reasoning; one that is signed goes back by itself, even if it is empty."""
+        draft, signed = self.draft, isinstance(part.get(_SIGNATURE), str)
+        if not text and not signed:
+            return
+        if part.get("thought") is True:
+            if signed or self._newest != "thought":
+                self._keep_signature(draft.begin_reasoning(), part)
+            self._newest = "" if signed else "thought"
+            draft.think(text)
+        else:
+            if signed or self._newest == "signed":
+                self._keep_signature(draft.begin_text(), part)
+            self._newest = "signed" if signed else ""
+            draft.write(text)
+
+    def _function(self, part: dict[str, Any], call: dict[str, Any]) -> None:
+        name, call_id = text_of(call.get("name")), text_of(call.get("id"))
+        goes_on = call.get("willContinue") is True
+        pieces = call.get("partialArgs")
+        if name:
+            self._end_call()
+            place = self._calls
+            self._calls += 1
+            arguments = None if goes_on or pieces else object_of(call.get("args"))
+            self.draft.call(place, id=call_id, name=name, arguments=arguments)
+            extra = self.draft.begin_call(place)
+            self._keep_signature(extra, part)
+            if call_id:
+                # Its own id, and none that was made up, goes back.
+                extra["id"] = call_id
+            if arguments is not None:
+                return
+            self._call = place, extra, PartialArguments(self.draft.bounds)
+        if self._call is None:
+            self.pass_over("a call without a name")
+            return
+        place, extra, written = self._call
+        if not name:
+            self._keep_signature(extra, part)
+        try:
+            fragment = "".join(map(written.feed, objects(pieces)))
+        except ProviderProtocolError as error:
+            raise ProviderProtocolError(f"{self.draft.where}: {error}") from None
+        self.draft.call(place, fragment=fragment)
+        if not goes_on:
+            self._end_call()
+
+    def _end_call(self) -> None:
+        """End the arguments that are streaming, if any are."""
+        if self._call is not None:
+            place, _, written = self._call
+            self._call = None
+            self.draft.call(place, fragment=written.close())
+
+    def _file(self, part: dict[str, Any], blob: dict[str, Any]) -> None:
+        if part.get("thought") is True:
+            # A sketch on the way to the picture, which Google does not want back.
+            return
+        try:
+            data = b64decode(text_of(blob.get("data")).translate({45: "+", 95: "/"}), validate=True)
+        except (binascii.Error, ValueError):
+            data = b""
+        if not data:
+            self.pass_over("a file that is not in base64")
+            return
+        kind = readable(text_of(blob.get("mimeType"))) or "application/octet-stream"
+        name = readable(text_of(blob.get("displayName"))) or None
+        if kind.startswith("image/"):
+            made: ImagePart | FilePart = ImagePart(data=data, media_type=kind)
+        else:
+            made = FilePart(data=data, media_type=kind, filename=name)
+        self._keep_signature(self.draft.file(made), part)
+
+    def _tell(self, part: dict[str, Any]) -> None:
+        """Tell of what Google's own tools did; the part goes back as it is."""
+        tell = self.draft.server_tool
+        if code := object_of(part.get("executableCode")):
+            self._code += 1
+            tell(text_of(code.get("id")) or f"code_{self._code}", "code_execution", "start", arguments=_rest(code))
+        elif done := object_of(part.get("codeExecutionResult")):
+            call_id = text_of(done.get("id")) or f"code_{self._code}"
+            good = done.get("outcome") == "OUTCOME_OK"
+            tell(call_id, "code_execution", "complete", result=_rest(done), success=good)
+        elif call := object_of(part.get("toolCall")):
+            self._searched = True
+            tell(text_of(call.get("id")), _tool_name(call), "start", arguments=object_of(call.get("args")))
+        elif done := object_of(part.get("toolResponse")):
+            self._searched = True
+            tell(text_of(done.get("id")), _tool_name(done), "complete", result=done.get("response"))
+        elif _SIGNATURE not in part:
+            self.pass_over(f"a part with {_names(part)}")
+
+    def _cite(self) -> None:
+        """Tell of searches that did not tell of themselves, and of the sources."""
+        # Imported here: few answers name sources.
+        from rxloop.providers.google._grounding import citations, searches
+
+        if not self._searched:
+            for number, (name, arguments, result) in enumerate(searches(self._sources), 1):
+                self.draft.server_tool(f"{name}_{number}", name, "start", arguments=arguments)
+                self.draft.server_tool(f"{name}_{number}", name, "complete", result=result)
+        for citation in citations(self._sources, self.draft.text.content):
+            self.draft.cite(citation)
+
+    def _keep_signature(self, extra: dict[str, Any], part: dict[str, Any]) -> None:
+        signature = part.get(_SIGNATURE)
+        if isinstance(signature, str):
+            extra[_SIGNATURE] = signature
+            self._weigh(len(signature))
+        self._weigh(_PIECE)
+
+    def _weigh(self, size: int) -> None:
+        self.draft.other += size
+
+
+def _tool_name(call: dict[str, Any]) -> str:
+    return text_of(call.get("toolType")).lower() or "tool"
+
+
+def _rest(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != "id"}
+
+
+def _names(fields: dict[str, Any]) -> str:
+    return ", ".join(sorted(fields))[:200] or "nothing in it"

@@ -1,0 +1,32 @@
+"""A model that speaks Gemini's API, `generateContent`."""
+
+from __future__ import annotations
+
+from typing_extensions import Unpack
+
+from rxloop.providers._vendors import find_preset
+from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
+from rxloop.providers.presets import Preset
+
+
+def google_gemini(
+    model: str | None = None, *, preset: Preset | str = "google", **options: Unpack[ModelOptions]
+) -> HTTPModel:
+    """Make a model that speaks Gemini's API, `generateContent`.
+
+    Example:
+        >>> google_gemini("gemini-3.5-flash")
+
+    Args:
+        model: The vendor's name of the model; None takes the default of the preset.
+        preset: The vendor, by name or as data of your own.
+        **options: The address, the key, timeouts and the rest; see `ModelOptions`.
+
+    Raises:
+        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one.
+    """
+    # Imported here: nobody needs the wires of other vendors.
+    from rxloop.providers.google._wire import GeminiWire
+
+    preset = find_preset(preset) if isinstance(preset, str) else preset
+    return http_model(model, preset, GeminiWire, **options)
