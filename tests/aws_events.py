@@ -15,9 +15,14 @@ def message(payload: bytes, headers: Mapping[str, str] = NONE, *, extra: bytes =
     """A message with headers that are texts, and with others as bytes."""
     named = b"".join(header(name, 7, len(value).to_bytes(2, "big") + value.encode()) for name, value in headers.items())
     named += extra
-    lengths = struct.pack(">II", len(named) + len(payload) + 16, len(named))
-    begun = lengths + crc32(lengths).to_bytes(4, "big") + named + payload
+    begun = prelude(len(named) + len(payload) + 16, len(named)) + named + payload
     return begun + crc32(begun).to_bytes(4, "big")
+
+
+def prelude(total: int, headers: int) -> bytes:
+    """What a message begins with: its bytes, and those of its headers."""
+    lengths = struct.pack(">II", total, headers)
+    return lengths + crc32(lengths).to_bytes(4, "big")
 
 
 def header(name: str, kind: int, value: bytes = b"") -> bytes:

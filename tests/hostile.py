@@ -25,21 +25,30 @@ from typing import Any
 
 from reactivex import Observable
 
+from aws_events import chunk as chunk_of_aws
+from aws_events import message, prelude
+from echo import EchoWire
 from rxloop.protocol.events import Event
-from rxloop.providers import Bounds, Retry, Timeouts, openai_chat
+from rxloop.providers import Bounds, Retry, Timeouts, http_model
+from rxloop.providers._vendors import CUSTOM
+from rxloop.providers.chat._wire import ChatWire
 from servers import REQUEST
 
 MEGABYTE = 2**20
 TIMEOUTS = Timeouts(idle=0.4, event=0.5, total=20)
 SMALLER = Bounds(answer=16 * MEGABYTE)
 """For what has no other end: the default would take some seconds more, and no more memory."""
-FEW = {kind: Bounds(answer=4 * MEGABYTE) for kind in ("endless empty events", "endless short texts")}
+FEW = {
+    kind: Bounds(answer=4 * MEGABYTE)
+    for kind in ("endless empty events", "endless short texts", "endless small objects in an array")
+}
 """For what has no other end and leaves nothing behind: a few hundred thousand events are as good as millions."""
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
 STREAM = HEAD + b"\r\n"
 GZIP = HEAD + b"content-encoding: gzip\r\n\r\n"
 JSON = HEAD.replace(b"text/event-stream", b"application/json") + b"\r\n"
+AWS = HEAD.replace(b"text/event-stream", b"application/vnd.amazon.eventstream") + b"\r\n"
 Pieces = Iterator[bytes]
 
 
@@ -186,7 +195,25 @@ KINDS: dict[str, Callable[[], Pieces]] = {
     "endless trailers": lambda: forever(
         b"a: b\r\n", first=HEAD + b"transfer-encoding: chunked\r\n\r\n7\r\ndata: {\r\n0\r\n"
     ),
+    "endless text in an array": lambda: forever(b"x" * 1000, first=JSON + b'[{"text": "'),
+    "endless strings in an array": lambda: forever(b'"a",', first=JSON + b'[{"text": ['),
+    "endless escapes in an array": lambda: forever(b"\\\\", first=JSON + b'[{"text": "'),
+    "endless objects in an array": lambda: forever(b'{"a": "%s"},\n' % (b"x" * 200), first=JSON + b"["),
+    "endless spaces in an array": lambda: forever(b" ", first=JSON + b"["),
+    "endless brackets in an array": lambda: forever(b"[]", first=JSON + b"["),
+    "endless small objects in an array": lambda: forever(b'{"a": [1, 2]},\n', first=JSON + b"["),
+    "endless numbers in an array": lambda: forever(b"1,", first=JSON + b"["),
+    "deep objects in an array": lambda: forever(b'{"a":', first=JSON + b"["),
+    "an endless message of AWS": lambda: forever(b"x" * 1000, first=AWS + prelude(4 * MEGABYTE, 0)),
+    "too long a message of AWS": lambda: forever(b"x" * 1000, first=AWS + prelude(2**32 - 1, 0)),
+    "endless messages of AWS": lambda: forever(chunk_of_aws(b'{"a": "%s"}' % (b"x" * 200)), first=AWS),
+    "endless empty messages of AWS": lambda: forever(message(b""), first=AWS),
+    "deep JSON of AWS": lambda: iter([AWS, chunk_of_aws(b'{"a":' * DEEP + b"1" + b"}" * DEEP)]),
+    "many small lists of AWS": lambda: iter([AWS, chunk_of_aws(b"[" + b"[]," * (MEGABYTE // 2) + b"1]")]),
+    "no messages of AWS": lambda: forever(b"data: x\n\n", first=AWS),
 }
+OTHER_FRAMES = ("in an array", "of AWS")
+"""What the names of those have that are not about server-sent events."""
 for number, bad in enumerate(
     (
         b"{", b"}", b"nul", b"NaN", b'{"choices": NaN}', b"1e999", b"-", b'"', b'"\\ud800"', b'{"a":1,}', b"'a'",
@@ -254,8 +281,11 @@ async def failure_of(source: Observable[Event]) -> Exception | None:
 
 async def measure(kind: str, number: int, port: int, transport: Any, bounds: Bounds) -> dict[str, Any]:
     """What one hostile answer comes to."""
-    model = openai_chat(
+    wire = EchoWire if any(words in kind for words in OTHER_FRAMES) else ChatWire
+    model = http_model(
         "m",
+        CUSTOM,
+        wire,
         base_url=f"http://127.0.0.1:{port}/kind{number}",
         api_key="k",
         transport=transport,

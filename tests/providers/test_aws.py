@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import json
-import struct
 from base64 import b64decode, b64encode
-from binascii import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aws_events import chunk, header, message
+from aws_events import chunk, header, message, prelude
 from counting import extra_memory, operations
 from cutting import bytewise, cut, decoded
 from rxloop.providers._aws import AWSDecoder
@@ -94,11 +92,6 @@ def damaged(place: int) -> bytes:
     stream = bytearray(chunk(b'{"a":1}'))
     stream[place] ^= 1
     return bytes(stream)
-
-
-def prelude(total: int, headers: int) -> bytes:
-    lengths = struct.pack(">II", total, headers)
-    return lengths + crc32(lengths).to_bytes(4, "big")
 
 
 @pytest.mark.parametrize(

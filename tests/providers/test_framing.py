@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
 import pytest
 
 from aws_events import chunk, message
+from echo import EchoReader, EchoWire
 from rxloop import errors
-from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers import Bounds, HTTPModel, Preset, Retry, http_model
-from rxloop.providers._draft import Draft
-from rxloop.providers._refusals import from_error_object
-from rxloop.providers.wire import EventReader, Notice
 from servers import REQUEST, Answer, Reply, Server, collect, text
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -26,46 +22,10 @@ AWS = "application/vnd.amazon.eventstream"
 ARRAY = "application/json; charset=UTF-8"
 
 
-class EchoReader(EventReader):
-    """Reads events that have a piece of text, an error or the end."""
-
-    arrays = True
-
-    def event(self, event: dict[str, Any]) -> None:
-        if "error" in event:
-            raise from_error_object(event, self.draft.where)
-        if "text" in event:
-            self.draft.write(event["text"])
-        if "stop" in event:
-            self.draft.finish("stop", "stop")
-
-    def answer(self, answer: dict[str, Any]) -> None:
-        self.event(answer)
-
-
 class PlainReader(EchoReader):
     """The same, for a vendor that streams no arrays."""
 
     arrays = False
-
-
-class EchoWire:
-    """A protocol of next to nothing."""
-
-    headers: Mapping[str, str] = {}
-    keeps_to_schema = False
-    reads: type[EventReader] = EchoReader
-
-    def __init__(self, model: str, preset: Preset, *, stream: bool) -> None: ...
-
-    def url(self, base: str) -> str:
-        return f"{base}/echo"
-
-    def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        return b"{}"
-
-    def reader(self, draft: Draft) -> EventReader:
-        return self.reads(draft)
 
 
 class PlainWire(EchoWire):

@@ -55,8 +55,27 @@ BOUND = {
     "many bad numbers": "values",
     "a whole answer of many megabytes": "document",
     "a page without an end": "document",
+    "endless objects in an array": "answer",
+    "endless small objects in an array": "answer",
+    "deep objects in an array": "depth",
+    "too long a message of AWS": "document",
+    "endless messages of AWS": "answer",
+    "deep JSON of AWS": "depth",
+    "many small lists of AWS": "values",
 }
-COMMENTS = ("endless comments", "endless empty comments", "endless blank lines", "gzip bomb of comments")
+COMMENTS = (
+    "endless comments",
+    "endless empty comments",
+    "endless blank lines",
+    "gzip bomb of comments",
+    "endless text in an array",
+    "endless strings in an array",
+    "endless escapes in an array",
+    "endless numbers in an array",
+    "endless spaces in an array",
+    "endless brackets in an array",
+    "endless empty messages of AWS",
+)
 TIME = ("one comment a moment", "one byte a moment", "one byte a moment, not streamed", "an interim answer a moment")
 
 

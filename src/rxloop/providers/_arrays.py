@@ -11,6 +11,8 @@ _NEXT = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}]?)', re.DO
 counts, so that Python looks at nothing else."""
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _BETWEEN = b" \t\r\n,"
+_PLAIN = frozenset((b"", b",", b"\n,\r\n", b",\r\n", b",\n"))
+"""What stands between elements nearly always; nothing has to be looked for in it."""
 
 
 class ArrayDecoder:
@@ -68,7 +70,8 @@ class ArrayDecoder:
                 break
             if not self._open:
                 # A bracket of the array itself, or the first one of an element, ends what stands before it.
-                found += self._between(data[start : place - 1])
+                if self._pending or data[start : place - 1] not in _PLAIN:
+                    found += self._between(data[start : place - 1])
                 self._open = int(bracket == b"{")
                 start = place - self._open
             elif bracket in b"[{":
