@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from rxloop.agent import Agent
+from rxloop.cli.keys import how_to_get_in, key_state, key_variable
 from rxloop.cli.terminal import failure
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.logs import EventLog
@@ -121,7 +122,9 @@ class AgentOptions:
                 return openai_chat(model.rpartition("#")[2], base_url=self.base_url)
             return _with_key(resolve_model(model if name else prefix, base_url=self.base_url))
         if model is None:
-            keys = {preset.key_env: name for name, preset in PRESETS.items() if preset.key() and preset.default_model}
+            keys = {
+                key_variable(preset): name for name, preset in PRESETS.items() if preset.key() and preset.default_model
+            }
             there = "".join(f" ({key} is set: --model {name})" for key, name in list(keys.items())[:1])
             raise ConfigurationError(f"no model is named: add --model zai:glm-4.7, or set RXLOOP_MODEL{there}")
         try:
@@ -257,8 +260,8 @@ def _with_key(provider: Provider) -> Provider:
     """
     if isinstance(provider, HTTPModel):
         preset = provider.preset
-        if preset.key_env and not preset.key_optional and preset.key() is None:
+        if key_state(preset) == "not set":
             raise ConfigurationError(
-                f"{provider.name} needs a key: export {preset.key_env}=..., or name another model with --model"
+                f"{provider.name} needs a key: {how_to_get_in(preset)}, or name another model with --model"
             )
     return provider

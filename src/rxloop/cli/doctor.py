@@ -17,7 +17,7 @@ from rxloop._version import __version__
 from rxloop.cli import options
 from rxloop.cli.finding import Finding, Findings, Grade
 from rxloop.cli.installed import installed
-from rxloop.cli.models import key_state, key_variable
+from rxloop.cli.keys import how_to_get_in, key_state, key_variable
 from rxloop.cli.network import endpoint, reached
 from rxloop.cli.render import many
 from rxloop.cli.store import check_writable, default_database
@@ -29,7 +29,19 @@ from rxloop.providers import PRESETS
 from rxloop.providers._secrets import shown_address
 
 _MARKS = {Grade.good: ("✓", "green"), Grade.note: ("·", "dim"), Grade.bad: ("✗", "bold red")}
-_ENVIRONMENT = ("RXLOOP_TRANSPORT", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+_ENVIRONMENT = (
+    *("RXLOOP_TRANSPORT", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE"),
+    *("OPENAI_API_VERSION", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION", "GOOGLE_APPLICATION_CREDENTIALS"),
+    *("AWS_REGION", "AWS_DEFAULT_REGION"),
+)
+_FILES = {
+    "SSL_CERT_FILE": (Grade.bad, "no model can be called: name a file of certificates, or unset it"),
+    "GOOGLE_APPLICATION_CREDENTIALS": (
+        Grade.note,
+        "no model on Vertex can be called: name a file of credentials, or unset it",
+    ),
+}
+"""Variables that name a file, and what is wrong where it is not there."""
 
 
 def doctor(
@@ -93,6 +105,7 @@ def _models() -> Findings:
     else:
         hint = "export ZAI_API_KEY=..., or one of those that `rxloop models` lists; servers on this machine need none"
         yield Finding(Grade.note, "no key is set", hint)
+    yield from _clouds()
     chosen = os.environ.get("RXLOOP_MODEL")
     if chosen:
         yield _chosen(chosen)
@@ -100,11 +113,27 @@ def _models() -> Findings:
         yield Finding(Grade.note, "RXLOOP_MODEL is not set", "export RXLOOP_MODEL=zai:glm-4.7 saves --model each time")
     for name in _ENVIRONMENT:
         if value := os.environ.get(name) or os.environ.get(name.lower()):
-            if name == "SSL_CERT_FILE" and not Path(value).is_file():
-                hint = "no model can be called: name a file of certificates, or unset it"
-                yield Finding(Grade.bad, f"{name} is {value}, and there is no such file", hint)
+            if name in _FILES and not Path(value).is_file():
+                grade, hint = _FILES[name]
+                yield Finding(grade, f"{name} is {value}, and there is no such file", hint)
             else:
                 yield Finding(Grade.note, f"{name} is {shown_address(value)}")
+
+
+def _clouds() -> Findings:
+    """Find out whether what has no address of its own has one here: a resource, or the models of a project."""
+    for preset in PRESETS.values():
+        if preset.base_url is not None or key_state(preset) not in ("set", "by account"):
+            continue
+        try:
+            address = shown_address(preset.url())
+        except ConfigurationError as error:
+            # Without a key nobody has asked for it.
+            if preset.key() is not None:
+                yield Finding(Grade.note, f"{preset.name} has a key and no address", str(error))
+            continue
+        who = "a key" if preset.key() is not None else "the account of this machine"
+        yield Finding(Grade.good, f"{preset.name} is asked with {who}, at {address}")
 
 
 def _chosen(model: str) -> Finding:
@@ -115,7 +144,7 @@ def _chosen(model: str) -> Finding:
     except ConfigurationError as error:
         return Finding(Grade.bad, f"RXLOOP_MODEL is {shown}", str(error))
     if key_state(preset) == "not set":
-        return Finding(Grade.bad, f"RXLOOP_MODEL is {shown}", f"it needs a key: export {preset.key_env}=...")
+        return Finding(Grade.bad, f"RXLOOP_MODEL is {shown}", f"it needs a key: {how_to_get_in(preset)}")
     return Finding(Grade.good, f"RXLOOP_MODEL is {shown}")
 
 

@@ -20,6 +20,7 @@ _BRINGS = {
     "fast": "another transport (RXLOOP_TRANSPORT=aiohttp)",
     "mcp": "servers for MCP clients",
     "postgres": "runs in Postgres, on many machines",
+    "vertex": "models on Google's Vertex, by the account of this machine",
     "yaml": "strategies in YAML, skills",
 }
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from rxloop.cli.keys import key_state, key_variable
 from rxloop.cli.known import facts, in_full, known_at, known_models
 from rxloop.cli.table import table
 from rxloop.cli.terminal import reporting, say, write
@@ -15,7 +16,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.providers import CATALOG, PRESETS, Preset, find_model
 from rxloop.providers._secrets import shown_address
 
-_COLOURS = {"set": "green", "not set": "yellow"}
+_COLOURS = {"set": "green", "by account": "green", "not set": "yellow"}
 
 
 def models(
@@ -69,25 +70,15 @@ def example(preset: Preset) -> str:
     return f"{preset.name}:{preset.default_model or 'MODEL'}"
 
 
-def key_variable(preset: Preset) -> str | None:
-    """Name the environment variable of the key: of two, the one that is set."""
-    first, other = preset.key_env, preset.other_key_env
-    return other if other and other in os.environ and not os.environ.get(first or "", "").strip() else first
-
-
-def key_state(preset: Preset) -> str:
-    """Say whether the key of the preset is set."""
-    if preset.key_env is None:
-        return "not needed"
-    return "set" if preset.key() else "optional" if preset.key_optional else "not set"
-
-
 def _address(preset: Preset) -> tuple[str, bool]:
     """Return the address, or why there is none; and whether there is one."""
     try:
         return shown_address(preset.url()), True
-    except ConfigurationError:
-        given = os.environ.get(preset.url_env or "", "")
+    except ConfigurationError as error:
+        if preset.url_env is None:
+            # What is to be done stands at its end.
+            return str(error).rpartition(": ")[2], False
+        given = os.environ.get(preset.url_env, "")
         return (f"{preset.url_env} is not an address" if given else f"set {preset.url_env}"), False
 
 
@@ -103,7 +94,7 @@ def _fields(preset: Preset) -> dict[str, object]:
         "baseUrl": address if known else None,
         "urlEnv": preset.url_env,
         "keyEnv": key_variable(preset),
-        "keyOptional": preset.key_optional or preset.key_env is None,
+        "keyOptional": preset.key_optional or key_state(preset) in ("by account", "not needed"),
         "keySet": preset.key() is not None,
         "known": {name: facts(known) for name, known in known_at(preset.name).items()},
     }

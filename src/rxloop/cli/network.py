@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from rxloop.cli.finding import Finding, Findings, Grade
+from rxloop.cli.keys import key_state, key_variable
 from rxloop.errors import ConfigurationError
 from rxloop.providers import HTTPModel, Preset, resolve_model
 from rxloop.providers._secrets import shown_address
@@ -63,8 +64,11 @@ async def _called(preset: Preset, url: str, model: str) -> Finding:
 
 def _answered(preset: Preset, model: str, took: str, answer: httpx.Response) -> Finding:
     status = answer.status_code
+    if status in (401, 403) and key_state(preset) == "by account":
+        return Finding(Grade.good, f"{took}: it is there; the account was not tried")
     if status in (401, 403):
-        hint = f"set {preset.key_env} to a key that is valid there" if preset.key_env else "it wants a key"
+        variable = key_variable(preset)
+        hint = f"set {variable} to a key that is valid there" if variable else preset.key_hint or "it wants a key"
         return Finding(Grade.bad, f"{took}: it refuses the key", hint)
     if status >= 500:
         return Finding(Grade.bad, took, "the vendor's server failed: try again later")

@@ -1,4 +1,7 @@
-"""What is known of models: one table, as the vendors' pages for developers had it on 22 November 2026.
+"""What is known of models: one table, looked up on 22 November 2026.
+
+The sources are the vendors' pages for developers (models, pricing), and where a page could not be had, public
+collections of prices of the summer and autumn of 2026 that agree with each other.
 
 The table is small: the current models of Anthropic, Google, OpenAI and z.ai, those before them that people still use,
 and the defaults of the presets. Prices are list prices for one call at a time. Not in them are batches, faster or
@@ -150,6 +153,8 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "openai:gpt-6-astra": _gpt6(10, 50, 1),
         "openai:gpt-6-sol": _gpt6(2, 10, 0.2),
         "openai:gpt-6-luna": _gpt6(0.1, 0.5, 0.01),
+        # "At least until 21 November", says its page of this price.
+        "openai:gpt-5.6": _gpt6(4, 20, 0.4),
         "openai:gpt-5.6-sol": _gpt6(4, 20, 0.4),
         "openai:gpt-5.6-terra": _gpt6(2, 12, 0.2),
         "openai:gpt-5.6-luna": _gpt6(0.2, 1.2, 0.02),
