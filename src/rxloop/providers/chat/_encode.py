@@ -18,7 +18,7 @@ from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers._kept import keep, kept
-from rxloop.providers.chat._schemas import response_format
+from rxloop.providers._schemas import response_format
 from rxloop.providers.presets import Preset
 from rxloop.providers.wire import Notice
 from rxloop.state.history import History

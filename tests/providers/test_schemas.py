@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from rxloop.providers.chat._schemas import response_format, strict_form
+from rxloop.providers._schemas import response_format, strict_form
 
 
 class Colour(Enum):

@@ -1,0 +1,205 @@
+"""A model request as the JSON of `/responses`, in which every message is encoded once."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from itertools import chain
+from mimetypes import guess_extension
+from typing import Any, NamedTuple, cast
+
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
+from rxloop.providers._calls import dumped
+from rxloop.providers._kept import keep, kept
+from rxloop.providers._pieces import foreign_state
+from rxloop.providers.responses._answers import answer_of
+from rxloop.providers.responses._chain import Chain
+from rxloop.providers.responses._settings import SettingsEncoder
+from rxloop.providers.wire import Notice
+
+_CALL_ID = re.compile("[0-9A-Za-z_.:|-]{1,64}")
+_NOT_IN_A_NAME = re.compile("[^0-9A-Za-z_-]")
+_NO_RESULT = "There is no result of this call."
+
+
+class Form(NamedTuple):
+    """What a message became."""
+
+    data: bytes
+    """Its items, with commas between them; of the answer to a call, what the tool gave."""
+    calls: tuple[str, ...] = ()
+    """The ids of the calls in it, as they are sent."""
+    custom: frozenset[str] = frozenset()
+    """Those whose results have another form."""
+    response: str | None = None
+    """The id under which the vendor has stored it."""
+
+
+class RequestEncoder:
+    """Encodes the requests for one model at one endpoint."""
+
+    def __init__(self, settings: SettingsEncoder, chain: Chain | None) -> None:
+        self._settings = settings
+        self._chain = chain
+        self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")
+        self._told: set[str] = set()
+
+    def encode(self, request: ModelRequest, key: str, notice: Notice) -> bytes:
+        """The body of the request.
+
+        Args:
+            request: What the model is asked.
+            key: Under which name the pieces of the endpoint's own messages are kept.
+            notice: Told of what is left out.
+        """
+        extra = request.settings.extra_body
+        fields, left_out = self._settings.fields(request)
+        for what in left_out:
+            if what not in self._told:
+                self._told.add(what)
+                notice("left_out", what)
+        system = request.system if all(message.role == "system" for message in request.system) else ()
+        if instructions := "\n\n".join(text for message in system if (text := message.text)):
+            fields["instructions"] = instructions
+        items: bytes | None = None
+        if "input" not in extra:
+            forms = self._forms(chain(() if system else request.system, request.messages, request.tail), key, notice)
+            previous, items = self._joined(forms, notice)
+            if previous is not None:
+                fields["previous_response_id"] = previous
+        for name, value in extra.items():
+            mine = fields.get(name)
+            both = isinstance(mine, dict) and isinstance(value, dict)
+            fields[name] = {**cast("dict[str, Any]", mine), **cast("dict[str, Any]", value)} if both else value
+        parts = [dumped(fields)[:-1]]
+        if items is not None:
+            parts += (b',"input":[', items, b"]")
+        if (tools := self._tool_list(request)) and "tools" not in extra:
+            parts += (b',"tools":[', tools, b"]")
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def _forms(self, messages: Iterable[Message], key: str, notice: Notice) -> list[tuple[Message, Form]]:
+        return [(message, self._form(message, key, notice)) for message in messages]
+
+    def _joined(self, forms: list[tuple[Message, Form]], notice: Notice) -> tuple[str | None, bytes]:
+        """The items, or those that are new since an answer that the vendor has; and the id of that."""
+        first, previous = 0, None
+        if self._chain is not None:
+            first, previous = self._chain.find(forms, notice)
+        return previous, b",".join(_paired(forms, first, notice)) or _item({"role": "user", "content": ""})
+
+    def _form(self, message: Message, key: str, notice: Notice) -> Form:
+        name = ("openai-responses", key, self._settings.takes_reasoning)
+        return kept(message, name, Form) or keep(message, name, self._made(message, key, notice))
+
+    def _made(self, message: Message, key: str, notice: Notice) -> Form:
+        if message.role == "tool":
+            return Form(_copy(dumped({"output": _output(message.content)})))
+        if message.role != "assistant":
+            content = message.content if isinstance(message.content, str) else _parts(message.content)
+            return Form(_item({"role": message.role, "content": content}) if content else b"")
+        if others := foreign_state(message, key):
+            notice("left_out", f"what {', '.join(sorted(others))} wants back with its own message")
+        answer = answer_of(message, key, self._settings.takes_reasoning)
+        if answer.left_out is not None:
+            notice("left_out", f"of a message of the model: {answer.left_out}")
+        for item in answer.items:
+            if "call_id" in item and item.get("type") in ("function_call", "custom_tool_call"):
+                item["call_id"] = _call_id(item["call_id"])
+                item["name"] = _NOT_IN_A_NAME.sub("_", item["name"])[:128] or "unknown"
+        calls = tuple(_call_id(call.id) for call in message.tool_calls)
+        data = b",".join(_item(item) for item in answer.items)
+        return Form(_copy(data), calls, frozenset(map(_call_id, answer.custom)), answer.response)
+
+    def _tool_list(self, request: ModelRequest) -> bytes:
+        tools = request.tools
+        # Equal definitions are nearly always the same objects, which a comparison of tuples sees at once.
+        if self._tools[0] != tools:
+            self._tools = (tools, b",".join(dumped(self._settings.tool(tool)) for tool in tools))
+        return b",".join(filter(None, (self._tools[1], *map(dumped, request.settings.server_tools))))
+
+
+def _paired(forms: Sequence[tuple[Message, Form]], first: int, notice: Notice) -> list[bytes]:
+    """The items from one message on, in which every call has its result and every result its call."""
+    items: list[bytes] = []
+    open: dict[str, bool] = {}
+
+    def close() -> None:
+        for call_id, custom in open.items():
+            notice("left_out", f"nothing of the conversation: call {call_id} has no result, and gets an empty one")
+            items.append(_result(call_id, custom, dumped({"output": _NO_RESULT})))
+        open.clear()
+
+    for place, (message, form) in enumerate(forms):
+        if message.role == "tool":
+            if place < first:
+                continue
+            call_id = _call_id(message.tool_call_id or "")
+            if call_id in open:
+                items.append(_result(call_id, open.pop(call_id), form.data))
+            else:
+                notice("left_out", f"that a text is the result of call {call_id}, which nobody made")
+                items.append(_item({"role": "user", "content": message.text_alone}))
+            continue
+        if open:
+            close()
+        if place >= first and form.data:
+            items.append(form.data)
+        if form.calls and place >= first - 1:
+            open.update({call_id: call_id in form.custom for call_id in form.calls})
+    close()
+    return items
+
+
+def _result(call_id: str, custom: bool, output: bytes) -> bytes:
+    kind = b"custom_tool_call_output" if custom else b"function_call_output"
+    return b'{"type":"%b","call_id":%b,%b' % (kind, dumped(cast("Any", call_id)), output[1:])
+
+
+def _output(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if all(isinstance(part, TextPart) for part in content):
+        return "".join(part.text for part in content if isinstance(part, TextPart))
+    return _parts(content)
+
+
+def _parts(content: Sequence[Part]) -> list[dict[str, Any]]:
+    return [_part(part) for part in content if not isinstance(part, TextPart) or part.text]
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "input_text", "text": part.text}
+    url = part.url or f"data:{part.media_type};base64,{b64encode(part.data or b'').decode()}"
+    if isinstance(part, ImagePart):
+        return {"type": "input_image", "image_url": url, "detail": "auto"}
+    return _file(part, url)
+
+
+def _file(part: FilePart, url: str) -> dict[str, Any]:
+    if not url.startswith("data:"):
+        return {"type": "input_file", "file_url": url}
+    # OpenAI takes no bytes without a name.
+    name = part.filename or "file" + (guess_extension(part.media_type or "") or "")
+    return {"type": "input_file", "filename": name, "file_data": url}
+
+
+def _call_id(call_id: str) -> str:
+    """The id of a call as the vendor takes it: another vendor's may be too long, or empty."""
+    if _CALL_ID.fullmatch(call_id):
+        return call_id
+    return "call_" + sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def _item(item: dict[str, Any]) -> bytes:
+    return _copy(dumped(item))
+
+
+def _copy(data: bytes) -> bytes:
+    # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
+    return b"%b" % data

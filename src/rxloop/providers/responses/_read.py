@@ -1,0 +1,470 @@
+"""The events of a response, and a response that was not streamed, as the message that they amount to."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from io import StringIO
+from typing import Any, cast
+
+import orjson
+
+from rxloop.errors import BadRequest, ProviderError, ProviderProtocolError
+from rxloop.protocol.messages import Citation, ImagePart
+from rxloop.providers._calls import dumped
+from rxloop.providers._draft import Draft
+from rxloop.providers._fields import object_of, objects, text_of
+from rxloop.providers._refusals import from_error_object
+from rxloop.providers.responses._output import CALLS, FIELD_OF, TYPE_OF, OutputItem, OutputPart, PartKind
+from rxloop.providers.responses._server_tools import NOT_HERE, OTHERS, SERVER_TOOLS, tell_end, tell_start
+from rxloop.providers.wire import EventReader
+
+_ITEM_WEIGHT = 200
+"""Characters that an item or a part counts for, besides what is in it."""
+_BETWEEN = "\n\n"
+"""What stands between two parts of the reasoning."""
+_LENGTH = {"content_filter": "content_filter"}
+_QUIET = ("keepalive", "ping", "response.created", "response.in_progress", "response.queued")
+# What tells of parts that begin, and of the vendor's own tools at work: their items say the same.
+_QUIET_STARTS = (
+    "response.content_part.",
+    "response.reasoning_part.",
+    "response.reasoning_summary_part.",
+    "response.output_text.annotation.",
+    *(f"response.{name}" for name in ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_")),
+    *(f"response.{name}" for name in ("image_generation_call", "shell_call", "tool_search_call", "compaction")),
+)
+
+
+class ChainLost(BadRequest):
+    """The vendor no longer has the answer that the request goes on from: it is to be sent again, whole."""
+
+    retryable = True
+
+
+class ResponsesReader(EventReader):
+    """Reads one response.
+
+    What a stream has said in pieces is compared with what it says as a whole, as often as it does: what is missing is
+    added, and what has come is not repeated.
+    """
+
+    def __init__(self, draft: Draft, key: str, forget: Callable[[], None]) -> None:
+        """Make it.
+
+        Args:
+            draft: What the answer becomes.
+            key: Under which name the pieces are kept.
+            forget: Called when the vendor no longer has the answer that the request goes on from.
+        """
+        super().__init__(draft)
+        self.key = key
+        self._forget = forget
+        self._items: list[OutputItem] = []
+        self._by_id: dict[str, OutputItem] = {}
+        self._by_index: dict[int, OutputItem] = {}
+        self._finished: set[int] = set()
+        self._calls = 0
+        self._open: OutputPart | None = None
+        """The part that the newest piece of the message belongs to."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Read one event of a stream."""
+        kind = event.get("type")
+        if kind == "response.output_text.delta":
+            # Nearly every event: this is all that it costs.
+            part, text = self._open, event.get("delta")
+            if (
+                part is not None
+                and part.kind == "output_text"
+                and text.__class__ is str
+                and event.get("item_id") == part.item.id
+                and event.get("content_index") == part.index
+            ):
+                part.got.write(cast("str", text))
+                self.draft.write(cast("str", text))
+                return
+        read = _EVENTS.get(kind) if kind.__class__ is str else None
+        if read is not None:
+            read(self, event)
+        elif kind.__class__ is not str:
+            if event.get("error"):
+                raise from_error_object(event, self.draft.where)
+            self.pass_over("an event without a type")
+        elif kind not in _QUIET and not cast("str", kind).startswith(_QUIET_STARTS):
+            self.pass_over(f"events of the type {cast('str', kind)[:100]!r}")
+
+    def answer(self, answer: dict[str, Any]) -> None:
+        """Read a response that was not streamed."""
+        if not answer.get("error") and not isinstance(answer.get("output"), list) and "status" not in answer:
+            raise ProviderProtocolError(f"{self.draft.where} sent an answer that has neither output nor status")
+        self._response(answer)
+
+    def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        """The error of an answer whose HTTP status is not one of success."""
+        error = super().refusal(status, headers, body)
+        if status in (400, 404) and b"previous_response" in body and b"not" in body:
+            self._forget()
+            return ChainLost(str(error), status=status, retry_after=0, request_id=error.request_id)
+        return error
+
+    def item_added(self, event: dict[str, Any]) -> None:
+        """An item begins."""
+        fields = object_of(event.get("item"))
+        known = self._by_id.get(text_of(fields.get("id")))
+        if known is not None and known.type == fields.get("type"):
+            return
+        item = self._new(text_of(fields.get("type")), text_of(fields.get("id")), event.get("output_index"))
+        self._note(item, fields)
+        if item.type in CALLS:
+            self._begin_call(item)
+        elif item.type in SERVER_TOOLS:
+            tell_start(self.draft, item)
+
+    def item_done(self, event: dict[str, Any]) -> None:
+        """An item is there as a whole."""
+        fields = object_of(event.get("item"))
+        if type := text_of(fields.get("type")):
+            self._finish(self._item(event, type, text_of(fields.get("id"))), fields)
+
+    def text_delta(self, event: dict[str, Any], kind: PartKind) -> None:
+        """A piece of a part comes."""
+        text = event.get("delta")
+        if isinstance(text, str) and text:
+            self._write(self._part(event, kind), text)
+
+    def text_done(self, event: dict[str, Any], kind: PartKind) -> None:
+        """A part is there as a whole."""
+        text = event.get("refusal" if kind == "refusal" else "text")
+        if isinstance(text, str) and text:
+            self._settle(self._part(event, kind), text)
+
+    def call_delta(self, event: dict[str, Any], type: str) -> None:
+        """A piece of what a tool gets comes."""
+        text = event.get("delta")
+        if isinstance(text, str) and text:
+            self._write_call(self._item(event, type), text)
+
+    def call_done(self, event: dict[str, Any], type: str) -> None:
+        """All of what a tool gets is there."""
+        item = self._item(event, type)
+        if name := text_of(event.get("name")):
+            item.fields.setdefault("name", name)
+        self._settle_call(item, text_of(event.get(CALLS[type])))
+
+    def annotation(self, event: dict[str, Any]) -> None:
+        """A source is named for words of a text."""
+        annotation = object_of(event.get("annotation"))
+        if annotation:
+            self.draft.other += len(dumped(annotation)) + _ITEM_WEIGHT
+            self._part(event, "output_text").annotations.append(annotation)
+
+    def end(self, event: dict[str, Any]) -> None:
+        """The response is over."""
+        response = object_of(event.get("response"))
+        self._response({"status": text_of(event.get("type")).removeprefix("response."), **response})
+        self.done = True
+
+    def error(self, event: dict[str, Any]) -> None:
+        """The vendor reports an error."""
+        raise from_error_object(event, self.draft.where)
+
+    def _response(self, response: dict[str, Any]) -> None:
+        """Read a whole response: all of it, or what its stream has not said."""
+        status, where = response.get("status"), self.draft.where
+        if response.get("error") or status == "failed":
+            raise from_error_object(response.get("error") or {"message": "the answer failed"}, where)
+        if status in ("queued", "in_progress"):
+            raise ProviderProtocolError(
+                f"{where} has only begun the answer, whose status is {status!r}: "
+                "one that is made in the background must be streamed (stream=True)"
+            )
+        if status == "cancelled":
+            raise from_error_object({"message": "the answer was cancelled at the vendor"}, where)
+        for item, fields in self._matched(objects(response.get("output"))):
+            self._finish(item, fields)
+        for item in self._items:
+            self._finish(item, None)
+            self._keep(item)
+        self._count(object_of(response.get("usage")))
+        id = text_of(response.get("id"))
+        if id and response.get("store") is True:
+            self.draft.raw({"response": id})
+        reason = text_of(object_of(response.get("incomplete_details")).get("reason"))
+        if status == "incomplete" or reason:
+            self.draft.finish(_LENGTH.get(reason, "length"), reason or "incomplete")
+        else:
+            self.draft.finish("stop", text_of(status) or None)
+
+    def _matched(self, output: list[dict[str, Any]]) -> Iterator[tuple[OutputItem, dict[str, Any]]]:
+        """The items of a whole response beside those of its stream: by id, by place, or the next one of its type.
+
+        Gateways give other ids to what they repeat, and leave items out.
+        """
+        free = {item.number: item for item in self._items}
+        found: list[OutputItem | None] = []
+        for place, fields in enumerate(output):
+            item = self._by_id.get(text_of(fields.get("id"))) or self._by_index.get(place)
+            if item is not None and (item.number not in free or item.type != fields.get("type")):
+                item = None
+            if item is not None:
+                del free[item.number]
+            found.append(item)
+        left: dict[str, list[OutputItem]] = {}
+        for item in reversed(free.values()):
+            left.setdefault(item.type, []).append(item)
+        for item, fields in zip(found, output, strict=True):
+            type = text_of(fields.get("type"))
+            if item is None and left.get(type):
+                item = left[type].pop()
+            yield item or self._new(type, text_of(fields.get("id")), None), fields
+
+    def _item(self, event: dict[str, Any], type: str, id: str = "") -> OutputItem:
+        """The item that an event is about: by its id, or else by its place; a new one where there is none."""
+        id, index = id or text_of(event.get("item_id")), event.get("output_index")
+        item = self._by_id.get(id)
+        if item is None:
+            last = self._items[-1] if self._items else None
+            item = self._by_index.get(index) if isinstance(index, int) else last
+            if item is not None and item.number in self._finished and (id or item is last):
+                # The next one, of a gateway that does not count.
+                item = None
+        if item is None or item.type != type:
+            item = self._new(type, id, index)
+        return item
+
+    def _new(self, type: str, id: str, index: Any) -> OutputItem:
+        item = OutputItem(len(self._items), type, id)
+        self.draft.other += _ITEM_WEIGHT
+        self._items.append(item)
+        if id:
+            self._by_id[id] = item
+        if isinstance(index, int):
+            self._by_index[index] = item
+        return item
+
+    def _part(self, event: dict[str, Any], kind: PartKind) -> OutputPart:
+        index = event.get("summary_index" if kind == "summary_text" else "content_index")
+        return self._part_of(self._item(event, TYPE_OF[kind]), kind, index if isinstance(index, int) else 0)
+
+    def _part_of(self, item: OutputItem, kind: PartKind, index: int) -> OutputPart:
+        count = len(item.parts)
+        part = item.part(kind, index)
+        self.draft.other += _ITEM_WEIGHT * (len(item.parts) - count)
+        return part
+
+    def _write(self, part: OutputPart, text: str) -> None:
+        draft = self.draft
+        shown = part.item.shows(part)
+        if shown and self._open is not part:
+            self._begin(part)
+        part.got.write(text)
+        if not shown:
+            draft.other += len(text)
+        elif part.item.type == "reasoning":
+            draft.think(text)
+        else:
+            draft.write(text)
+
+    def _begin(self, part: OutputPart) -> None:
+        """Begin a piece of the message: of a part that is new, or that goes on after another one."""
+        draft = self.draft
+        if part.item.type == "reasoning":
+            if draft.text.reasoned and not part.got.tell():
+                draft.begin_reasoning()["between"] = True
+                draft.think(_BETWEEN)
+            extra = draft.begin_reasoning()
+        else:
+            extra = draft.begin_text()
+            if not part.got.tell():
+                part.start = draft.text.written
+        extra["item"], extra["part"] = part.item.number, part.name
+        self._open = part
+
+    def _settle(self, part: OutputPart, text: str) -> None:
+        """Add what has not come of a part whose whole text is known."""
+        if part.settled or not text:
+            return
+        part.settled = True
+        got = part.got.getvalue()
+        if text.startswith(got):
+            if len(text) > len(got):
+                self._write(part, text[len(got) :])
+        elif text.strip() != got.strip():
+            self.pass_over("a text that is not what its pieces amount to")
+
+    def _begin_call(self, item: OutputItem) -> None:
+        """Begin a call, as soon as its name is known."""
+        name = text_of(item.fields.get("name"))
+        if item.call is not None or not name:
+            return
+        item.call, self._calls = self._calls, self._calls + 1
+        extra = self.draft.begin_call(item.call)
+        extra["item"] = item.number
+        self._open = None
+        custom = item.type == "custom_tool_call"
+        if custom:
+            extra["custom"] = True
+        first, item.written = item.written.getvalue(), StringIO()
+        id = text_of(item.fields.get("call_id")) or item.id
+        self.draft.call(item.call, id=id, name=name, fragment='{"input":"' if custom else "")
+        if first:
+            self._write_call(item, first)
+
+    def _write_call(self, item: OutputItem, text: str) -> None:
+        if item.call is None:
+            self._begin_call(item)
+        item.written.write(text)
+        if item.call is None:
+            self.draft.other += len(text)
+            return
+        self.draft.call(item.call, fragment=json.dumps(text)[1:-1] if item.type == "custom_tool_call" else text)
+
+    def _settle_call(self, item: OutputItem, text: str) -> None:
+        """Add what has not come of a call whose arguments, or whose input, are known."""
+        got = item.written.getvalue()
+        if text.startswith(got):
+            if len(text) > len(got):
+                self._write_call(item, text[len(got) :])
+        elif text and _differs(got, text):
+            # It would be carried out with arguments that nobody wrote.
+            raise ProviderProtocolError(f"{self.draft.where} sent a tool call whose pieces are not its arguments")
+
+    def _finish(self, item: OutputItem, fields: dict[str, Any] | None) -> None:
+        """Take what is said of an item as a whole; None where its stream ended without a word of that."""
+        if fields is not None:
+            self._note(item, fields)
+        if item.type in ("message", "reasoning"):
+            self._contents(item)
+        elif item.type in CALLS:
+            self._begin_call(item)
+            self._settle_call(item, text_of(item.fields.get(CALLS[item.type])))
+        if item.number in self._finished:
+            return
+        self._finished.add(item.number)
+        if item.type == "custom_tool_call" and item.call is not None:
+            self.draft.call(item.call, fragment='"}')
+        elif item.type == "message":
+            self._cite(item)
+        elif item.type in SERVER_TOOLS:
+            tell_start(self.draft, item)
+            tell_end(self.draft, item)
+        elif item.type not in OTHERS and item.type not in NOT_HERE and item.type not in (*CALLS, "reasoning"):
+            self.pass_over(f"an item of the type {item.type[:100]!r}")
+        if item.type in NOT_HERE and item.type != "shell_call":
+            self.pass_over(f"an item of the type {item.type!r}, to be answered by programs")
+
+    def _note(self, item: OutputItem, fields: dict[str, Any]) -> None:
+        if item.type == "image_generation_call" and isinstance(fields.get("result"), str):
+            fields = {**fields, "result": self._image(item, fields)}
+        item.fields = {**item.fields, **fields} if item.fields else fields
+        weight = 0 if item.type == "message" or item.type in CALLS else len(dumped(item.fields))
+        self.draft.other += weight - item.weight
+        item.weight = weight
+
+    def _image(self, item: OutputItem, fields: dict[str, Any]) -> str:
+        """Take the image out of an item; what is none stays in it."""
+        result = fields["result"]
+        if item.written.tell() or not result:
+            return "" if item.written.tell() else result
+        try:
+            data = b64decode(result, validate=True)
+        except ValueError:
+            return result
+        item.written.write("image")
+        form = text_of(fields.get("output_format")) or "png"
+        self.draft.file(ImagePart(data=data, media_type=f"image/{form[:50]}"))["item"] = item.number
+        self._open = None
+        return ""
+
+    def _contents(self, item: OutputItem) -> None:
+        """Take the parts of an item as a whole."""
+        for field in ("summary", "content"):
+            for index, part in enumerate(objects(item.fields.get(field))):
+                kind = part.get("type")
+                if kind == "text":
+                    kind = "output_text" if item.type == "message" else "reasoning_text"
+                if kind.__class__ is not str or TYPE_OF.get(kind) != item.type or FIELD_OF.get(kind, "content") != field:
+                    self.pass_over("a part of another type than its item can have")
+                    continue
+                text = text_of(part.get("refusal" if kind == "refusal" else "text"))
+                annotations = objects(part.get("annotations"))
+                if text or annotations:
+                    found = self._part_of(item, kind, index)
+                    found.annotations = annotations or found.annotations
+                    self._settle(found, text)
+
+    def _cite(self, item: OutputItem) -> None:
+        for part in item.parts.values():
+            for annotation in part.annotations:
+                self.draft.cite(_citation(annotation, part.start))
+
+    def _keep(self, item: OutputItem) -> None:
+        head = item.head()
+        self.draft.other -= item.weight
+        self.draft.raw(head)
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        if not usage:
+            return
+        read, written = object_of(usage.get("input_tokens_details")), object_of(usage.get("output_tokens_details"))
+        self.draft.usage(
+            input=usage.get("input_tokens"),
+            output=usage.get("output_tokens"),
+            cached=read.get("cached_tokens"),
+            cache_write=read.get("cache_write_tokens"),
+            reasoning=written.get("reasoning_tokens"),
+        )
+
+
+def _differs(got: str, text: str) -> bool:
+    """Whether two texts of arguments mean something else."""
+    try:
+        return orjson.loads(got) != orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return True
+
+
+def _citation(annotation: dict[str, Any], offset: int) -> Citation:
+    start, end = annotation.get("start_index"), annotation.get("end_index")
+    return Citation(
+        url=text_of(annotation.get("url")) or None,
+        title=text_of(annotation.get("title")) or text_of(annotation.get("filename")) or None,
+        start=start + offset if isinstance(start, int) else None,
+        end=end + offset if isinstance(end, int) else None,
+    )
+
+
+def _text(kind: PartKind) -> dict[str, Callable[[ResponsesReader, dict[str, Any]], None]]:
+    name = {"summary_text": "reasoning_summary_text"}.get(kind, kind)
+    return {
+        f"response.{name}.delta": lambda reader, event: reader.text_delta(event, kind),
+        f"response.{name}.done": lambda reader, event: reader.text_done(event, kind),
+    }
+
+
+def _call(name: str, type: str) -> dict[str, Callable[[ResponsesReader, dict[str, Any]], None]]:
+    return {
+        f"response.{name}.delta": lambda reader, event: reader.call_delta(event, type),
+        f"response.{name}.done": lambda reader, event: reader.call_done(event, type),
+    }
+
+
+_EVENTS: dict[Any, Callable[[ResponsesReader, dict[str, Any]], None]] = {
+    "response.output_item.added": ResponsesReader.item_added,
+    "response.output_item.done": ResponsesReader.item_done,
+    **_text("output_text"),
+    **_text("refusal"),
+    **_text("summary_text"),
+    **_text("reasoning_text"),
+    **_call("function_call_arguments", "function_call"),
+    **_call("custom_tool_call_input", "custom_tool_call"),
+    "response.output_text.annotation.added": ResponsesReader.annotation,
+    "response.completed": ResponsesReader.end,
+    "response.done": ResponsesReader.end,
+    "response.incomplete": ResponsesReader.end,
+    "response.failed": ResponsesReader.end,
+    "response.cancelled": ResponsesReader.end,
+    "error": ResponsesReader.error,
+}
