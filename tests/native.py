@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from recorded import Make
-from rxloop.providers import HTTPModel, ModelOptions, google_gemini
+from rxloop.providers import HTTPModel, ModelOptions, google_gemini, openai_responses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,40 @@ def told_by_gemini(expected: dict[str, Any]) -> Told:
     )
 
 
+def make_responses(exchange: Any, address: str, options: ModelOptions) -> HTTPModel:
+    """The provider of an exchange over OpenAI's Responses."""
+    path = exchange["request"]["path"].partition("?")[0].removesuffix("/responses")
+    model = exchange["request"]["body"]["model"]
+    return openai_responses(model, preset="openai_responses", **{"base_url": address + path, **options})
+
+
+def responses_told(expected: dict[str, Any]) -> Told:
+    """Reads what the openai SDK makes of a response."""
+    usage = expected.get("usage") or {}
+    read, written = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
+    incomplete = expected.get("incomplete") or {}
+    return Told(
+        # We give a refusal as the text of the answer.
+        text=expected["text"] or expected["refusal"] or "",
+        reasoning=expected["reasoning"] or "",
+        calls=[(call_id, name, orjson.loads(arguments)) for call_id, name, arguments in expected["tool_calls"]],
+        finish=incomplete.get("reason") or expected["finish_reason"],
+        usage=(
+            usage["input_tokens"],
+            usage["output_tokens"],
+            read.get("cached_tokens") or 0,
+            read.get("cache_write_tokens") or 0,
+            written.get("reasoning_tokens") or 0,
+        )
+        if usage
+        else None,
+    )
+
+
+_QUEUED = "an answer that was only queued is an error, which says to stream it"
+_UNKNOWN = "a model that the vendor does not know is named as such, though the status is 400"
+_SUMMARIES = "the SDK's parts of a summary are joined by a blank line, as they are headings and paragraphs"
+
 NATIVE: dict[str, Native] = {
     "gen": Native(
         api="gen",
@@ -79,6 +115,18 @@ NATIVE: dict[str, Native] = {
             "stands for the reason, of which there is none: no answer was begun",
             "google-gen-s-google-gemini-2-5-flash-dd0aeb2d/0/kind": "a key that is not valid is told "
             "by the details, and not by the status, which is that of a bad request",
+        },
+    ),
+    "resp": Native(
+        api="resp",
+        make=make_responses,
+        told=responses_told,
+        differ={
+            "openai-resp-j-test-background-mode-with-tool-vcr-429acb84/0/error": _QUEUED,
+            "openai-resp-j-test-background-mode-with-tool-vcr-429acb84/1/error": _QUEUED,
+            "openai-resp-s-openai-gpt-4o-responses-80810123/0/kind": _UNKNOWN,
+            "openai-resp-s-openai-gpt-4o-responses-80810123/1/kind": _UNKNOWN,
+            "azure-resp-s-thinking-streaming-85f0ee27/1/reasoning": _SUMMARIES,
         },
     ),
 }

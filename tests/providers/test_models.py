@@ -39,7 +39,7 @@ def test_a_provider_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("acme:x", "zai, openai, openai_chat, azure"),
+        ("acme:x", "zai, openai, openai_responses, openai_chat, azure"),
         ("gpt-5", "openai:gpt-5"),
         ("zai:", "default model"),
         ("http://localhost:8000/v1", "#model"),

@@ -19,6 +19,7 @@ ADDRESSES = {
     "zai": "https://api.z.ai/api/paas/v4/chat/completions",
     "openai": "https://api.openai.com/v1/chat/completions",
     "openai_chat": "https://api.openai.com/v1/chat/completions",
+    "openai_responses": "https://api.openai.com/v1/responses",
     "deepseek": "https://api.deepseek.com/chat/completions",
     "mistral": "https://api.mistral.ai/v1/chat/completions",
     "xai": "https://api.x.ai/v1/chat/completions",
@@ -76,7 +77,7 @@ async def received(preset: Preset, server: Server, request: ModelRequest = REQUE
 def test_a_preset_stands_at_its_address(name: str) -> None:
     preset = PRESETS[name]
     assert preset.name == name
-    if name != "azure":
+    if PRESETS[name].base_url is not None:
         made = resolve_model(f"{name}:m")
         assert isinstance(made, HTTPModel)
         assert made._wire.url(preset.url()) == ADDRESSES[name]  # pyright: ignore[reportPrivateUsage]

@@ -15,6 +15,7 @@ from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.limited import Limited, limited
 from rxloop.providers.models import resolve_model
 from rxloop.providers.openai_chat import openai_chat
+from rxloop.providers.openai_responses import openai_responses
 from rxloop.providers.presets import Preset
 from rxloop.providers.prices import Price
 from rxloop.providers.retry import Retry, retrying
@@ -47,6 +48,7 @@ __all__ = [
     "http_model",
     "limited",
     "openai_chat",
+    "openai_responses",
     "resolve_model",
     "retrying",
     "routed",

@@ -41,7 +41,17 @@ _KNOWN = (
         url_env="OPENAI_BASE_URL",
         key_env="OPENAI_API_KEY",
         default_model="gpt-5",
+        wire="openai",
         max_tokens_field="max_completion_tokens",
+    ),
+    Preset(
+        name="openai_responses",
+        base_url="https://api.openai.com/v1",
+        url_env="OPENAI_BASE_URL",
+        key_env="OPENAI_API_KEY",
+        default_model="gpt-5",
+        wire="openai_responses",
+        thought_tags=(),
     ),
     Preset(
         name="openai_chat",

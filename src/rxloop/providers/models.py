@@ -6,11 +6,13 @@ from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.seams import Provider
+from rxloop.providers._openai_names import wants_responses
 from rxloop.providers._secrets import shown_address
 from rxloop.providers._vendors import PRESETS, find_preset
 from rxloop.providers.google_gemini import google_gemini
 from rxloop.providers.http_model import HTTPModel, ModelOptions
 from rxloop.providers.openai_chat import openai_chat
+from rxloop.providers.openai_responses import openai_responses
 from rxloop.providers.presets import Preset
 
 _ELSEWHERE = {
@@ -63,6 +65,11 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
 
 def _make(model: str | None, preset: Preset, options: ModelOptions) -> HTTPModel:
     """Make the model; only the wire that it speaks is imported."""
-    if preset.wire == "google_gemini":
+    wire = preset.wire
+    if wire == "openai":
+        wire = "openai_responses" if wants_responses(model or preset.default_model or "") else "openai_chat"
+    if wire == "openai_responses":
+        return openai_responses(model, preset=preset, **options)
+    if wire == "google_gemini":
         return google_gemini(model, preset=preset, **options)
     return openai_chat(model, preset=preset, **options)

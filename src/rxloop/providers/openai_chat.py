@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
+from rxloop.providers._openai_names import wants_responses
 from rxloop.providers._vendors import CUSTOM, find_preset
-from rxloop.providers.chat._wire import ChatWire
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.presets import Preset
-
-_REASONS = re.compile(r"o1(?!-mini|-preview)|o[3-9]|gpt-[5-9](?!.*-chat)|codex|computer-use")
 
 
 def openai_chat(
@@ -35,6 +32,9 @@ def openai_chat(
         ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; or
             the vendor speaks another protocol.
     """
+    # Imported here: nobody needs the wires of other vendors.
+    from rxloop.providers.chat._wire import ChatWire
+
     if preset is None:
         preset = "openai" if options.get("base_url") is None else CUSTOM
     preset = find_preset(preset) if isinstance(preset, str) else preset
@@ -46,8 +46,3 @@ def openai_chat(
         # Named on the stream by the model string that makes it.
         preset = replace(preset, name="openai_chat", wire="openai_chat")
     return http_model(model, preset, ChatWire, **options)
-
-
-def wants_responses(model: str) -> bool:
-    """Whether one of OpenAI's models does better over Responses, or answers nowhere else: those that reason."""
-    return _REASONS.match(model) is not None

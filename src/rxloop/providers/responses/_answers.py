@@ -92,8 +92,8 @@ def _missing(parts: _Parts, takes_reasoning: bool) -> str | None:
     fields_of = {number: object_of(head.get("fields")) for number, head in parts.heads.items()}
     answered = {text_of(fields.get("call_id")) for fields in fields_of.values() if _is_output(fields)}
     for number, fields in fields_of.items():
-        type = text_of(fields.get("type"))
-        if type == "reasoning":
+        kind = text_of(fields.get("type"))
+        if kind == "reasoning":
             shown = object_of(parts.heads[number].get("parts"))
             kept = all((number, name) in parts.texts or "text" in object_of(part) for name, part in shown.items())
             full = any(name.startswith("reasoning_text/") for name in shown)
@@ -103,11 +103,11 @@ def _missing(parts: _Parts, takes_reasoning: bool) -> str | None:
                 return "reasoning, which the model does not take"
             if not (fields.get("encrypted_content") or full or parts.response):
                 return "reasoning that the vendor has neither stored nor sent encrypted"
-        elif type in CALLS and number not in parts.calls:
+        elif kind in CALLS and number not in parts.calls:
             return "a call that was taken out"
-        elif type in NOT_HERE and type != "mcp_approval_request" and fields.get("call_id") not in answered:
-            return f"a {type} that nobody answered"
-        elif not type:
+        elif kind in NOT_HERE and kind != "mcp_approval_request" and fields.get("call_id") not in answered:
+            return f"a {kind} that nobody answered"
+        elif not kind:
             return "an item without a type"
     return None
 
@@ -130,10 +130,12 @@ def _item(number: int, head: dict[str, Any], parts: _Parts) -> Item:
         fields["result"] = b64encode(file.data or b"").decode()
     elif fields["type"] in ("message", "reasoning"):
         needed = "content" if fields["type"] == "message" else "summary"
-        contents: dict[str, list[Item]] = {name: [] for name in ("content", "summary") if name in fields or name == needed}
+        contents: dict[str, list[Item]] = {
+            name: [] for name in ("content", "summary") if name in fields or name == needed
+        }
         for name, part in sorted(shown.items(), key=_place):
             kind = name.partition("/")[0]
-            text = parts.texts.get((number, name), object_of(part).get("text", ""))
+            text = parts.texts.get((number, name)) or text_of(object_of(part).get("text"))
             contents.setdefault(FIELD_OF.get(kind, "content"), []).append(_content(kind, text, object_of(part)))
         fields.update(contents)
     return fields

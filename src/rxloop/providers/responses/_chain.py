@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from rxloop.protocol.messages import Message
 from rxloop.providers.wire import Notice
 
-if TYPE_CHECKING:
-    from rxloop.providers.responses._encode import Form
-
 _KEPT = 1_000
 """How many conversations are known by what has been sent of them."""
+
+
+class Form(NamedTuple):
+    """What a message became."""
+
+    data: bytes
+    """Its items, with commas between them; of the answer to a call, what the tool gave."""
+    calls: tuple[str, ...] = ()
+    """The ids of the calls in it, as they are sent."""
+    custom: frozenset[str] = frozenset()
+    """Those whose results have another form."""
+    response: str | None = None
+    """The id under which the vendor has stored it."""
 
 
 class Chain:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import chain
 from mimetypes import guess_extension
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
@@ -16,26 +16,13 @@ from rxloop.providers._calls import dumped
 from rxloop.providers._kept import keep, kept
 from rxloop.providers._pieces import foreign_state
 from rxloop.providers.responses._answers import answer_of
-from rxloop.providers.responses._chain import Chain
+from rxloop.providers.responses._chain import Chain, Form
 from rxloop.providers.responses._settings import SettingsEncoder
 from rxloop.providers.wire import Notice
 
 _CALL_ID = re.compile("[0-9A-Za-z_.:|-]{1,64}")
 _NOT_IN_A_NAME = re.compile("[^0-9A-Za-z_-]")
 _NO_RESULT = "There is no result of this call."
-
-
-class Form(NamedTuple):
-    """What a message became."""
-
-    data: bytes
-    """Its items, with commas between them; of the answer to a call, what the tool gave."""
-    calls: tuple[str, ...] = ()
-    """The ids of the calls in it, as they are sent."""
-    custom: frozenset[str] = frozenset()
-    """Those whose results have another form."""
-    response: str | None = None
-    """The id under which the vendor has stored it."""
 
 
 class RequestEncoder:
@@ -126,31 +113,31 @@ class RequestEncoder:
 def _paired(forms: Sequence[tuple[Message, Form]], first: int, notice: Notice) -> list[bytes]:
     """The items from one message on, in which every call has its result and every result its call."""
     items: list[bytes] = []
-    open: dict[str, bool] = {}
+    waiting: dict[str, bool] = {}
 
     def close() -> None:
-        for call_id, custom in open.items():
+        for call_id, custom in waiting.items():
             notice("left_out", f"nothing of the conversation: call {call_id} has no result, and gets an empty one")
             items.append(_result(call_id, custom, dumped({"output": _NO_RESULT})))
-        open.clear()
+        waiting.clear()
 
     for place, (message, form) in enumerate(forms):
         if message.role == "tool":
             if place < first:
                 continue
             call_id = _call_id(message.tool_call_id or "")
-            if call_id in open:
-                items.append(_result(call_id, open.pop(call_id), form.data))
+            if call_id in waiting:
+                items.append(_result(call_id, waiting.pop(call_id), form.data))
             else:
                 notice("left_out", f"that a text is the result of call {call_id}, which nobody made")
                 items.append(_item({"role": "user", "content": message.text_alone}))
             continue
-        if open:
+        if waiting:
             close()
         if place >= first and form.data:
             items.append(form.data)
         if form.calls and place >= first - 1:
-            open.update({call_id: call_id in form.custom for call_id in form.calls})
+            waiting.update({call_id: call_id in form.custom for call_id in form.calls})
     close()
     return items
 

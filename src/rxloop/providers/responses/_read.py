@@ -125,8 +125,8 @@ class ResponsesReader(EventReader):
     def item_done(self, event: dict[str, Any]) -> None:
         """An item is there as a whole."""
         fields = object_of(event.get("item"))
-        if type := text_of(fields.get("type")):
-            self._finish(self._item(event, type, text_of(fields.get("id"))), fields)
+        if kind := text_of(fields.get("type")):
+            self._finish(self._item(event, kind, text_of(fields.get("id"))), fields)
 
     def text_delta(self, event: dict[str, Any], kind: PartKind) -> None:
         """A piece of a part comes."""
@@ -188,9 +188,9 @@ class ResponsesReader(EventReader):
             self._finish(item, None)
             self._keep(item)
         self._count(object_of(response.get("usage")))
-        id = text_of(response.get("id"))
-        if id and response.get("store") is True:
-            self.draft.raw({"response": id})
+        stored = text_of(response.get("id")) if response.get("store") is True else ""
+        if stored:
+            self.draft.raw({"response": stored})
         reason = text_of(object_of(response.get("incomplete_details")).get("reason"))
         if status == "incomplete" or reason:
             self.draft.finish(_LENGTH.get(reason, "length"), reason or "incomplete")
@@ -215,23 +215,23 @@ class ResponsesReader(EventReader):
         for item in reversed(free.values()):
             left.setdefault(item.type, []).append(item)
         for item, fields in zip(found, output, strict=True):
-            type = text_of(fields.get("type"))
-            if item is None and left.get(type):
-                item = left[type].pop()
-            yield item or self._new(type, text_of(fields.get("id")), None), fields
+            kind = text_of(fields.get("type"))
+            if item is None and left.get(kind):
+                item = left[kind].pop()
+            yield item or self._new(kind, text_of(fields.get("id")), None), fields
 
-    def _item(self, event: dict[str, Any], type: str, id: str = "") -> OutputItem:
+    def _item(self, event: dict[str, Any], type: str, own_id: str = "") -> OutputItem:
         """The item that an event is about: by its id, or else by its place; a new one where there is none."""
-        id, index = id or text_of(event.get("item_id")), event.get("output_index")
-        item = self._by_id.get(id)
+        item_id, index = own_id or text_of(event.get("item_id")), event.get("output_index")
+        item = self._by_id.get(item_id)
         if item is None:
             last = self._items[-1] if self._items else None
             item = self._by_index.get(index) if isinstance(index, int) else last
-            if item is not None and item.number in self._finished and (id or item is last):
+            if item is not None and item.number in self._finished and (item_id or item is last):
                 # The next one, of a gateway that does not count.
                 item = None
         if item is None or item.type != type:
-            item = self._new(type, id, index)
+            item = self._new(type, item_id, index)
         return item
 
     def _new(self, type: str, id: str, index: Any) -> OutputItem:
@@ -307,8 +307,8 @@ class ResponsesReader(EventReader):
         if custom:
             extra["custom"] = True
         first, item.written = item.written.getvalue(), StringIO()
-        id = text_of(item.fields.get("call_id")) or item.id
-        self.draft.call(item.call, id=id, name=name, fragment='{"input":"' if custom else "")
+        call_id = text_of(item.fields.get("call_id")) or item.id
+        self.draft.call(item.call, id=call_id, name=name, fragment='{"input":"' if custom else "")
         if first:
             self._write_call(item, first)
 
@@ -382,10 +382,8 @@ class ResponsesReader(EventReader):
         """Take the parts of an item as a whole."""
         for field in ("summary", "content"):
             for index, part in enumerate(objects(item.fields.get(field))):
-                kind = part.get("type")
-                if kind == "text":
-                    kind = "output_text" if item.type == "message" else "reasoning_text"
-                if kind.__class__ is not str or TYPE_OF.get(kind) != item.type or FIELD_OF.get(kind, "content") != field:
+                kind = _kind(part, item)
+                if kind is None or FIELD_OF.get(kind, "content") != field:
                     self.pass_over("a part of another type than its item can have")
                     continue
                 text = text_of(part.get("refusal" if kind == "refusal" else "text"))
@@ -416,6 +414,14 @@ class ResponsesReader(EventReader):
             cache_write=read.get("cache_write_tokens"),
             reasoning=written.get("reasoning_tokens"),
         )
+
+
+def _kind(part: dict[str, Any], item: OutputItem) -> PartKind | None:
+    """The kind of a part, if its item can have it."""
+    name = part.get("type")
+    if name == "text":
+        name = "output_text" if item.type == "message" else "reasoning_text"
+    return next((kind for kind, of in TYPE_OF.items() if kind == name and of == item.type), None)
 
 
 def _differs(got: str, text: str) -> bool:

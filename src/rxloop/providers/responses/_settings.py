@@ -101,9 +101,8 @@ class SettingsEncoder:
                 left_out.append(f"{name}, which models that reason do not take")
             else:
                 fields[name] = value
-        for name in ("stop", "seed"):
-            if getattr(settings, name) is not None:
-                left_out.append(f"{name}, for which it has no word")
+        unknown = [name for name in ("stop", "seed") if getattr(settings, name) is not None]
+        left_out += [f"{name}, for which it has no word" for name in unknown]
         if (most := settings.max_tokens) is not None:
             if most < _LEAST_TOKENS and (self._reasons or self._never_reasons):
                 left_out.append(f"max_tokens={most}: it takes no fewer than {_LEAST_TOKENS}")

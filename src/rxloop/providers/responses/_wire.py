@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers._draft import Draft
+from rxloop.providers._openai_urls import responses_url
 from rxloop.providers.presets import Preset
 from rxloop.providers.responses._chain import Chain
 from rxloop.providers.responses._encode import RequestEncoder
@@ -57,11 +58,11 @@ class ResponsesWire:
 
     def url(self, base: str) -> str:
         """The address of a request; it says whose encrypted reasoning may go there."""
-        scheme, host, path, query, _ = urlsplit(base)
+        host = urlsplit(base).netloc
         # No endpoint can read what another one has encrypted, nor can the makers behind one gateway.
         maker = self._model.rpartition("/")[0]
         self._key = "/".join(filter(None, (f"responses@{host.rpartition('@')[2].lower()}", maker)))
-        return urlunsplit((scheme, host, f"{path.rstrip('/')}/responses", query, ""))
+        return responses_url(self._preset, base)
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
         """The body of a request."""
