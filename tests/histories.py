@@ -19,12 +19,13 @@ from rxloop.context import (
     TokenEstimator,
 )
 from rxloop.pipeline.seams import Budget, Compressor, TokenCounter
-from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.messages import ImagePart, Message, TextPart, ToolCall
 
 WORDS = [
     "order", "ticket", "invoice", "merge", "branch", "deploy", "refund", "server",
     "заказ", "клиент", "订单", "客户", "Straße",
 ]  # fmt: skip
+IMAGE = ImagePart(data=b"\x89PNG\xff", media_type="image/png")
 COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
     "sliding window": SlidingWindowCompressor,
     "semantic": SemanticCompressor,
@@ -74,20 +75,27 @@ _text = st.lists(st.sampled_from(WORDS) | st.from_regex(r"[A-Z]{2}-\d{3,5}", ful
 _long = st.tuples(_text, st.sampled_from([1, 1, 1, 4, 30])).map(lambda pair: "\n".join([pair[0]] * pair[1]))
 
 
+_content = _long | st.builds(
+    lambda text, images: [TextPart(text=text), *[IMAGE] * images] if images else text,
+    _long,
+    st.sampled_from([0, 1, 1, 3]),
+)
+
+
 @st.composite
 def _turns(draw: Callable[[st.SearchStrategy[Any]], Any], number: int) -> list[Message]:
     kind = draw(st.sampled_from(["user", "answer", "calls", "calls", "calls", "system"]))
     if kind == "user":
         return [Message.user(draw(_long) or "Go on.")]
     if kind == "answer":
-        return [Message(role="assistant", content=draw(_text), reasoning=draw(st.none() | _text))]
+        return [Message(role="assistant", content=draw(_content), reasoning=draw(st.none() | _text))]
     if kind == "system":
         return [Message.system(draw(_text))]
     count = draw(st.integers(1, 4))
     # Some vendors count their ids anew in each message.
     ids = [f"{place}" if draw(st.booleans()) else f"call_{number}_{place}" for place in range(count)]
     calls = [call(one, draw(st.sampled_from(["look_up", "write_file"])), key=draw(_text)) for one in ids]
-    results = draw(st.permutations([Message.tool(one, draw(_long)) for one in ids]))
+    results = draw(st.permutations([Message.tool(one, draw(_content)) for one in ids]))
     first = Message(role="assistant", content=draw(_text), tool_calls=tuple(calls), reasoning=draw(st.none() | _text))
     return [first, *results]
 
@@ -102,7 +110,7 @@ def histories(draw: Callable[[st.SearchStrategy[Any]], Any]) -> list[Message]:
         open_calls = tuple(call(f"open_{place}", key="value") for place in range(draw(st.integers(1, 3))))
         messages.append(Message.assistant("", tool_calls=open_calls))
         answered = draw(st.integers(0, len(open_calls) - 1))
-        messages += [Message.tool(one.id, draw(_long)) for one in open_calls[:answered]]
+        messages += [Message.tool(one.id, draw(_content)) for one in open_calls[:answered]]
     return messages
 
 

@@ -9,7 +9,6 @@ from rxloop.context.facts import facts_of
 from rxloop.context.ledger import FactLedger, ledger_of
 from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import Message
-from rxloop.protocol.parts import with_placeholders
 
 # The ledger's share of the room: much of a small one, where little else fits; less of what is beyond.
 _SHARE, _SMALL, _SHARE_BEYOND = 0.45, 2_000, 0.05
@@ -124,14 +123,19 @@ class Layout:
 def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[Message]:
     """Cut the longest results of a block in the middle, until it fits or nothing more can be cut.
 
-    The calls stay as they are, and so does every `tool_call_id`.
+    Its images and files go first. The calls stay as they are, and so does every `tool_call_id`.
     """
+    whole = list(messages)
     out = list(messages)
     costs = [budget.count(message) for message in out]
     results = [place for place, message in enumerate(out) if message.role == "tool"]
     while results and sum(costs) > limit:
         place = max(results, key=costs.__getitem__)
-        text = messages[place].text
+        if out[place].media:
+            whole[place] = out[place] = without_media(messages[place])
+            costs[place] = budget.count(out[place])
+            continue
+        text = whole[place].text
         length = min(len(text), len(out[place].text))
         goal = costs[place] - (sum(costs) - limit)
         # Not below the next longest: several long results are to share the cut.
@@ -140,25 +144,24 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
         keep = int(length * min(0.9, goal / costs[place])) - len(_CUT) - 4
         if keep < _LEAST:
             results.remove(place)
-            out[place] = marked(messages[place], _NOTHING) if len(text) > len(_NOTHING) else pictured(messages[place])
+            out[place] = marked(messages[place], _NOTHING) if len(text) > len(_NOTHING) else whole[place]
         else:
-            out[place] = brief(messages[place], keep)
+            out[place] = brief(whole[place], keep)
         costs[place] = budget.count(out[place])
     return out
 
 
 def brief(message: Message, keep: int) -> Message:
     """Keep the beginning and the end of a result, with a note between them on what is missing."""
-    text = message.text
+    text = message.text_alone
     front = keep * 2 // 3
     gone = len(text) - keep
     if gone <= len(_CUT):
         return message
-    text = text[:front] + _CUT.format(n=gone) + text[len(text) - (keep - front) :]
-    return marked(message, with_placeholders(text, message.media))
+    return marked(message, text[:front] + _CUT.format(n=gone) + text[len(text) - (keep - front) :])
 
 
-def pictured(message: Message) -> Message:
+def without_media(message: Message) -> Message:
     """Leave the images and files of a result out, which take more than a short text; one without any stays itself."""
     return marked(message, message.text_alone) if message.media else message
 

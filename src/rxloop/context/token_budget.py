@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rxloop.context._layout import Layout, brief, marked, pictured
+from rxloop.context._layout import Layout, brief, marked, without_media
 from rxloop.context._marks import Marks
 from rxloop.pipeline.seams import Budget
 from rxloop.protocol.messages import Message
@@ -79,4 +79,4 @@ def _blank(message: Message) -> Message:
     text = message.text
     if len(text) > 2 * len(_GONE):
         return marked(message, _GONE.format(n=len(text)))
-    return pictured(message)
+    return without_media(message)
