@@ -9,6 +9,8 @@ from commands import Place
 from rxloop.providers import CATALOG, PRESETS, resolve_model
 
 SECRET = "sk-very-secret"
+PLACES = {"azure", "vertex"}
+"""Where the environment has to say where they are."""
 
 
 def test_every_preset_is_listed_with_a_model_that_can_be_named(place: Place) -> None:
@@ -16,7 +18,7 @@ def test_every_preset_is_listed_with_a_model_that_can_be_named(place: Place) -> 
     assert [row["name"] for row in rows] == list(PRESETS)
     for row in rows:
         assert resolve_model(row["model"]).name == row["model"]
-        assert row["baseUrl"] is not None or row["name"] == "azure"
+        assert row["baseUrl"] is not None or row["name"] in PLACES
 
 
 def test_a_key_is_set_or_not_and_never_shown(place: Place) -> None:
@@ -99,4 +101,4 @@ def test_what_is_secret_in_an_address_is_left_out(place: Place) -> None:
 def test_an_address_that_is_none_is_said(place: Place, wrong: str) -> None:
     assert "OLLAMA_HOST is not an address" in place.run("models", OLLAMA_HOST=wrong).stdout
     rows = [orjson.loads(line) for line in place.run("models", "--json", OLLAMA_HOST=wrong).stdout.splitlines()]
-    assert [row["name"] for row in rows if row["baseUrl"] is None] == ["azure", "ollama"]
+    assert {row["name"] for row in rows if row["baseUrl"] is None} == PLACES | {"ollama"}

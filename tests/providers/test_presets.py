@@ -25,6 +25,8 @@ ADDRESSES = {
     "xai": "https://api.x.ai/v1/chat/completions",
     "moonshot": "https://api.moonshot.ai/v1/chat/completions",
     "google": "https://generativelanguage.googleapis.com/v1beta/models/m:streamGenerateContent?alt=sse",
+    "vertex": "https://europe-west1-aiplatform.googleapis.com/v1beta1/projects/p/locations/europe-west1/publishers"
+    "/google/models/m:streamGenerateContent?alt=sse",
     "google_chat": "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions",
     "openrouter": "https://openrouter.ai/api/v1/chat/completions",
     "groq": "https://api.groq.com/openai/v1/chat/completions",
@@ -62,6 +64,8 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in (preset.url_env, preset.version_env, preset.key_env):
             if name is not None:
                 monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
+    monkeypatch.setenv("GOOGLE_CLOUD_LOCATION", "europe-west1")
 
 
 async def received(preset: Preset, server: Server, request: ModelRequest = REQUEST) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Endpoint:
     headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     """Those of the request, with the key among them."""
     key_hint: str = ""
+    """What to do in place of setting a key."""
 
     def __str__(self) -> str:
         return f"{self.name} at {shown_address(self.url)}"
@@ -43,7 +44,8 @@ class Endpoint:
 def missing_key(where: Endpoint) -> AuthenticationError:
     """The error of a key that was not given, and that the environment does not have."""
     return AuthenticationError(
-        f"no API key for {where}: set the environment variable {where.key_env}, or pass api_key={where.key_hint}"
+        f"no API key for {where}: set the environment variable {where.key_env}, or pass api_key="
+        + (f", or {where.key_hint}" if where.key_hint else "")
     )
 
 

@@ -12,7 +12,9 @@ from functools import partial
 from types import MappingProxyType
 
 from rxloop.errors import ConfigurationError
+from rxloop.providers._google_token import GoogleToken
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
+from rxloop.providers.clouds import vertex_url
 from rxloop.providers.presets import Preset
 
 _serving = partial(
@@ -130,6 +132,15 @@ _KNOWN = (
         key_env="GEMINI_API_KEY",
         other_key_env="GOOGLE_API_KEY",
         key_header="x-goog-api-key",
+        default_model="gemini-3.5-flash",
+        wire="google_gemini",
+        thought_tags=(),
+    ),
+    Preset(
+        name="vertex",
+        base_url=None,
+        find_url=vertex_url,
+        key_source=GoogleToken,
         default_model="gemini-3.5-flash",
         wire="google_gemini",
         thought_tags=(),

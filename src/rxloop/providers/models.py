@@ -19,7 +19,6 @@ _ELSEWHERE = {
     "anthropic": "go by way of 'openrouter:anthropic/{0}', or by Anthropic's own endpoint for OpenAI's protocol, "
     "openai_chat('{0}', base_url='https://api.anthropic.com/v1', api_key=...); or write a provider (docs/provider.md)",
     "gemini": "write 'google:{0}'",
-    "vertex": "use 'google:{0}', or 'openrouter:google/{0}'",
     "bedrock": "go by way of 'openrouter:...', or a gateway such as LiteLLM by its address, 'http://localhost:4000#{0}'",
     "cohere": "go by way of 'openrouter:cohere/{0}'",
 }
