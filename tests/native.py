@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from recorded import Make
-from rxloop.providers import HTTPModel, ModelOptions, google_gemini, openai_responses
+from rxloop.providers import HTTPModel, ModelOptions, anthropic_messages, google_gemini, openai_responses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,26 @@ def told_by_gemini(expected: dict[str, Any]) -> Told:
         calls=[(each[0], each[1], each[2] or {}) for each in expected["tool_calls"]],
         finish=expected["finish_reason"],
         usage=counted if usage else None,
+    )
+
+
+def make_messages(exchange: Any, address: str, options: ModelOptions) -> HTTPModel:
+    """The provider of an exchange with Claude."""
+    return anthropic_messages("claude-sonnet-4-5", **{"base_url": address, **options})
+
+
+def told_by_messages(expected: dict[str, Any]) -> Told:
+    """What Anthropic's SDK reads."""
+    usage = expected.get("usage") or {}
+    cached, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
+    thought = (usage.get("output_tokens_details") or {}).get("thinking_tokens") or 0
+    fresh, output = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+    return Told(
+        text=expected["text"] or "",
+        reasoning=expected["reasoning"] or "",
+        calls=[(call_id, name, arguments) for call_id, name, arguments in expected["tool_calls"]],
+        finish=expected["finish_reason"],
+        usage=(fresh + cached + written, output, cached, written, thought) if usage else None,
     )
 
 
@@ -129,5 +149,6 @@ NATIVE: dict[str, Native] = {
             "azure-resp-s-thinking-streaming-85f0ee27/1/reasoning": _SUMMARIES,
         },
     ),
+    "msgs": Native(api="msgs", make=make_messages, told=told_by_messages),
 }
 """By the name of the API in the recordings."""

@@ -131,8 +131,6 @@ def test_a_retry_waits_longer_each_time_and_gives_up() -> None:
 @pytest.mark.parametrize(
     ("model", "instead"),
     [
-        ("anthropic:claude-opus-4", "openrouter:anthropic/claude-opus-4"),
-        ("anthropic", "base_url='https://api.anthropic.com/v1'"),
         ("gemini:gemini-2.5-pro", "google:gemini-2.5-pro"),
         ("bedrock:x", "openrouter:"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rxloop.providers._keys import KeySource, Sign
 from rxloop.providers._timeouts import Timeouts
 from rxloop.providers._vendors import PRESETS
+from rxloop.providers.anthropic_messages import anthropic_messages
 from rxloop.providers.bounds import Bounds
 from rxloop.providers.catalog import CATALOG, PRICES, KnownModel, find_model, find_price
 from rxloop.providers.clouds import bedrock_url, vertex_url
@@ -39,6 +40,7 @@ __all__ = [
     "Routed",
     "Sign",
     "Timeouts",
+    "anthropic_messages",
     "bedrock_url",
     "fallback",
     "find_model",

@@ -64,6 +64,16 @@ _KNOWN = (
         max_tokens_field="max_completion_tokens",
     ),
     Preset(
+        name="anthropic",
+        base_url="https://api.anthropic.com",
+        url_env="ANTHROPIC_BASE_URL",
+        key_env="ANTHROPIC_API_KEY",
+        key_header="x-api-key",
+        default_model="claude-sonnet-4-5",
+        wire="anthropic_messages",
+        thought_tags=(),
+    ),
+    Preset(
         name="azure",
         base_url=None,
         url_env="AZURE_OPENAI_ENDPOINT",

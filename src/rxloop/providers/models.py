@@ -9,6 +9,7 @@ from rxloop.pipeline.seams import Provider
 from rxloop.providers._openai_names import wants_responses
 from rxloop.providers._secrets import shown_address
 from rxloop.providers._vendors import PRESETS, find_preset
+from rxloop.providers.anthropic_messages import anthropic_messages
 from rxloop.providers.google_gemini import google_gemini
 from rxloop.providers.http_model import HTTPModel, ModelOptions
 from rxloop.providers.openai_chat import openai_chat
@@ -16,8 +17,6 @@ from rxloop.providers.openai_responses import openai_responses
 from rxloop.providers.presets import Preset
 
 _ELSEWHERE = {
-    "anthropic": "go by way of 'openrouter:anthropic/{0}', or by Anthropic's own endpoint for OpenAI's protocol, "
-    "openai_chat('{0}', base_url='https://api.anthropic.com/v1', api_key=...); or write a provider (docs/provider.md)",
     "gemini": "write 'google:{0}'",
     "bedrock": "go by way of 'openrouter:...', or a gateway such as LiteLLM by its address, 'http://localhost:4000#{0}'",
     "cohere": "go by way of 'openrouter:cohere/{0}'",
@@ -71,4 +70,6 @@ def _make(model: str | None, preset: Preset, options: ModelOptions) -> HTTPModel
         return openai_responses(model, preset=preset, **options)
     if wire == "google_gemini":
         return google_gemini(model, preset=preset, **options)
+    if preset.wire == "anthropic_messages":
+        return anthropic_messages(model, preset=preset, **options)
     return openai_chat(model, preset=preset, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,12 +10,11 @@ from itertools import chain
 from mimetypes import guess_extension
 from typing import Any, cast
 
-import orjson
-
 from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings
+from rxloop.providers._json import dumps
 from rxloop.providers._kept import keep, kept
 from rxloop.providers._schemas import response_format
 from rxloop.providers.presets import Preset
@@ -195,14 +193,6 @@ class RequestEncoder:
         if self._tools[0] != tools:
             self._tools = (tools, dumps([_tool(tool, self._preset.strict) for tool in tools]))
         return self._tools[1]
-
-
-def dumps(value: Any) -> bytes:
-    """JSON; also of what orjson refuses: half a surrogate pair in a text, or an integer beyond 64 bits."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _add_effort(fields: dict[str, Any], settings: ModelSettings, preset: Preset) -> None:

@@ -1,0 +1,241 @@
+"""A model request as the JSON of `/v1/messages`, in which everything is encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, takewhile
+from typing import Any, cast
+
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.messages import Message
+from rxloop.protocol.settings import PromptCache
+from rxloop.providers._json import dumps
+from rxloop.providers.anthropic._conversation import Conversation, Place
+from rxloop.providers.anthropic._media import MediaRules
+from rxloop.providers.anthropic._messages import Forms
+from rxloop.providers.anthropic._models import Abilities
+from rxloop.providers.anthropic._schemas import fitted
+from rxloop.providers.anthropic._settings import Tell, check, plain_fields, thinking_of, tool_choice, with_room
+from rxloop.providers.anthropic._tools import encoded_tools, remembered_tools
+from rxloop.providers.wire import Notice
+
+_BREAKPOINTS = 4
+"""The most places in one request up to which it may be kept."""
+_SCHEMA = "Answer with JSON alone, without a word or a fence around it, that fits this JSON Schema:\n"
+_BY_DEFAULT = PromptCache()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Where Claude is served, as far as it changes the body of a request."""
+
+    version: str | None = None
+    """What `anthropic_version` in the body says, where that stands there and not in a header."""
+    named: bool = True
+    """The body names the model, and says whether the answer is streamed."""
+    betas_in_body: bool = False
+    """Betas stand in the body, and not in a header."""
+    fetches: bool = True
+    """It fetches images and documents by their URL."""
+    late_system: bool = True
+    """It takes system messages in the middle of a conversation, if the model does."""
+    schemas: bool = True
+    """It holds answers to a JSON Schema, if the model can be held to one."""
+
+
+class MessagesEncoder:
+    """Encodes the requests for one model.
+
+    A message keeps the blocks it became, and so do the tools, so that a request costs what is new in it.
+
+    Args:
+        model: The vendor's name of the model.
+        stream: Whether answers are streamed.
+        host: Where the model is served.
+        able: What the model takes.
+        betas: What is not for everybody yet and is to be switched on.
+        citations: The model is to say what in the documents of the conversation its words rest on.
+    """
+
+    def __init__(
+        self, model: str, stream: bool, host: Host, able: Abilities, betas: Sequence[str], citations: bool
+    ) -> None:
+        self._model = model
+        self._stream = stream
+        self._host = host
+        self._betas = betas
+        self._able = able
+        self.keeps_to_schema = able.schemas and host.schemas and not citations
+        self._forms = Forms(MediaRules(fetches=host.fetches, citations=citations))
+        self._told: set[str] = set()
+        self._format: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
+        self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")
+
+    def encode(self, request: ModelRequest, notice: Notice) -> bytes:
+        """The body of the request; what the model does not take is left out, and told to `notice`.
+
+        Raises:
+            BadRequest: Several answers are asked for.
+        """
+        settings, extra = request.settings, request.settings.extra_body
+        tell = partial(self._tell, notice)
+        check(settings)
+        first = tuple(takewhile(lambda message: message.role == "system", request.messages))
+        schema, words = self._schema(request)
+        thinking, effort = thinking_of(settings, self._able, tell)
+        cache = _Breakpoints(request, len(first))
+        if cache.left:
+            tell(f"the places of the cache after the first {_BREAKPOINTS}")
+        conversation = self._conversation(request, len(first), cache, notice)
+        ends_alone = self._able.prefill and (thinking or {}).get("type") != "enabled" and schema is None
+        conversation.end(prefill=ends_alone)
+        thinking = self._fitting(thinking, conversation, tell)
+        tools = self._all_tools(request, conversation, cache, tell)
+        most, thinking = with_room(
+            settings.max_tokens, thinking, self._able, stream=self._stream, shared=self._interleaves(request), tell=tell
+        )
+        thinking = extra.get("thinking", thinking)
+        fields = self._head()
+        fields["max_tokens"] = most
+        if thinking is not None:
+            fields["thinking"] = thinking
+        fields |= plain_fields(settings, self._able, _object(thinking), tell)
+        if config := {name: value for name, value in (("effort", effort), ("format", schema)) if value}:
+            fields["output_config"] = config
+        if tools and (request.tools or settings.server_tools):
+            if choice := tool_choice(settings, self._able, _object(thinking), tell):
+                fields["tool_choice"] = choice
+        elif tools:
+            fields["tool_choice"] = {"type": "none"}
+        if container := _container(conversation, settings.server_tools):
+            fields["container"] = container
+        for name, value in extra.items():
+            config = fields.get(name) if name == "output_config" else None
+            both = isinstance(config, dict) and isinstance(value, dict)
+            fields[name] = {**cast("dict[str, Any]", config), **cast("dict[str, Any]", value)} if both else value
+        parts = [dumps(fields)[:-1]]
+        if "system" not in extra and (system := self._system((*request.system, *first), words, cache, notice)):
+            parts += (b',"system":[', system, b"]")
+        if "tools" not in extra and tools:
+            parts += (b',"tools":[', tools, b"]")
+        if "messages" not in extra:
+            parts += (b',"messages":[', conversation.encoded, b"]")
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def _head(self) -> dict[str, Any]:
+        host = self._host
+        fields: dict[str, Any] = {} if host.version is None else {"anthropic_version": host.version}
+        if host.betas_in_body and self._betas:
+            fields["anthropic_beta"] = list(self._betas)
+        if host.named:
+            fields |= {"model": self._model, "stream": self._stream}
+        return fields
+
+    def _schema(self, request: ModelRequest) -> tuple[dict[str, Any] | None, str | None]:
+        """The format of the answer, or words in its place where its schema cannot be put so."""
+        schema = request.response_schema
+        if schema is None or not self.keeps_to_schema:
+            return None, None
+        if self._format[0] is not schema:
+            self._format = (schema, fitted(schema))
+        found = self._format[1]
+        if found is None:
+            return None, _SCHEMA + dumps(schema).decode()
+        return {"type": "json_schema", "schema": found}, None
+
+    def _conversation(self, request: ModelRequest, first: int, cache: _Breakpoints, notice: Notice) -> Conversation:
+        late = self._able.late_system and self._host.late_system
+        conversation = Conversation(self._forms, notice, late_system=late)
+        form = self._forms.form
+        places = [Place(message, form(message, notice)) for message in request.messages[first:]]
+        for wanted in cache.messages:
+            # The nearest one before that may have it.
+            place = next((n for n in range(wanted, -1, -1) if places[n].form.cut >= 0), None)
+            if place is not None:
+                places[place] = places[place]._replace(control=cache.control)
+        conversation.add(places)
+        conversation.add(Place(message, form(message, notice)) for message in request.tail)
+        return conversation
+
+    def _fitting(
+        self, thinking: dict[str, Any] | None, conversation: Conversation, tell: Tell
+    ) -> dict[str, Any] | None:
+        """The thinking that the conversation allows."""
+        if thinking is not None and thinking["type"] == "enabled":
+            working = conversation.working()
+            if working and not working[0].form.thinks:
+                tell("thinking, since this turn was begun without it")
+                return None
+        if self._able.binds_thinking and conversation.has_thinking:
+            # What was thought before a prompt or a tool has changed is dropped, and not refused.
+            binding = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+            return {**(thinking or {"type": "adaptive"}), **binding}
+        return thinking
+
+    def _interleaves(self, request: ModelRequest) -> bool:
+        """Whether the thinking between calls of tools shares one budget."""
+        asked = [*self._betas]
+        asked += [value for name, value in request.settings.headers.items() if name.lower() == "anthropic-beta"]
+        return "interleaved-thinking" in ",".join(asked) and bool(request.tools or request.settings.server_tools)
+
+    def _system(self, messages: Sequence[Message], words: str | None, cache: _Breakpoints, notice: Notice) -> bytes:
+        forms = [form for message in messages if (form := self._forms.form(message, notice)).blocks]
+        blocks = [form.marked(cache.control) if cache.system and form is forms[-1] else form.blocks for form in forms]
+        if words is not None:
+            blocks.append(dumps({"type": "text", "text": words}))
+        return b",".join(blocks)
+
+    def _all_tools(self, request: ModelRequest, conversation: Conversation, cache: _Breakpoints, tell: Tell) -> bytes:
+        # Equal definitions are nearly always the same objects, which a comparison of tuples sees at once.
+        if self._tools[0] != request.tools:
+            self._tools = (request.tools, encoded_tools(request.tools, self._able.schemas and self._host.schemas, tell))
+        ours, server_tools = self._tools[1], request.settings.server_tools
+        if not ours and not server_tools and conversation.has_calls:
+            return remembered_tools(chain(request.messages, request.tail))
+        if ours and cache.tools:
+            ours = b"%b,%b}" % (ours[:-1], cache.control)
+        return b",".join(filter(None, (ours, dumps(server_tools)[1:-1] if server_tools else b"")))
+
+    def _tell(self, notice: Notice, what: str) -> None:
+        if what not in self._told and len(self._told) < 100:
+            self._told.add(what)
+            notice("left_out", what)
+
+
+class _Breakpoints:
+    """Up to where a request is to be kept in the cache."""
+
+    def __init__(self, request: ModelRequest, first: int) -> None:
+        settings = request.settings
+        cache = settings.prompt_cache
+        if cache is None:
+            # Somebody who places them, or leaves it to the vendor, needs none of ours.
+            cache = PromptCache(points=[]) if "cache_control" in settings.extra_body else _BY_DEFAULT
+        ttl = {} if cache.ttl == "5m" else {"ttl": cache.ttl}
+        self.control = b'"cache_control":' + dumps({"type": "ephemeral", **ttl})
+        taken = sum("cache_control" in tool for tool in settings.server_tools)
+        taken += "cache_control" in settings.extra_body
+        points = cache.points[: max(0, _BREAKPOINTS - taken)]
+        self.left = len(points) < len(cache.points)
+        """There are more of them than the vendor takes."""
+        self.tools = "tools" in points
+        self.system = "system" in points
+        count = len(request.messages)
+        wanted = (count - 1 if point == "newest" else point for point in points if point not in ("tools", "system"))
+        places = (int(place) if int(place) >= 0 else count + int(place) for place in wanted)
+        self.messages = sorted({place - first for place in places if first <= place < count})
+        """Places among the messages that are no system prompt."""
+
+
+def _container(conversation: Conversation, server_tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """Where the code of this turn runs, so that it goes on there."""
+    if not any(str(tool.get("type")).startswith("code_execution") for tool in server_tools):
+        return None
+    return next((place.form.container for place in reversed(conversation.working()) if place.form.container), None)
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None

@@ -1,0 +1,52 @@
+"""A model that speaks Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from typing_extensions import Unpack
+
+from rxloop.errors import ConfigurationError
+from rxloop.providers._vendors import find_preset
+from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
+from rxloop.providers.presets import Preset
+
+
+def anthropic_messages(
+    model: str | None = None,
+    *,
+    preset: Preset | str = "anthropic",
+    betas: Sequence[str] = (),
+    citations: bool = False,
+    **options: Unpack[ModelOptions],
+) -> HTTPModel:
+    """Make a model that speaks Anthropic's Messages API.
+
+    Example:
+        >>> anthropic_messages("claude-sonnet-4-5")
+
+    Args:
+        model: The vendor's name of the model; None takes the default of the preset.
+        preset: The vendor, by name or as data of your own.
+        betas: What is not for everybody yet and is to be switched on, such as `interleaved-thinking-2025-05-14`. A
+            request whose settings have a header `anthropic-beta` of their own has those in their place.
+        citations: The model is to say what in the documents of the conversation its words rest on. It cannot be held
+            to a schema then.
+        **options: The address, the key, timeouts and the rest; see `ModelOptions`.
+
+    Raises:
+        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; or
+            the vendor speaks another protocol.
+    """
+    # Imported here: nobody needs the wires of other vendors.
+    from rxloop.providers.anthropic._wire import MessagesWire
+
+    preset = find_preset(preset) if isinstance(preset, str) else preset
+    if preset.wire != "anthropic_messages":
+        raise ConfigurationError(
+            f"{preset.name!r} does not speak Anthropic's protocol: name the model '{preset.name}:{model or '...'}'"
+        )
+    if isinstance(betas, str):
+        raise ConfigurationError(f"betas={betas!r} is a text: give a list of names, as in betas=[{betas!r}]")
+    return http_model(model, preset, partial(MessagesWire, betas=betas, citations=citations), **options)
