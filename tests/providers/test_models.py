@@ -39,7 +39,7 @@ def test_a_provider_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("acme:x", "zai, openai, openai_responses, openai_chat, azure"),
+        ("acme:x", "zai, openai, openai_responses, openai_chat"),
         ("gpt-5", "openai:gpt-5"),
         ("zai:", "default model"),
         ("http://localhost:8000/v1", "#model"),
@@ -131,6 +131,7 @@ def test_a_retry_waits_longer_each_time_and_gives_up() -> None:
 @pytest.mark.parametrize(
     ("model", "instead"),
     [
+        ("claude:claude-opus-4", "anthropic:claude-opus-4"),
         ("gemini:gemini-2.5-pro", "google:gemini-2.5-pro"),
         ("bedrock:x", "openrouter:"),
     ],

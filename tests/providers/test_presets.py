@@ -20,6 +20,7 @@ ADDRESSES = {
     "openai": "https://api.openai.com/v1/chat/completions",
     "openai_chat": "https://api.openai.com/v1/chat/completions",
     "openai_responses": "https://api.openai.com/v1/responses",
+    "anthropic": "https://api.anthropic.com/v1/messages",
     "deepseek": "https://api.deepseek.com/chat/completions",
     "mistral": "https://api.mistral.ai/v1/chat/completions",
     "xai": "https://api.x.ai/v1/chat/completions",

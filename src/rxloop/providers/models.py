@@ -17,6 +17,7 @@ from rxloop.providers.openai_responses import openai_responses
 from rxloop.providers.presets import Preset
 
 _ELSEWHERE = {
+    "claude": "write 'anthropic:{0}'",
     "gemini": "write 'google:{0}'",
     "bedrock": "go by way of 'openrouter:...', or a gateway such as LiteLLM by its address, 'http://localhost:4000#{0}'",
     "cohere": "go by way of 'openrouter:cohere/{0}'",
@@ -70,6 +71,6 @@ def _make(model: str | None, preset: Preset, options: ModelOptions) -> HTTPModel
         return openai_responses(model, preset=preset, **options)
     if wire == "google_gemini":
         return google_gemini(model, preset=preset, **options)
-    if preset.wire == "anthropic_messages":
+    if wire == "anthropic_messages":
         return anthropic_messages(model, preset=preset, **options)
     return openai_chat(model, preset=preset, **options)
