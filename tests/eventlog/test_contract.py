@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgres import new_schema
+from postgres import emptied
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.eventlog import MemoryEventLog, PostgresEventLog, SqliteEventLog
 from rxloop.protocol.events import ContentDeltaEvent, State
@@ -38,8 +38,8 @@ def make_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         return SqliteEventLog(tmp_path_factory.mktemp("log") / "runs.db", keep_deltas=keep_deltas)
 
     def postgres(*, keep_deltas: bool = False) -> PostgresEventLog:
-        dsn = request.getfixturevalue("postgres")
-        return PostgresEventLog(dsn, schema=new_schema(), deltas="keep" if keep_deltas else "live")
+        address = emptied(request.getfixturevalue("postgres"))
+        return PostgresEventLog(address, deltas="keep" if keep_deltas else "live")
 
     return {"memory": MemoryEventLog, "sqlite": sqlite, "postgres": postgres}[request.param]
 
@@ -65,8 +65,7 @@ async def test_two_logs_on_one_file_keep_the_contract(tmp_path: Path, check: eve
 @pytest.mark.service("postgres")
 @pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
 async def test_two_logs_on_one_database_keep_the_contract(postgres: str, check: event_log_contract.SharedCheck) -> None:
-    schema = new_schema()
-    await check(lambda: (PostgresEventLog(postgres, schema=schema), PostgresEventLog(postgres, schema=schema)))
+    await check(lambda: (PostgresEventLog(emptied(postgres)), PostgresEventLog(postgres)))
 
 
 def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:

@@ -112,8 +112,8 @@ async def test_what_a_holder_appends_after_its_turn_was_taken_is_refused(
     await frozen.append("run", begun(context_id="c"), expected_seq=0, writer="frozen")
     await frozen.append("other", begun("other", context_id="d"), expected_seq=0, writer="frozen")
     # As it is while the process is frozen: the server ends the session, and nobody here knows.
-    frozen._engine().turns.lane._broke = None  # pyright: ignore[reportPrivateUsage]
-    frozen._engine().turns.lane._watch(False)  # pyright: ignore[reportPrivateUsage]
+    frozen._engine().turns.lane._broke = None
+    frozen._engine().turns.lane._watch(False)
     await sessions(postgres_database, "%holder%", end=True)
     await until(lambda: second.take_turn("c", "run", nothing))
 
@@ -138,8 +138,8 @@ async def test_a_holder_is_fenced_also_if_another_run_has_the_turn_now_or_none(
     frozen, second = new_log(), new_log()
     await frozen.take_turn("c", "run", nothing)
     await frozen.append("run", begun(context_id="c"), expected_seq=0)
-    frozen._engine().turns.lane._broke = None  # pyright: ignore[reportPrivateUsage]
-    frozen._engine().turns.lane._watch(False)  # pyright: ignore[reportPrivateUsage]
+    frozen._engine().turns.lane._broke = None
+    frozen._engine().turns.lane._watch(False)
     await sessions(postgres_database, "%holder%", end=True)
     await until(lambda: second.take_turn("c", "later", nothing))
     with pytest.raises(Fenced):

@@ -89,6 +89,7 @@ class PostgresEventLog:
         Raises:
             ConfigurationError: An argument cannot be used.
         """
+        self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
         if deltas not in ("drop", "live", "keep"):
             raise ConfigurationError(f"deltas is 'drop', 'live' or 'keep', not {deltas!r}")
         if not 0 < lease < inf:
@@ -102,8 +103,6 @@ class PostgresEventLog:
         self.passes_deltas = deltas != "drop"
         self.lease: float | None = lease
         self._lease, self._patience = float(lease), float(patience)
-        self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
-        self._pid = os.getpid()
         _LOGS.add(self)
 
     def __repr__(self) -> str:
