@@ -8,13 +8,25 @@ from typing import Annotated, Any
 import pytest
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, Field
+from reactivex import operators as ops
 
 from mcp import Client
 from mcp_desk import ERAS, LEGACY, MODERN, Desk, Steps, desk, given_up, meta, text
-from rxloop import Agent, RunContext, ToolError, tool
+from rxloop import (
+    Agent,
+    ContentCompleteEvent,
+    CustomEvent,
+    FilePart,
+    ImagePart,
+    RunContext,
+    ToolError,
+    op,
+    tool,
+)
 from rxloop.errors import ServerError
 from rxloop.server import AgentTool
-from rxloop.testing import ScriptedModel, call, frames
+from rxloop.stream.bridges import emit
+from rxloop.testing import ScriptedModel, call, frames, turn
 
 both = pytest.mark.parametrize("mode", ERAS)
 
@@ -234,3 +246,36 @@ async def test_many_calls_at_once_over_one_connection_each_get_their_own_run() -
         results = await asyncio.gather(*calls)
     assert {text(each) for each in results} == {f"answer {number}" for number in range(50)}
     assert len({meta(each, "contextId") for each in results}) == 50
+
+
+@both
+async def test_the_files_of_an_answer_stand_behind_its_text(mode: str) -> None:
+    files = [
+        ImagePart(data=b"\xff\xfe", media_type="image/png"),
+        FilePart(data=b"RIFF", media_type="audio/wav"),
+        FilePart(data=b"%PDF", media_type="application/pdf", filename="a.pdf"),
+        FilePart(url="https://example.org/b.pdf", filename="b.pdf"),
+    ]
+    async with desk(clerk(turn("See.", files=files))) as there, there.client(mode) as client:
+        result = await client.call_tool("clerk", {"prompt": "Draw."})
+    assert text(result) == "See."
+    image, sound, file, link = [each.model_dump(mode="json", exclude_none=True) for each in result.content[1:-1]]
+    assert (image["type"], image["data"], image["mime_type"]) == ("image", "//4=", "image/png")
+    assert (sound["type"], sound["data"]) == ("audio", "UklGRg==")
+    assert (file["resource"]["blob"], file["resource"]["mime_type"]) == ("JVBERg==", "application/pdf")
+    assert file["resource"]["uri"].startswith("rxloop://runs/")
+    assert (link["type"], link["name"], link["uri"]) == ("resource_link", "b.pdf", "https://example.org/b.pdf")
+
+
+async def test_the_files_are_found_before_however_many_events() -> None:
+    def busy(source: Any) -> Any:
+        def told(event: Any) -> Any:
+            notes = [CustomEvent(name="note") for _ in range(40)] if isinstance(event, ContentCompleteEvent) else []
+            return emit(event, *notes)
+
+        return source.pipe(ops.flat_map(told))
+
+    agent = clerk(turn("See.", files=[ImagePart(data=b"x", media_type="image/png")]), loop=[op.call_model(), busy])
+    async with desk(agent) as there, there.client(MODERN) as client:
+        result = await client.call_tool("clerk", {"prompt": "Draw."})
+    assert [each.type for each in result.content] == ["text", "image", "text"]

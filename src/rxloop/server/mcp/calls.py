@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -22,7 +22,8 @@ from pydantic import ValidationError
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.operators.views.after import read_cursor
 from rxloop.pipeline.values import RunRecord
-from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent
+from rxloop.protocol.messages import FilePart, ImagePart
 from rxloop.server.access import ANYBODY, Principal
 from rxloop.server.host import Host
 from rxloop.server.mcp import results
@@ -33,6 +34,7 @@ from rxloop.server.mcp.tools import CONTINUE, Offered, continuing, to_continue
 from rxloop.server.questions import answer, last_update
 from rxloop.server.refusals import Refused, not_found, refusal_of
 from rxloop.server.starting import cancelling, start
+from rxloop.state.conversation import read_log
 
 log = logging.getLogger("rxloop")
 
@@ -48,6 +50,8 @@ PRINCIPAL = "rxloop.principal"
 _WAITING = ("input-required", "auth-required")
 _BETWEEN = 0.1
 """Seconds between two messages of progress that may be left out."""
+_NEAR = 16
+"""How many of the last events of a run are read to find the message with its answer."""
 _TRIES = 3
 """How often a person is asked the same question when the answer does not fit."""
 
@@ -261,7 +265,7 @@ class Calls:
             if end is None:
                 return results.going_on(call.told)
             if end.state not in _WAITING:
-                return results.over(call.told, end, call.agent)
+                return results.over(call.told, end, call.agent, await self._files(end))
             if end.pending and call.given.issuperset(each.input_id for each in end.pending):
                 # It had come to rest without these answers, and goes on with them.
                 end, after = None, end.cursor
@@ -310,6 +314,22 @@ class Calls:
         last = await last_update(self._host, record)
         shown = None if last is None else last.for_clients()
         return shown if isinstance(shown, StatusUpdateEvent) else None
+
+    async def _files(self, end: StatusUpdateEvent) -> Sequence[ImagePart | FilePart]:
+        """The images and files of the answer of a run, which stand in the message that gave it."""
+        if end.state != "completed":
+            return ()
+        # Nearly always it is one of the last events: all of them are read only if it is not.
+        for after in (max(0, end.seq - _NEAR), 0):
+            events = await read_log(self._host.runtime.log.read, end.task_id, after_seq=after)
+            for event in reversed(events):
+                if event.branch is not None or event.parent_task_id is not None:
+                    continue
+                if isinstance(event, ContentCompleteEvent):
+                    return event.files
+                if isinstance(event, ToolCompleteEvent) and event.answer and event.success:
+                    return event.parts if event.public else ()
+        return ()
 
 
 async def _elicit(call: Call, requests: Mapping[str, types.ElicitRequest]) -> dict[str, types.ElicitResult]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import mcp_types as types
 
 from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.protocol.messages import FilePart, ImagePart
 from rxloop.protocol.questions import PendingInput
 from rxloop.server.mcp.tools import CONTEXT, CONTINUE, Offered
 
@@ -32,13 +34,14 @@ class Told:
         return {"rxloop/taskId": self.task_id, "rxloop/contextId": self.context_id, "rxloop/state": state}
 
 
-def over(run: Told, end: StatusUpdateEvent, agent: Offered) -> Result:
+def over(run: Told, end: StatusUpdateEvent, agent: Offered, files: Sequence[ImagePart | FilePart] = ()) -> Result:
     """The result of a run that is over.
 
     Args:
         run: The run.
         end: Its last event, as clients may see it.
         agent: What was called.
+        files: Images and files that stand behind the text of the answer.
     """
     meta = run.meta(end.state)
     if end.state != "completed":
@@ -51,7 +54,8 @@ def over(run: Told, end: StatusUpdateEvent, agent: Offered) -> Result:
     except ValueError:
         text = f"The answer is not of the type that {agent.tool.name} gives now: {content}"
         return Result(content=[_text(text), _conversation(run)], is_error=True, _meta=meta)
-    return Result(content=[_text(content), _conversation(run)], structured_content=structured, _meta=meta)
+    shown = [_file(part, f"rxloop://runs/{run.task_id}/files/{place}") for place, part in enumerate(files)]
+    return Result(content=[_text(content), *shown, _conversation(run)], structured_content=structured, _meta=meta)
 
 
 def going_on(run: Told) -> Result:
@@ -125,6 +129,20 @@ def _conversation(run: Told) -> types.TextContent:
     """What the client's model needs to go on; people need not see it."""
     text = f"[To go on with this conversation, give {CONTEXT} {run.context_id!r}.]"
     return types.TextContent(type="text", text=text, annotations=_FOR_MODELS)
+
+
+def _file(part: ImagePart | FilePart, uri: str) -> types.ContentBlock:
+    media_type = part.media_type
+    if part.data is None:
+        name = (part.filename if isinstance(part, FilePart) else None) or part.type
+        return types.ResourceLink(type="resource_link", name=name, uri=part.url or "", mime_type=media_type)
+    data, media_type = b64encode(part.data).decode(), media_type or ""
+    if isinstance(part, ImagePart):
+        return types.ImageContent(type="image", data=data, mime_type=media_type)
+    if media_type.startswith("audio/"):
+        return types.AudioContent(type="audio", data=data, mime_type=media_type)
+    held = types.BlobResourceContents(uri=uri, mime_type=media_type, blob=data)
+    return types.EmbeddedResource(type="resource", resource=held)
 
 
 def _text(text: str) -> types.TextContent:
