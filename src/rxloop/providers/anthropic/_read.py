@@ -277,6 +277,7 @@ class MessagesReader(EventReader):
             output=usage.get("output_tokens"),
             cached=cached,
             cache_write=written,
+            cache_write_long=object_of(usage.get("cache_creation")).get("ephemeral_1h_input_tokens"),
             reasoning=object_of(usage.get("output_tokens_details")).get("thinking_tokens"),
         )
 

@@ -1,0 +1,81 @@
+"""What vendors say of the tokens that they keep for long in their caches, from their answers to the cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from rxloop import op
+from rxloop.protocol.events import Event, LLMCallEvent, UsageEvent
+from rxloop.providers import PRESETS
+from rxloop.providers._draft import Draft
+from rxloop.providers._errors import Endpoint
+from rxloop.providers.anthropic._wire import MessagesWire
+from rxloop.providers.prices import long_kept
+from rxloop.providers.responses._wire import ResponsesWire
+from rxloop.providers.wire import MakesWire
+from rxloop.stream.bridges import emit
+
+MILLION = 1_000_000
+CLAUDE = {
+    "type": "message",
+    "role": "assistant",
+    "content": [{"type": "text", "text": "Hi."}],
+    "stop_reason": "end_turn",
+    "usage": {
+        "input_tokens": 10_000,
+        "cache_read_input_tokens": 40_000,
+        "cache_creation_input_tokens": 50_000,
+        "cache_creation": {"ephemeral_5m_input_tokens": 20_000, "ephemeral_1h_input_tokens": 30_000},
+        "output_tokens": 1_000,
+    },
+}
+GPT = {
+    "object": "response",
+    "status": "completed",
+    "output": [],
+    "usage": {
+        "input_tokens": 100_000,
+        "input_tokens_details": {
+            "cached_tokens": 40_000,
+            "cache_write_tokens": 50_000,
+            "cache_write_tokens_details": {"ttl_12h_tokens": 30_000, "ttl_30m_tokens": 20_000},
+        },
+        "output_tokens": 1_000,
+    },
+}
+
+
+def counted(wire: MakesWire, answer: dict[str, Any]) -> UsageEvent:
+    events: list[Event] = []
+    speaking = wire("m", PRESETS["openai"], stream=False)
+    reading = speaking.reader(Draft(events.append, "1", Endpoint("m", "http://host/v1")))
+    reading.whole(orjson.dumps(answer))
+    reading.complete()
+    [usage] = [each for each in events if isinstance(each, UsageEvent)]
+    return usage
+
+
+def cost(model: str, usage: UsageEvent) -> float:
+    call = LLMCallEvent(
+        step="1", iteration=1, model=model, message_count=1, tool_count=0, estimated_input_tokens=1, task_id="t"
+    )
+    sums: list[float] = []
+    emit(call, usage.model_copy(update={"task_id": "t"})).pipe(op.cost()).subscribe(sums.append)
+    return sums[-1] * MILLION
+
+
+@pytest.mark.parametrize(("wire", "answer"), [(MessagesWire, CLAUDE), (ResponsesWire, GPT)])
+def test_all_input_is_counted_once_and_its_parts_are_told_apart(wire: MakesWire, answer: dict[str, Any]) -> None:
+    usage = counted(wire, answer)
+    assert (usage.input_tokens, usage.cached_tokens, usage.cache_write_tokens) == (100_000, 40_000, 50_000)
+    assert long_kept(usage) == 30_000
+
+
+def test_the_cost_is_that_of_the_price_lists() -> None:
+    claude = 10_000 * 5 + 40_000 * 0.5 + 20_000 * 6.25 + 30_000 * 10 + 1_000 * 25
+    assert cost("anthropic:claude-opus-4-6", counted(MessagesWire, CLAUDE)) == pytest.approx(claude)
+    gpt = 10_000 * 2 + 40_000 * 0.1 + 20_000 * 2.5 + 30_000 * 5 + 1_000 * 10
+    assert cost("openai_responses:gpt-6.2-sol", counted(ResponsesWire, GPT)) == pytest.approx(gpt)
