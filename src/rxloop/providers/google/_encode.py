@@ -69,19 +69,25 @@ class RequestEncoder:
         config = self._generation(request, notice)
         if config:
             fields["generationConfig"] = config
-        choice: dict[str, Any] = {}
-        if request.tools and settings.tool_choice is not None:
-            choice["functionCallingConfig"] = _tool_choice(settings.tool_choice)
-        if settings.server_tools and self._rules.signs and not self._on_vertex:
-            # So its own tools tell what they do, and may stand beside functions.
-            choice["includeServerSideToolInvocations"] = True
-        if choice:
+        if choice := self._choice(request):
             fields["toolConfig"] = choice
         if settings.service_tier is not None:
             fields["serviceTier"] = settings.service_tier
         if request.tools and settings.parallel_tool_calls is False:
             self._tell("parallel_tool_calls=False: it calls as many tools at once as it likes", notice)
         return fields
+
+    def _choice(self, request: ModelRequest) -> dict[str, Any]:
+        settings = request.settings
+        made: dict[str, Any] = {}
+        told = bool(settings.server_tools) and self._rules.signs and not self._on_vertex
+        if told:
+            # So its own tools tell what they do, and may stand beside functions.
+            made["includeServerSideToolInvocations"] = True
+        # Beside them it refuses the word for what it does without a word.
+        if request.tools and settings.tool_choice is not None and not (told and settings.tool_choice == "auto"):
+            made["functionCallingConfig"] = _tool_choice(settings.tool_choice)
+        return made
 
     def _generation(self, request: ModelRequest, notice: Notice) -> dict[str, Any]:
         settings = request.settings
