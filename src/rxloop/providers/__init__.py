@@ -1,4 +1,4 @@
-"""Models: one wire so far (OpenAI's chat; native ones planned), transports, retry, fallback, hedge, limits."""
+"""Models: wires (OpenAI chat and Responses, Anthropic, Gemini), transports, catalog, retry, fallback, limits."""
 
 from __future__ import annotations
 
