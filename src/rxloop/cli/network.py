@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
@@ -11,6 +12,7 @@ from rxloop.cli.finding import Finding, Findings, Grade
 from rxloop.cli.keys import key_state, key_variable
 from rxloop.errors import ConfigurationError
 from rxloop.providers import HTTPModel, Preset, resolve_model
+from rxloop.providers._model_names import names_of
 from rxloop.providers._secrets import shown_address
 from rxloop.providers.presets import checked_url
 
@@ -27,7 +29,7 @@ async def reached(model: str) -> Findings:
         preset, url = endpoint(model)
     except ConfigurationError as error:
         return [Finding(Grade.bad, f"{shown_address(model)} is not a model that can be called", str(error))]
-    return [await _called(preset, url + "/models", model)]
+    return [await _called(preset, _list(preset, url), model)]
 
 
 def endpoint(model: str) -> tuple[Preset, str]:
@@ -42,12 +44,30 @@ def endpoint(model: str) -> tuple[Preset, str]:
     return preset, checked_url(model.partition("#")[0]) if "://" in model else preset.url()
 
 
+def _list(preset: Preset, url: str) -> str:
+    """The address at which a vendor lists its models."""
+    scheme, host, path, query, _ = urlsplit(url)
+    path, more = path.rstrip("/"), ""
+    match preset.wire:
+        case "anthropic_messages":
+            path, more = path if path.endswith("/v1") else f"{path}/v1", "limit=1000"
+        case "google_gemini":
+            path, more = path or "/v1beta", "pageSize=1000"
+        case _:
+            pass
+    return urlunsplit((scheme, host, f"{path}/models", "&".join(filter(None, (query, more))), ""))
+
+
 async def _called(preset: Preset, url: str, model: str) -> Finding:
     import httpx
 
     key = preset.key()
     bearer = preset.key_header == "authorization"
     headers = {} if key is None else {preset.key_header: f"Bearer {key}" if bearer else key}
+    if preset.wire == "anthropic_messages":
+        from rxloop.providers.anthropic._wire import VERSION
+
+        headers["anthropic-version"] = VERSION
     shown = shown_address(url)
     begun = time.monotonic()
     try:
@@ -77,7 +97,8 @@ def _answered(preset: Preset, model: str, took: str, answer: httpx.Response) -> 
         return Finding(Grade.good, f"{took}: it is there, and does not list its models")
     known = _names(answer.content)
     name = model.rpartition("#")[2] if "://" in model else model.partition(":")[2] or str(preset.default_model)
-    if known and name not in known:
+    # Some list a model under its dated name alone.
+    if known and not any(f"{preset.name}:{name}" in names_of(f"{preset.name}:{each}") for each in known):
         listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
         return Finding(Grade.note, f"{took}, and does not list {name!r}", f"it lists {listed}")
     return Finding(Grade.good, took)
@@ -87,6 +108,8 @@ def _names(body: bytes) -> set[str]:
     """Read the ids of the models in an answer."""
     try:
         found: Any = orjson.loads(body)
-        return {str(model["id"]).removeprefix("models/") for model in found["data"]}
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        # Google has its own words.
+        listed = found["data"] if "data" in found else found["models"]
+        return {str(model.get("id") or model["name"]).removeprefix("models/") for model in listed}
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         return set()
