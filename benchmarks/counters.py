@@ -13,6 +13,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import bare
@@ -39,7 +40,8 @@ def named(code: Any) -> str:
         plain = {"model_construct", "__copy__", "__deepcopy__", "uuid7", "uuid4"}
         if code.co_name in plain:
             return code.co_name
-        return "json.dumps" if code.co_name == "dumps" and "json" in code.co_filename else code.co_qualname
+        of_json = code.co_name == "dumps" and Path(code.co_filename).parent.name == "json"
+        return "json.dumps" if of_json else code.co_qualname
     # "<method 'acquire' of '_thread.lock' objects>", "<built-in method orjson.dumps>"
     words = code.strip("<>").split()
     if words[0] == "method":
