@@ -9,7 +9,7 @@ from commands import Place
 from rxloop.providers import CATALOG, PRESETS, resolve_model
 
 SECRET = "sk-very-secret"
-PLACES = {"azure", "vertex"}
+PLACES = {"azure", "azure_responses", "bedrock", "vertex", "vertex_anthropic"}
 """Where the environment has to say where they are."""
 
 

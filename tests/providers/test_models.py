@@ -133,7 +133,7 @@ def test_a_retry_waits_longer_each_time_and_gives_up() -> None:
     [
         ("claude:claude-opus-4", "anthropic:claude-opus-4"),
         ("gemini:gemini-2.5-pro", "google:gemini-2.5-pro"),
-        ("bedrock:x", "openrouter:"),
+        ("cohere:x", "openrouter:"),
     ],
 )
 def test_a_vendor_with_an_interface_of_its_own_is_told_how_to_be_reached(model: str, instead: str) -> None:

@@ -28,6 +28,9 @@ ADDRESSES = {
     "google": "https://generativelanguage.googleapis.com/v1beta/models/m:streamGenerateContent?alt=sse",
     "vertex": "https://europe-west1-aiplatform.googleapis.com/v1beta1/projects/p/locations/europe-west1/publishers"
     "/google/models/m:streamGenerateContent?alt=sse",
+    "vertex_anthropic": "https://europe-west1-aiplatform.googleapis.com/v1/projects/p/locations/europe-west1/publishers"
+    "/anthropic/models/m:streamRawPredict",
+    "bedrock": "https://bedrock-runtime.eu-north-1.amazonaws.com/model/m/invoke-with-response-stream",
     "google_chat": "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions",
     "openrouter": "https://openrouter.ai/api/v1/chat/completions",
     "groq": "https://api.groq.com/openai/v1/chat/completions",
@@ -67,6 +70,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
     monkeypatch.setenv("GOOGLE_CLOUD_LOCATION", "europe-west1")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
 
 
 async def received(preset: Preset, server: Server, request: ModelRequest = REQUEST) -> dict[str, Any]:

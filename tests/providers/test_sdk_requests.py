@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import openai
 import pytest
+from anthropic.lib.bedrock import AsyncAnthropicBedrock
+from anthropic.lib.vertex import AsyncAnthropicVertex
 from google.genai import Client
 from google.oauth2.credentials import Credentials
 
-from rxloop.providers import HTTPModel, google_gemini, openai_chat, vertex_url
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.settings import ModelSettings
+from rxloop.providers import HTTPModel, anthropic_messages, google_gemini, openai_chat, openai_responses, vertex_url
 from servers import REQUEST, Received, Server, collect, say
 
 pytestmark = [
@@ -23,6 +28,7 @@ pytestmark = [
 HI: Any = [{"role": "user", "content": "hi"}]
 KEYS = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "anthropic-beta", "content-type")
 VERSION = "2025-04-01-preview"
+NINE = replace(REQUEST, settings=ModelSettings(max_tokens=9))
 
 
 async def theirs(server: Server, call: Awaitable[Any]) -> Received:
@@ -33,9 +39,9 @@ async def theirs(server: Server, call: Awaitable[Any]) -> Received:
     return server.requests[-1]
 
 
-async def ours(server: Server, model: HTTPModel) -> Received:
+async def ours(server: Server, model: HTTPModel, request: ModelRequest = REQUEST) -> Received:
     """The request that we make."""
-    await collect(model.call(REQUEST))
+    await collect(model.call(request))
     await model.aclose()
     return server.requests[-1]
 
@@ -109,3 +115,66 @@ async def test_gemini_of_google_s_own_gets_what_its_sdk_sends(server: Server) ->
     expected = await theirs(server, client.models.generate_content_stream(model="gemini-2.5-flash", contents="hi"))
     await client.aclose()
     same(expected, await ours(server, google_gemini("gemini-2.5-flash", base_url=root(server), api_key="key")))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_claude_on_vertex_gets_what_its_sdk_sends(server: Server, stream: bool) -> None:
+    server.answer(say("ok"))
+    model, place = "claude-sonnet-4-5@20250929", ("my-project", "europe-west1")
+    async with AsyncAnthropicVertex(
+        base_url=root(server) + "/v1", project_id=place[0], region=place[1], access_token=key(), max_retries=0
+    ) as client:
+        call = client.messages.create(model=model, max_tokens=9, messages=HI, stream=stream)
+        expected = await theirs(server, call)
+    base = at(server, vertex_url(*place, publisher="anthropic"))
+    provider = anthropic_messages(model, preset="vertex_anthropic", base_url=base, api_key=key, stream=stream)
+    got = await ours(server, provider, NINE)
+    # The version is the one that Google's pages ask for, and the one that the answers are read by.
+    assert got.body["anthropic_version"] == "vertex-2023-10-16"
+    same(expected, got, "anthropic_version", "messages", *(() if stream else ("stream",)))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "model",
+    ["anthropic.claude-sonnet-4-5-20250929-v1:0", "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude"],
+)
+async def test_claude_on_bedrock_gets_what_its_sdk_sends(server: Server, stream: bool, model: str) -> None:
+    server.answer(say("ok"))
+    async with AsyncAnthropicBedrock(
+        base_url=root(server), aws_region="us-east-1", api_key="key", max_retries=0
+    ) as client:
+        call = client.beta.messages.create(model=model, max_tokens=9, messages=HI, stream=stream, betas=["one", "two"])
+        expected = await theirs(server, call)
+    provider = anthropic_messages(model, preset="bedrock", base_url=root(server), api_key="key", stream=stream)
+    request = replace(NINE, settings=ModelSettings(max_tokens=9, headers={"anthropic-beta": "one,two"}))
+    got = await ours(server, provider, request)
+    assert got.body["anthropic_version"] == "bedrock-2023-05-31"
+    same(expected, got, "anthropic_version", "messages")
+
+
+async def test_betas_of_a_model_stand_in_the_body_of_bedrock_and_in_a_header_of_vertex(server: Server) -> None:
+    server.answer(say("ok"))
+    bodies: list[Any] = []
+    for preset in ("bedrock", "vertex_anthropic"):
+        provider = anthropic_messages("m", preset=preset, base_url=root(server), api_key="key", betas=["one", "two"])
+        got = await ours(server, provider)
+        bodies.append((got.body.get("anthropic_beta"), got.headers.get("anthropic-beta")))
+    assert bodies == [(["one", "two"], None), (None, "one,two")]
+
+
+@pytest.mark.parametrize("base", ["", "/openai/v1"])
+async def test_azure_s_responses_get_what_the_sdk_sends(
+    server: Server, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_VERSION", VERSION)
+    server.answer(say("ok"))
+    client: openai.AsyncOpenAI = (
+        openai.AsyncOpenAI(base_url=root(server) + base, api_key=key(), max_retries=0)
+        if base
+        else openai.AsyncAzureOpenAI(azure_endpoint=root(server), azure_ad_token=key(), max_retries=0)
+    )
+    async with client:
+        expected = await theirs(server, client.responses.create(model="gpt", input=HI, stream=True, store=False))
+    provider = openai_responses("gpt", preset="azure_responses", base_url=root(server) + base, api_key=key)
+    same(expected, await ours(server, provider), "input", "include", "reasoning")

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from rxloop.errors import ConfigurationError
 from rxloop.providers._google_token import GoogleToken
 from rxloop.providers._sanitize import TEMPLATE_TOKENS
-from rxloop.providers.clouds import vertex_url
+from rxloop.providers.clouds import bedrock_url, vertex_anthropic_url, vertex_url
 from rxloop.providers.presets import Preset
 
 _serving = partial(
@@ -74,6 +74,25 @@ _KNOWN = (
         thought_tags=(),
     ),
     Preset(
+        name="vertex_anthropic",
+        base_url=None,
+        find_url=vertex_anthropic_url,
+        key_source=GoogleToken,
+        default_model="claude-sonnet-4-5@20250929",
+        wire="anthropic_vertex",
+        thought_tags=(),
+    ),
+    Preset(
+        name="bedrock",
+        base_url=None,
+        find_url=bedrock_url,
+        key_env="AWS_BEARER_TOKEN_BEDROCK",
+        key_hint="pass sign=, a function that signs the requests",
+        default_model="global.anthropic.claude-sonnet-4-5-20250929-v1:0",
+        wire="anthropic_bedrock",
+        thought_tags=(),
+    ),
+    Preset(
         name="azure",
         base_url=None,
         url_env="AZURE_OPENAI_ENDPOINT",
@@ -83,6 +102,19 @@ _KNOWN = (
         key_header="api-key",
         token_source=True,
         max_tokens_field="max_completion_tokens",
+        hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
+    ),
+    Preset(
+        name="azure_responses",
+        base_url=None,
+        url_env="AZURE_OPENAI_ENDPOINT",
+        api_version="",
+        version_env="OPENAI_API_VERSION",
+        key_env="AZURE_OPENAI_API_KEY",
+        key_header="api-key",
+        token_source=True,
+        wire="openai_responses",
+        thought_tags=(),
         hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
     ),
     Preset(

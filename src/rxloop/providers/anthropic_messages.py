@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.providers._vendors import find_preset
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
-from rxloop.providers.presets import Preset
+from rxloop.providers.presets import Preset, WireName
+
+if TYPE_CHECKING:
+    from rxloop.providers.anthropic._wire import MessagesWire
 
 
 def anthropic_messages(
@@ -21,7 +25,7 @@ def anthropic_messages(
     citations: bool = False,
     **options: Unpack[ModelOptions],
 ) -> HTTPModel:
-    """Make a model that speaks Anthropic's Messages API.
+    """Make a model that speaks Anthropic's Messages API, at Anthropic, on Vertex AI or on Bedrock.
 
     Example:
         >>> anthropic_messages("claude-sonnet-4-5")
@@ -39,14 +43,26 @@ def anthropic_messages(
         ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; or
             the vendor speaks another protocol.
     """
-    # Imported here: nobody needs the wires of other vendors.
-    from rxloop.providers.anthropic._wire import MessagesWire
-
     preset = find_preset(preset) if isinstance(preset, str) else preset
-    if preset.wire != "anthropic_messages":
+    wire = _wire(preset.wire)
+    if wire is None:
         raise ConfigurationError(
             f"{preset.name!r} does not speak Anthropic's protocol: name the model '{preset.name}:{model or '...'}'"
         )
     if isinstance(betas, str):
         raise ConfigurationError(f"betas={betas!r} is a text: give a list of names, as in betas=[{betas!r}]")
-    return http_model(model, preset, partial(MessagesWire, betas=betas, citations=citations), **options)
+    return http_model(model, preset, partial(wire, betas=betas, citations=citations), **options)
+
+
+def _wire(name: WireName) -> type[MessagesWire] | None:
+    """What speaks the protocol at the place of a preset; None where another one is spoken."""
+    # Imported here: nobody needs the wires of other vendors.
+    if name == "anthropic_messages":
+        from rxloop.providers.anthropic._wire import MessagesWire
+
+        return MessagesWire
+    if name in ("anthropic_vertex", "anthropic_bedrock"):
+        from rxloop.providers.anthropic._clouds import BedrockWire, VertexWire
+
+        return VertexWire if name == "anthropic_vertex" else BedrockWire
+    return None

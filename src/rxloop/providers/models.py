@@ -19,7 +19,6 @@ from rxloop.providers.presets import Preset
 _ELSEWHERE = {
     "claude": "write 'anthropic:{0}'",
     "gemini": "write 'google:{0}'",
-    "bedrock": "go by way of 'openrouter:...', or a gateway such as LiteLLM by its address, 'http://localhost:4000#{0}'",
     "cohere": "go by way of 'openrouter:cohere/{0}'",
 }
 """Names that people look for, and what to write in their place."""
@@ -71,6 +70,6 @@ def _make(model: str | None, preset: Preset, options: ModelOptions) -> HTTPModel
         return openai_responses(model, preset=preset, **options)
     if wire == "google_gemini":
         return google_gemini(model, preset=preset, **options)
-    if wire == "anthropic_messages":
+    if wire in ("anthropic_messages", "anthropic_vertex", "anthropic_bedrock"):
         return anthropic_messages(model, preset=preset, **options)
     return openai_chat(model, preset=preset, **options)

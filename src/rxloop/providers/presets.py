@@ -14,7 +14,15 @@ from rxloop.providers._keys import KeySource
 from rxloop.providers._secrets import redacted, shown_address
 from rxloop.providers._tags import THOUGHT_TAGS
 
-WireName = Literal["openai_chat", "openai_responses", "openai", "anthropic_messages", "google_gemini"]
+WireName = Literal[
+    "openai_chat",
+    "openai_responses",
+    "openai",
+    "anthropic_messages",
+    "anthropic_vertex",
+    "anthropic_bedrock",
+    "google_gemini",
+]
 Effort = Literal["reasoning_effort", "reasoning", "thinking"]
 ResponseFormat = Literal["json_schema", "json_object"]
 FilePartType = Literal["file", "document_url"]

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message
-from rxloop.protocol.settings import PromptCache
+from rxloop.protocol.settings import ModelSettings, PromptCache
 from rxloop.providers._json import dumps
 from rxloop.providers.anthropic._conversation import Conversation, Place
 from rxloop.providers.anthropic._media import MediaRules
@@ -34,7 +34,9 @@ class Host:
     version: str | None = None
     """What `anthropic_version` in the body says, where that stands there and not in a header."""
     named: bool = True
-    """The body names the model, and says whether the answer is streamed."""
+    """The body names the model."""
+    says_stream: bool = True
+    """The body says whether the answer is streamed."""
     betas_in_body: bool = False
     """Betas stand in the body, and not in a header."""
     fetches: bool = True
@@ -97,7 +99,7 @@ class MessagesEncoder:
             settings.max_tokens, thinking, self._able, stream=self._stream, shared=self._interleaves(request), tell=tell
         )
         thinking = extra.get("thinking", thinking)
-        fields = self._head()
+        fields = self._head(settings)
         fields["max_tokens"] = most
         if thinking is not None:
             fields["thinking"] = thinking
@@ -125,13 +127,15 @@ class MessagesEncoder:
         parts.append(b"}")
         return b"".join(parts)
 
-    def _head(self) -> dict[str, Any]:
+    def _head(self, settings: ModelSettings) -> dict[str, Any]:
         host = self._host
         fields: dict[str, Any] = {} if host.version is None else {"anthropic_version": host.version}
-        if host.betas_in_body and self._betas:
-            fields["anthropic_beta"] = list(self._betas)
+        if host.betas_in_body and (betas := _betas_of(settings) or self._betas):
+            fields["anthropic_beta"] = list(betas)
         if host.named:
-            fields |= {"model": self._model, "stream": self._stream}
+            fields["model"] = self._model
+        if host.says_stream:
+            fields["stream"] = self._stream
         return fields
 
     def _schema(self, request: ModelRequest) -> tuple[dict[str, Any] | None, str | None]:
@@ -177,8 +181,7 @@ class MessagesEncoder:
 
     def _interleaves(self, request: ModelRequest) -> bool:
         """Whether the thinking between calls of tools shares one budget."""
-        asked = [*self._betas]
-        asked += [value for name, value in request.settings.headers.items() if name.lower() == "anthropic-beta"]
+        asked = [*self._betas, *_betas_of(request.settings)]
         return "interleaved-thinking" in ",".join(asked) and bool(request.tools or request.settings.server_tools)
 
     def _system(self, messages: Sequence[Message], words: str | None, cache: _Breakpoints, notice: Notice) -> bytes:
@@ -235,6 +238,12 @@ def _container(conversation: Conversation, server_tools: Sequence[Mapping[str, A
     if not any(str(tool.get("type")).startswith("code_execution") for tool in server_tools):
         return None
     return next((place.form.container for place in reversed(conversation.working()) if place.form.container), None)
+
+
+def _betas_of(settings: ModelSettings) -> list[str]:
+    """What the headers of a request switch on."""
+    values = (value for name, value in settings.headers.items() if name.lower() == "anthropic-beta")
+    return [beta.strip() for value in values for beta in value.split(",") if beta.strip()]
 
 
 def _object(value: Any) -> dict[str, Any] | None:

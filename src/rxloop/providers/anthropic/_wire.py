@@ -36,6 +36,8 @@ class MessagesWire:
     def __init__(
         self, model: str, preset: Preset, *, stream: bool, betas: Sequence[str] = (), citations: bool = False
     ) -> None:
+        self.model = model
+        self.stream = stream
         able = abilities_of(model)
         more = (_BINDING,) if able.binds_thinking and _BINDING not in betas else ()
         self._betas = (*betas, *more)

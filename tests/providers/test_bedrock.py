@@ -1,0 +1,157 @@
+"""Claude on Bedrock: AWS's frames around Anthropic's events, and Amazon's signatures on our requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import pytest
+
+from aws_events import chunk, message
+from recorded import CORPUS, body, needs_recordings, recording
+from rxloop import errors
+from rxloop.providers import Retry, anthropic_messages
+from rxloop.providers._sse import SSEDecoder
+from servers import REQUEST, Answer, Reply, Server, collect, text
+
+pytestmark = pytest.mark.usefixtures("transport")
+MODEL = "anthropic.claude-sonnet-4-5-20250929-v1:0"
+AWS = "application/vnd.amazon.eventstream"
+EVENTS: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {"id": "m", "role": "assistant", "content": [], "usage": {"input_tokens": 3}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+    {"type": "message_stop", "amazon-bedrock-invocationMetrics": {"inputTokenCount": 3}},
+]
+
+
+def framed(payloads: list[bytes]) -> Reply:
+    return Reply([chunk(payload, padding="abcdef") for payload in payloads], content_type=AWS)
+
+
+async def asked(server: Server, reply: Reply, preset: str = "bedrock", **options: Any) -> Answer:
+    server.answer(reply)
+    options = {"api_key": "key", "retry": Retry(attempts=1), **options}
+    model = anthropic_messages(MODEL, preset=preset, base_url=server.base_url, **options)
+    answer = await collect(model.call(REQUEST))
+    await model.aclose()
+    return answer
+
+
+def streamed() -> list[str]:
+    """The conversations with Claude that were recorded as streams."""
+    return sorted(path.stem for path in (CORPUS / "exchanges").glob("*-msgs-s-*.json")) or ["nothing"]
+
+
+@needs_recordings
+@pytest.mark.parametrize("name", streamed())
+async def test_a_recorded_answer_means_the_same_in_aws_s_frames(server: Server, name: str) -> None:
+    for exchange in recording(name)["exchanges"]:
+        if exchange["response"]["status"] != 200:
+            continue
+        plain = body(exchange)
+        decoder = SSEDecoder()
+        payloads = [*decoder.feed(plain), *decoder.flush()]
+        direct = await asked(server, Reply([plain]), "anthropic")
+        answer = await asked(server, framed(payloads))
+        assert answer.error is None
+        assert seen(answer) == seen(direct)
+
+
+def seen(answer: Answer) -> list[Any]:
+    """The events of an answer, with deltas joined: how many there are depends on what comes at once."""
+    found: list[Any] = []
+    for event in answer.events:
+        fields = event.model_dump(exclude={"ts", "seq", "id"})
+        joined = found and "delta" in fields and {**found[-1], "delta": ""} == {**fields, "delta": ""}
+        if joined:
+            found[-1]["delta"] += fields["delta"]
+        else:
+            found.append(fields)
+    return found
+
+
+async def test_an_answer_that_is_not_streamed_is_read(server: Server) -> None:
+    answer = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": "Hello"}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 3, "output_tokens": 2},
+    }
+    reply = Reply([orjson.dumps(answer)], content_type="application/json")
+    assert text(await asked(server, reply, stream=False)) == "Hello"
+    assert server.requests[-1].path == f"/v1/model/{MODEL}/invoke"
+
+
+async def test_a_token_of_bedrock_s_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "token")
+    answer = await asked(server, framed([orjson.dumps(event) for event in EVENTS]), api_key=None)
+    assert answer.error is None
+    assert text(answer) == "Hello"
+    assert server.requests[-1].headers["authorization"] == "Bearer token"
+
+
+async def test_without_a_token_and_a_signature_both_are_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_BEARER_TOKEN_BEDROCK", raising=False)
+    answer = await asked(server, framed([]), api_key=None)
+    assert type(answer.error) is errors.AuthenticationError
+    assert "AWS_BEARER_TOKEN_BEDROCK, or pass api_key=, or pass sign=" in str(answer.error)
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "words", "kind"),
+    [
+        (400, "ValidationException", "Input is too long for requested model.", errors.ContextLengthExceeded),
+        (403, "ExpiredTokenException", "The security token is expired", errors.AuthenticationError),
+        (429, "ThrottlingException", "Too many tokens, please wait", errors.RateLimited),
+    ],
+)
+async def test_a_refusal_of_bedrock_s_is_an_error_of_the_tree(
+    server: Server, status: int, name: str, words: str, kind: type[Exception]
+) -> None:
+    headers = {"x-amzn-ErrorType": f"{name}:http://internal.amazon.com/", "x-amzn-RequestId": "1-2-3"}
+    reply = Reply([orjson.dumps({"message": words})], status, headers, "application/json")
+    answer = await asked(server, reply)
+    assert isinstance(answer.error, errors.ProviderError)
+    assert type(answer.error) is kind
+    assert answer.error.request_id == "1-2-3"
+    assert words in str(answer.error)
+
+
+async def test_an_exception_in_the_middle_keeps_the_text(server: Server) -> None:
+    names = {":message-type": "exception", ":exception-type": "modelStreamErrorException"}
+    pieces = framed([orjson.dumps(event) for event in EVENTS[:3]]).pieces
+    reply = Reply([*pieces, message(b'{"message":"it broke"}', names)], content_type=AWS)
+    answer = await asked(server, reply)
+    assert type(answer.error) is errors.ServerError
+    assert text(answer) == "Hello"
+
+
+async def test_amazon_s_own_signature_is_that_of_what_comes(server: Server) -> None:
+    auth, requests, credentials = (
+        pytest.importorskip(f"botocore.{name}", reason="botocore is not installed")
+        for name in ("auth", "awsrequest", "credentials")
+    )
+    signer: Any = auth.SigV4Auth(credentials.Credentials("an-id", "a-secret", "a-session"), "bedrock", "eu-north-1")
+
+    def sign(method: str, url: str, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+        request: Any = requests.AWSRequest(method, url, headers=dict(headers), data=body)
+        signer.add_auth(request)
+        return dict(request.headers)
+
+    answer = await asked(server, framed([orjson.dumps(event) for event in EVENTS]), sign=sign)
+    assert answer.error is None
+    (got,) = server.requests
+    told = got.headers["authorization"]
+    signed = re.search("SignedHeaders=([^,]*)", told)
+    assert signed is not None
+    names = {name: got.headers[name] for name in signed[1].split(";")}
+    again: Any = requests.AWSRequest("POST", f"http://{got.headers['host']}{got.path}", headers=names, data=got.raw)
+    again.context["timestamp"] = got.headers["x-amz-date"]
+    expected = signer.signature(signer.string_to_sign(again, signer.canonical_request(again)), again)
+    assert told.endswith(f"Signature={expected}")
