@@ -59,9 +59,10 @@ def openai_responses(
         raise ConfigurationError(
             f"{preset.name!r} does not speak OpenAI's Responses: name the model '{preset.name}:{model or '...'}'"
         )
-    if preset.wire == "openai" and not wants_responses(model or preset.default_model or ""):
+    if preset.wire == "openai":
         # Named on the stream by the model string that makes it.
-        preset = replace(preset, name="openai_responses")
+        name = "openai" if wants_responses(model or preset.default_model or "") else "openai_responses"
+        preset = replace(preset, name=name, thought_tags=())
     preset = replace(preset, wire="openai_responses")
     wire = partial(ResponsesWire, store=bool(store) or chain, chain=chain, summary=summary)
     return http_model(model, preset, wire, **options)

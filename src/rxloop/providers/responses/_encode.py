@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 from itertools import chain
 from mimetypes import guess_extension
 from typing import Any, cast
@@ -17,12 +16,11 @@ from rxloop.providers._kept import keep, kept
 from rxloop.providers._pieces import foreign_state
 from rxloop.providers.responses._answers import answer_of
 from rxloop.providers.responses._chain import Chain, Form
+from rxloop.providers.responses._pairs import call_id_of, copied, item_bytes, paired
 from rxloop.providers.responses._settings import SettingsEncoder
 from rxloop.providers.wire import Notice
 
-_CALL_ID = re.compile("[0-9A-Za-z_.:|-]{1,64}")
 _NOT_IN_A_NAME = re.compile("[^0-9A-Za-z_-]")
-_NO_RESULT = "There is no result of this call."
 
 
 class RequestEncoder:
@@ -77,7 +75,11 @@ class RequestEncoder:
         first, previous = 0, None
         if self._chain is not None:
             first, previous = self._chain.find(forms, notice)
-        return previous, b",".join(_paired(forms, first, notice)) or _item({"role": "user", "content": ""})
+
+        def renamed(message: Message) -> bytes:
+            return self._made(message, "", unheard).data
+
+        return previous, b",".join(paired(forms, first, renamed, notice)) or item_bytes({"role": "user", "content": ""})
 
     def _form(self, message: Message, key: str, notice: Notice) -> Form:
         name = ("openai-responses", key, self._settings.takes_reasoning)
@@ -85,10 +87,10 @@ class RequestEncoder:
 
     def _made(self, message: Message, key: str, notice: Notice) -> Form:
         if message.role == "tool":
-            return Form(_copy(dumped({"output": _output(message.content)})))
+            return Form(copied(dumped({"output": _output(message.content)})))
         if message.role != "assistant":
             content = message.content if isinstance(message.content, str) else _parts(message.content)
-            return Form(_item({"role": message.role, "content": content}) if content else b"")
+            return Form(item_bytes({"role": message.role, "content": content}) if content else b"")
         if others := foreign_state(message, key):
             notice("left_out", f"what {', '.join(sorted(others))} wants back with its own message")
         answer = answer_of(message, key, self._settings.takes_reasoning)
@@ -96,11 +98,11 @@ class RequestEncoder:
             notice("left_out", f"of a message of the model: {answer.left_out}")
         for item in answer.items:
             if "call_id" in item and item.get("type") in ("function_call", "custom_tool_call"):
-                item["call_id"] = _call_id(item["call_id"])
+                item["call_id"] = call_id_of(item["call_id"])
                 item["name"] = _NOT_IN_A_NAME.sub("_", item["name"])[:128] or "unknown"
-        calls = tuple(_call_id(call.id) for call in message.tool_calls)
-        data = b",".join(_item(item) for item in answer.items)
-        return Form(_copy(data), calls, frozenset(map(_call_id, answer.custom)), answer.response)
+        calls = tuple(call_id_of(call.id) for call in message.tool_calls)
+        data = b",".join(item_bytes(item) for item in answer.items)
+        return Form(copied(data), calls, frozenset(map(call_id_of, answer.custom)), answer.response)
 
     def _tool_list(self, request: ModelRequest) -> bytes:
         tools = request.tools
@@ -108,43 +110,6 @@ class RequestEncoder:
         if self._tools[0] != tools:
             self._tools = (tools, b",".join(dumped(self._settings.tool(tool)) for tool in tools))
         return b",".join(filter(None, (self._tools[1], *map(dumped, request.settings.server_tools))))
-
-
-def _paired(forms: Sequence[tuple[Message, Form]], first: int, notice: Notice) -> list[bytes]:
-    """The items from one message on, in which every call has its result and every result its call."""
-    items: list[bytes] = []
-    waiting: dict[str, bool] = {}
-
-    def close() -> None:
-        for call_id, custom in waiting.items():
-            notice("left_out", f"nothing of the conversation: call {call_id} has no result, and gets an empty one")
-            items.append(_result(call_id, custom, dumped({"output": _NO_RESULT})))
-        waiting.clear()
-
-    for place, (message, form) in enumerate(forms):
-        if message.role == "tool":
-            if place < first:
-                continue
-            call_id = _call_id(message.tool_call_id or "")
-            if call_id in waiting:
-                items.append(_result(call_id, waiting.pop(call_id), form.data))
-            else:
-                notice("left_out", f"that a text is the result of call {call_id}, which nobody made")
-                items.append(_item({"role": "user", "content": message.text_alone}))
-            continue
-        if waiting:
-            close()
-        if place >= first and form.data:
-            items.append(form.data)
-        if form.calls and place >= first - 1:
-            waiting.update({call_id: call_id in form.custom for call_id in form.calls})
-    close()
-    return items
-
-
-def _result(call_id: str, custom: bool, output: bytes) -> bytes:
-    kind = b"custom_tool_call_output" if custom else b"function_call_output"
-    return b'{"type":"%b","call_id":%b,%b' % (kind, dumped(cast("Any", call_id)), output[1:])
 
 
 def _output(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
@@ -176,17 +141,5 @@ def _file(part: FilePart, url: str) -> dict[str, Any]:
     return {"type": "input_file", "filename": name, "file_data": url}
 
 
-def _call_id(call_id: str) -> str:
-    """The id of a call as the vendor takes it: another vendor's may be too long, or empty."""
-    if _CALL_ID.fullmatch(call_id):
-        return call_id
-    return "call_" + sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-def _item(item: dict[str, Any]) -> bytes:
-    return _copy(dumped(item))
-
-
-def _copy(data: bytes) -> bytes:
-    # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
-    return b"%b" % data
+def unheard(code: str, what: str) -> None:
+    """Tells nobody what has been told before."""

@@ -333,14 +333,17 @@ class ResponsesReader(EventReader):
 
     def _finish(self, item: OutputItem, fields: dict[str, Any] | None) -> None:
         """Take what is said of an item as a whole; None where its stream ended without a word of that."""
-        if fields is not None:
+        # What its own event says counts: what is encrypted in the whole response may be something else.
+        first = item.number not in self._finished
+        if fields is not None and first:
             self._note(item, fields)
+        said = fields or item.fields
         if item.type in ("message", "reasoning"):
-            self._contents(item)
+            self._contents(item, said)
         elif item.type in CALLS:
             self._begin_call(item)
-            self._settle_call(item, text_of(item.fields.get(CALLS[item.type])))
-        if item.number in self._finished:
+            self._settle_call(item, text_of(said.get(CALLS[item.type])))
+        if not first:
             return
         self._finished.add(item.number)
         if item.type == "custom_tool_call" and item.call is not None:
@@ -378,10 +381,10 @@ class ResponsesReader(EventReader):
         self._open = None
         return ""
 
-    def _contents(self, item: OutputItem) -> None:
+    def _contents(self, item: OutputItem, fields: dict[str, Any]) -> None:
         """Take the parts of an item as a whole."""
         for field in ("summary", "content"):
-            for index, part in enumerate(objects(item.fields.get(field))):
+            for index, part in enumerate(objects(fields.get(field))):
                 kind = _kind(part, item)
                 if kind is None or FIELD_OF.get(kind, "content") != field:
                     self.pass_over("a part of another type than its item can have")

@@ -129,5 +129,5 @@ def _tool_choice(choice: str, request: ModelRequest) -> Any:
         if tool.get("type") == "mcp" and tool.get("server_label") == choice:
             return {"type": "mcp", "server_label": choice}
         if tool.get("type") == choice:
-            return {"type": choice}
+            return {"type": "allowed_tools", "mode": "required", "tools": [{"type": choice}]}
     return {"type": "function", "name": choice}
