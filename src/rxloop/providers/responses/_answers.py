@@ -144,7 +144,7 @@ def _item(number: int, head: dict[str, Any], parts: _Parts) -> Item:
 def _place(named: tuple[str, Any]) -> tuple[str, int]:
     # By number over all kinds: the content of a message is texts and refusals.
     kind, _, index = named[0].partition("/")
-    return FIELD_OF.get(kind, "content"), int(index)
+    return FIELD_OF.get(kind, "content"), int(index) if index.isdecimal() else 0
 
 
 def _content(kind: str, text: str, part: dict[str, Any]) -> Item:

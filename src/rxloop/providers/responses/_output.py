@@ -104,6 +104,9 @@ class OutputItem:
                 fields[name] = ""
             else:
                 fields[name] = value
+        if fields.get("status") == "in_progress":
+            # The response is over.
+            fields["status"] = "completed"
         if self.id and not fields.get("id"):
             fields["id"] = self.id
         head: dict[str, Any] = {"item": self.number, "fields": fields}

@@ -246,7 +246,7 @@ class ResponsesReader(EventReader):
 
     def _part(self, event: dict[str, Any], kind: PartKind) -> OutputPart:
         index = event.get("summary_index" if kind == "summary_text" else "content_index")
-        return self._part_of(self._item(event, TYPE_OF[kind]), kind, index if isinstance(index, int) else 0)
+        return self._part_of(self._item(event, TYPE_OF[kind]), kind, int(index) if isinstance(index, int) else 0)
 
     def _part_of(self, item: OutputItem, kind: PartKind, index: int) -> OutputPart:
         count = len(item.parts)
@@ -361,7 +361,9 @@ class ResponsesReader(EventReader):
     def _note(self, item: OutputItem, fields: dict[str, Any]) -> None:
         if item.type == "image_generation_call" and isinstance(fields.get("result"), str):
             fields = {**fields, "result": self._image(item, fields)}
-        item.fields = {**item.fields, **fields} if item.fields else fields
+        began, item.fields = item.fields, fields
+        if item.type in CALLS and not fields.get("name") and "name" in began:
+            item.fields = {**fields, "name": began["name"]}
         weight = 0 if item.type == "message" or item.type in CALLS else len(dumped(item.fields))
         self.draft.other += weight - item.weight
         item.weight = weight
