@@ -5,6 +5,12 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any, Literal
 
+import orjson
+
+from rxloop.protocol.messages import Citation
+from rxloop.providers._draft import Draft
+from rxloop.providers._fields import object_of, text_of
+
 PartKind = Literal["output_text", "refusal", "summary_text", "reasoning_text"]
 
 TYPE_OF: dict[PartKind, str] = {
@@ -113,3 +119,49 @@ class OutputItem:
         if self.parts:
             head["parts"] = {name: part.kept() for name, part in self.parts.items() if part.got.tell()}
         return head
+
+
+def kind_of(part: dict[str, Any], item_type: str) -> PartKind | None:
+    """The kind of a part, if its item can have it."""
+    name = part.get("type")
+    if name == "text":
+        name = "output_text" if item_type == "message" else "reasoning_text"
+    return next((kind for kind, of in TYPE_OF.items() if kind == name and of == item_type), None)
+
+
+def differs(got: str, text: str) -> bool:
+    """Whether two texts of arguments mean something else."""
+    try:
+        return orjson.loads(got) != orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return True
+
+
+def citation_of(annotation: dict[str, Any], offset: int) -> Citation:
+    """A source that the vendor names.
+
+    Args:
+        annotation: What it says.
+        offset: Where the text that it says it of begins in the content of the message.
+    """
+    start, end = annotation.get("start_index"), annotation.get("end_index")
+    return Citation(
+        url=text_of(annotation.get("url")) or None,
+        title=text_of(annotation.get("title")) or text_of(annotation.get("filename")) or None,
+        start=start + offset if isinstance(start, int) else None,
+        end=end + offset if isinstance(end, int) else None,
+    )
+
+
+def count(draft: Draft, usage: dict[str, Any]) -> None:
+    """Take the vendor's word on the tokens, if it has one."""
+    if not usage:
+        return
+    read, written = object_of(usage.get("input_tokens_details")), object_of(usage.get("output_tokens_details"))
+    draft.usage(
+        input=usage.get("input_tokens"),
+        output=usage.get("output_tokens"),
+        cached=read.get("cached_tokens"),
+        cache_write=read.get("cache_write_tokens"),
+        reasoning=written.get("reasoning_tokens"),
+    )

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from io import StringIO
 from typing import Any, cast
 
-import orjson
-
 from rxloop.errors import BadRequest, ProviderError, ProviderProtocolError
-from rxloop.protocol.messages import Citation, ImagePart
+from rxloop.protocol.messages import ImagePart
 from rxloop.providers._calls import dumped
 from rxloop.providers._draft import Draft
 from rxloop.providers._fields import object_of, objects, text_of
 from rxloop.providers._refusals import from_error_object
-from rxloop.providers.responses._output import CALLS, FIELD_OF, TYPE_OF, OutputItem, OutputPart, PartKind
+from rxloop.providers.responses._items import ITEM_WEIGHT, OutputItems
+from rxloop.providers.responses._output import (
+    CALLS,
+    FIELD_OF,
+    TYPE_OF,
+    OutputItem,
+    OutputPart,
+    PartKind,
+    citation_of,
+    count,
+    differs,
+    kind_of,
+)
 from rxloop.providers.responses._server_tools import NOT_HERE, OTHERS, SERVER_TOOLS, tell_end, tell_start
 from rxloop.providers.wire import EventReader
 
-_ITEM_WEIGHT = 200
-"""Characters that an item or a part counts for, besides what is in it."""
 _BETWEEN = "\n\n"
 """What stands between two parts of the reasoning."""
 _LENGTH = {"content_filter": "content_filter"}
@@ -61,10 +69,7 @@ class ResponsesReader(EventReader):
         super().__init__(draft)
         self.key = key
         self._forget = forget
-        self._items: list[OutputItem] = []
-        self._by_id: dict[str, OutputItem] = {}
-        self._by_index: dict[int, OutputItem] = {}
-        self._finished: set[int] = set()
+        self._items = OutputItems(draft)
         self._calls = 0
         self._open: OutputPart | None = None
         """The part that the newest piece of the message belongs to."""
@@ -112,10 +117,9 @@ class ResponsesReader(EventReader):
     def item_added(self, event: dict[str, Any]) -> None:
         """An item begins."""
         fields = object_of(event.get("item"))
-        known = self._by_id.get(text_of(fields.get("id")))
-        if known is not None and known.type == fields.get("type"):
+        if self._items.known(text_of(fields.get("id")), text_of(fields.get("type"))):
             return
-        item = self._new(text_of(fields.get("type")), text_of(fields.get("id")), event.get("output_index"))
+        item = self._items.new(text_of(fields.get("type")), text_of(fields.get("id")), event.get("output_index"))
         self._note(item, fields)
         if item.type in CALLS:
             self._begin_call(item)
@@ -126,7 +130,7 @@ class ResponsesReader(EventReader):
         """An item is there as a whole."""
         fields = object_of(event.get("item"))
         if kind := text_of(fields.get("type")):
-            self._finish(self._item(event, kind, text_of(fields.get("id"))), fields)
+            self._finish(self._items.find(event, kind, text_of(fields.get("id"))), fields)
 
     def text_delta(self, event: dict[str, Any], kind: PartKind) -> None:
         """A piece of a part comes."""
@@ -144,11 +148,11 @@ class ResponsesReader(EventReader):
         """A piece of what a tool gets comes."""
         text = event.get("delta")
         if isinstance(text, str) and text:
-            self._write_call(self._item(event, type), text)
+            self._write_call(self._items.find(event, type), text)
 
     def call_done(self, event: dict[str, Any], type: str) -> None:
         """All of what a tool gets is there."""
-        item = self._item(event, type)
+        item = self._items.find(event, type)
         if name := text_of(event.get("name")):
             item.fields.setdefault("name", name)
         self._settle_call(item, text_of(event.get(CALLS[type])))
@@ -157,7 +161,7 @@ class ResponsesReader(EventReader):
         """A source is named for words of a text."""
         annotation = object_of(event.get("annotation"))
         if annotation:
-            self.draft.other += len(dumped(annotation)) + _ITEM_WEIGHT
+            self.draft.other += len(dumped(annotation)) + ITEM_WEIGHT
             self._part(event, "output_text").annotations.append(annotation)
 
     def end(self, event: dict[str, Any]) -> None:
@@ -182,12 +186,12 @@ class ResponsesReader(EventReader):
             )
         if status == "cancelled":
             raise from_error_object({"message": "the answer was cancelled at the vendor"}, where)
-        for item, fields in self._matched(objects(response.get("output"))):
+        for item, fields in self._items.matched(objects(response.get("output"))):
             self._finish(item, fields)
-        for item in self._items:
+        for item in self._items.all:
             self._finish(item, None)
             self._keep(item)
-        self._count(object_of(response.get("usage")))
+        count(self.draft, object_of(response.get("usage")))
         stored = text_of(response.get("id")) if response.get("store") is True else ""
         if stored:
             self.draft.raw({"response": stored})
@@ -197,61 +201,14 @@ class ResponsesReader(EventReader):
         else:
             self.draft.finish("stop", text_of(status) or None)
 
-    def _matched(self, output: list[dict[str, Any]]) -> Iterator[tuple[OutputItem, dict[str, Any]]]:
-        """The items of a whole response beside those of its stream: by id, by place, or the next one of its type.
-
-        Gateways give other ids to what they repeat, and leave items out.
-        """
-        free = {item.number: item for item in self._items}
-        found: list[OutputItem | None] = []
-        for place, fields in enumerate(output):
-            item = self._by_id.get(text_of(fields.get("id"))) or self._by_index.get(place)
-            if item is not None and (item.number not in free or item.type != fields.get("type")):
-                item = None
-            if item is not None:
-                del free[item.number]
-            found.append(item)
-        left: dict[str, list[OutputItem]] = {}
-        for item in reversed(free.values()):
-            left.setdefault(item.type, []).append(item)
-        for item, fields in zip(found, output, strict=True):
-            kind = text_of(fields.get("type"))
-            if item is None and left.get(kind):
-                item = left[kind].pop()
-            yield item or self._new(kind, text_of(fields.get("id")), None), fields
-
-    def _item(self, event: dict[str, Any], type: str, own_id: str = "") -> OutputItem:
-        """The item that an event is about: by its id, or else by its place; a new one where there is none."""
-        item_id, index = own_id or text_of(event.get("item_id")), event.get("output_index")
-        item = self._by_id.get(item_id)
-        if item is None:
-            last = self._items[-1] if self._items else None
-            item = self._by_index.get(index) if isinstance(index, int) else last
-            if item is not None and item.number in self._finished and (item_id or item is last):
-                # The next one, of a gateway that does not count.
-                item = None
-        if item is None or item.type != type:
-            item = self._new(type, item_id, index)
-        return item
-
-    def _new(self, type: str, id: str, index: Any) -> OutputItem:
-        item = OutputItem(len(self._items), type, id)
-        self.draft.other += _ITEM_WEIGHT
-        self._items.append(item)
-        if id:
-            self._by_id[id] = item
-        if isinstance(index, int):
-            self._by_index[index] = item
-        return item
-
     def _part(self, event: dict[str, Any], kind: PartKind) -> OutputPart:
         index = event.get("summary_index" if kind == "summary_text" else "content_index")
-        return self._part_of(self._item(event, TYPE_OF[kind]), kind, int(index) if isinstance(index, int) else 0)
+        return self._part_of(self._items.find(event, TYPE_OF[kind]), kind, int(index) if isinstance(index, int) else 0)
 
     def _part_of(self, item: OutputItem, kind: PartKind, index: int) -> OutputPart:
         count = len(item.parts)
         part = item.part(kind, index)
-        self.draft.other += _ITEM_WEIGHT * (len(item.parts) - count)
+        self.draft.other += ITEM_WEIGHT * (len(item.parts) - count)
         return part
 
     def _write(self, part: OutputPart, text: str) -> None:
@@ -327,14 +284,14 @@ class ResponsesReader(EventReader):
         if text.startswith(got):
             if len(text) > len(got):
                 self._write_call(item, text[len(got) :])
-        elif text and _differs(got, text):
+        elif text and differs(got, text):
             # It would be carried out with arguments that nobody wrote.
             raise ProviderProtocolError(f"{self.draft.where} sent a tool call whose pieces are not its arguments")
 
     def _finish(self, item: OutputItem, fields: dict[str, Any] | None) -> None:
         """Take what is said of an item as a whole; None where its stream ended without a word of that."""
         # What its own event says counts: what is encrypted in the whole response may be something else.
-        first = item.number not in self._finished
+        first = item.number not in self._items.finished
         if fields is not None and first:
             self._note(item, fields)
         said = fields or item.fields
@@ -345,7 +302,7 @@ class ResponsesReader(EventReader):
             self._settle_call(item, text_of(said.get(CALLS[item.type])))
         if not first:
             return
-        self._finished.add(item.number)
+        self._items.finished.add(item.number)
         if item.type == "custom_tool_call" and item.call is not None:
             self.draft.call(item.call, fragment='"}')
         elif item.type == "message":
@@ -387,7 +344,7 @@ class ResponsesReader(EventReader):
         """Take the parts of an item as a whole."""
         for field in ("summary", "content"):
             for index, part in enumerate(objects(fields.get(field))):
-                kind = _kind(part, item)
+                kind = kind_of(part, item.type)
                 if kind is None or FIELD_OF.get(kind, "content") != field:
                     self.pass_over("a part of another type than its item can have")
                     continue
@@ -401,51 +358,12 @@ class ResponsesReader(EventReader):
     def _cite(self, item: OutputItem) -> None:
         for part in item.parts.values():
             for annotation in part.annotations:
-                self.draft.cite(_citation(annotation, part.start))
+                self.draft.cite(citation_of(annotation, part.start))
 
     def _keep(self, item: OutputItem) -> None:
         head = item.head()
         self.draft.other -= item.weight
         self.draft.raw(head)
-
-    def _count(self, usage: dict[str, Any]) -> None:
-        if not usage:
-            return
-        read, written = object_of(usage.get("input_tokens_details")), object_of(usage.get("output_tokens_details"))
-        self.draft.usage(
-            input=usage.get("input_tokens"),
-            output=usage.get("output_tokens"),
-            cached=read.get("cached_tokens"),
-            cache_write=read.get("cache_write_tokens"),
-            cache_write_long=object_of(read.get("cache_write_tokens_details")).get("ttl_12h_tokens"),
-            reasoning=written.get("reasoning_tokens"),
-        )
-
-
-def _kind(part: dict[str, Any], item: OutputItem) -> PartKind | None:
-    """The kind of a part, if its item can have it."""
-    name = part.get("type")
-    if name == "text":
-        name = "output_text" if item.type == "message" else "reasoning_text"
-    return next((kind for kind, of in TYPE_OF.items() if kind == name and of == item.type), None)
-
-
-def _differs(got: str, text: str) -> bool:
-    """Whether two texts of arguments mean something else."""
-    try:
-        return orjson.loads(got) != orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return True
-
-
-def _citation(annotation: dict[str, Any], offset: int) -> Citation:
-    start, end = annotation.get("start_index"), annotation.get("end_index")
-    return Citation(
-        url=text_of(annotation.get("url")) or None,
-        title=text_of(annotation.get("title")) or text_of(annotation.get("filename")) or None,
-        start=start + offset if isinstance(start, int) else None,
-        end=end + offset if isinstance(end, int) else None,
-    )
 
 
 def _text(kind: PartKind) -> dict[str, Callable[[ResponsesReader, dict[str, Any]], None]]:
