@@ -15,6 +15,7 @@ import orjson
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from google.auth import _exponential_backoff
 
 from rxloop import errors
 from rxloop.providers._google_token import GoogleToken
@@ -104,6 +105,21 @@ async def test_an_account_that_is_refused_is_an_error_that_says_so(account: Toke
     account.status = 400
     with pytest.raises(errors.AuthenticationError, match="no access token from Google: RefreshError"):
         await GoogleToken()()
+
+
+async def test_a_server_in_trouble_is_a_failure_that_may_pass(account: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    account.status = 503
+    monkeypatch.setattr(_exponential_backoff.ExponentialBackoff, "__next__", without_waiting)
+    with pytest.raises(errors.ServerError, match="no access token from Google"):
+        await GoogleToken()()
+
+
+def without_waiting(backoff: Any) -> int:
+    """Let google-auth try again at once, and not after seconds."""
+    if backoff._backoff_count >= backoff._total_attempts:
+        raise StopIteration
+    backoff._backoff_count += 1
+    return backoff._backoff_count
 
 
 async def test_a_server_that_is_away_is_a_failure_that_may_pass(account: Tokens, tmp_path: Path) -> None:

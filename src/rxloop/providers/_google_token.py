@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol, cast
 
-from rxloop.errors import AuthenticationError, ConfigurationError, ProviderConnectionError
+from rxloop.errors import AuthenticationError, ConfigurationError, ProviderConnectionError, ServerError
 
+_SHOWN = 500
+"""Characters of what Google says of a refusal."""
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 
@@ -38,6 +40,7 @@ class GoogleToken:
             ConfigurationError: google-auth is not installed.
             AuthenticationError: There are no credentials, or they are refused.
             ProviderConnectionError: Google cannot be reached.
+            ServerError: Google is in trouble.
         """
         if self._credentials is not None and self._credentials.valid:
             return self._credentials.token
@@ -70,4 +73,6 @@ class GoogleToken:
         except exceptions.TransportError as error:
             raise ProviderConnectionError(f"no access token from Google: {error}") from None
         except exceptions.GoogleAuthError as error:
-            raise AuthenticationError(f"no access token from Google: {type(error).__name__}: {error}") from None
+            may_pass = cast("bool", error.retryable)  # pyright: ignore[reportUnknownMemberType]
+            kind = ServerError if may_pass else AuthenticationError
+            raise kind(f"no access token from Google: {type(error).__name__}: {str(error)[:_SHOWN]}") from None
