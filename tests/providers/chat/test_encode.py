@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 import orjson
+import pytest
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
@@ -120,6 +121,17 @@ def test_of_what_a_model_has_said_and_made_the_text_goes() -> None:
     assert sent(Message.assistant([TextPart(text="A cat."), IMAGE])) == {"role": "assistant", "content": "A cat."}
     # A message with nothing in it is refused.
     assert sent(Message.assistant([IMAGE]))["content"] == "[image/png, 4.0 kB]"
+
+
+@pytest.mark.parametrize("message", [Message.tool("a", [IMAGE, IMAGE]), Message.assistant([IMAGE])])
+def test_what_is_left_out_of_a_result_or_an_answer_is_told_once(message: Message) -> None:
+    told: list[tuple[str, str]] = []
+    encoder = RequestEncoder("m", OPENAI, stream=True)
+    for _ in range(2):
+        encoder.encode(ModelRequest(messages=[message, Message.user([IMAGE])]), lambda *notice: told.append(notice))
+    [(code, text)] = told
+    assert code == "left_out"
+    assert text.startswith(", ".join(["[image/png, 4.0 kB]"] * len(message.media)) + ", since only text")
 
 
 def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:

@@ -136,8 +136,14 @@ class RequestEncoder:
             return found
         # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
         encoded = b"%b" % dumps(self._plain_message(message))
+        lost: list[str] = []
         if message.provider_state is not None and (others := message.provider_state.keys() - _OURS):
-            notice("left_out", f"what {', '.join(sorted(others))} wants back with its own message")
+            lost.append(f"what {', '.join(sorted(others))} wants back with its own message")
+        if message.role in ("tool", "assistant") and message.media:
+            placeholders = ", ".join(part.placeholder for part in message.media)
+            lost.append(f"{placeholders}, since only text of tools and models is sent in this protocol")
+        if lost:
+            notice("left_out", "; ".join(lost))
         return keep(message, self._key, encoded)
 
     def _plain_message(self, message: Message) -> dict[str, Any]:
