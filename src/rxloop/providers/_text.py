@@ -100,9 +100,8 @@ class AnswerText:
         self._idle = self._splitter is None or self._splitter.idle
         self._halves: HalfCharacters | None = None
         self._half_thoughts: HalfCharacters | None = None
-        # Not lists of pieces: each string of a few letters would take seventy bytes.
-        self._content = StringIO()
-        self._reasoning = StringIO()
+        self._content = _growing()
+        self._reasoning = _growing()
         self._reasons = False
         self._deltas = 0
         self._thoughts = 0
@@ -242,6 +241,14 @@ class AnswerText:
             **thought_fields(thought),
         }
         self._push(ThoughtStreamEvent.model_validate(event))
+
+
+def _growing() -> StringIO:
+    """A text that grows, and keeps no pieces: each string of a few letters would take seventy bytes."""
+    text = StringIO()
+    # Until somebody looks into it, it is a list of pieces.
+    text.readline()
+    return text
 
 
 _Delta = TypeVar("_Delta", ContentDeltaEvent, ThoughtDeltaEvent)
