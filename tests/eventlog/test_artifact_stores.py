@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import FolderArtifacts, MemoryArtifacts, SqliteArtifacts, SqliteEventLog
+from postgres import emptied
+from rxloop import FolderArtifacts, MemoryArtifacts, PostgresArtifacts, SqliteArtifacts, SqliteEventLog
 from rxloop.errors import ArtifactError, ConfigurationError, EventLogError, UnknownArtifact
 from rxloop.pipeline.seams import ArtifactStore
 from rxloop.testing.artifact_store_contract import CHECKS, SHARED_CHECKS, Check, SharedCheck
@@ -24,6 +25,18 @@ MAKERS: dict[str, Callable[[Path], ArtifactStore]] = {
     "sqlite": lambda folder: SqliteArtifacts(folder / "app.db"),
 }
 WRITER = [sys.executable, str(Path(__file__).with_name("artifact_writer.py"))]
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_postgres_keeps_the_contract(check: Check, postgres: str) -> None:
+    await check(lambda: PostgresArtifacts(emptied(postgres)))
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.parametrize("check", SHARED_CHECKS, ids=lambda check: check.__name__)
+async def test_two_stores_over_one_database_keep_the_contract(check: SharedCheck, postgres: str) -> None:
+    await check(lambda: (PostgresArtifacts(emptied(postgres)), PostgresArtifacts(postgres)))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

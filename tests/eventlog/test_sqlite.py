@@ -19,6 +19,7 @@ from rxloop.eventlog._sqlite import database
 from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.testing import ScriptedModel, call
+from rxloop.testing.event_log_contract import _tools as tools
 
 WRITER = Path(__file__).with_name("writer.py")
 RACER = Path(__file__).with_name("racer.py")
@@ -476,3 +477,28 @@ async def test_of_two_processes_that_append_the_same_bytes_at_the_same_moment_on
     said = await asyncio.gather(*(racer.communicate(begin) for racer in racers))
     winners = [name for out, _ in said for name in out.decode().split()]
     assert sorted(winners) == sorted(f"run-{number}" for number in range(count))
+
+
+async def test_all_who_follow_a_run_share_what_is_read_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, elsewhere = SqliteEventLog(tmp_path / "runs.db"), SqliteEventLog(tmp_path / "runs.db")
+    await elsewhere.append("run", tools.begun(), expected_seq=0)
+    followers = [tools.Follower(log) for _ in range(200)]
+    for follower in followers:
+        await follower.sees(1, 2)
+    read = list[Any]()
+    page = log._page
+
+    async def counted(*given: Any) -> Any:
+        read.append(given)
+        return await page(*given)
+
+    monkeypatch.setattr(log, "_page", counted)
+    for seq in range(3, 8):
+        await elsewhere.append("run", [tools.note(seq)], expected_seq=seq - 1)
+        for follower in followers:
+            await follower.sees(*range(1, seq + 1))
+    assert len(read) <= 5 * 3
+    await elsewhere.append("run", [tools.end(8)], expected_seq=7)
+    await tools.wait_for(*followers)
+    await log.aclose()
+    await elsewhere.aclose()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rxloop.eventlog import SqliteSessionStore
+from postgres import emptied
+from rxloop.eventlog import PostgresSessionStore, SqliteSessionStore
 from rxloop.pipeline.seams import SessionStore
 from rxloop.stream.clock import CLOCK
 from rxloop.thinking.sessions import MemorySessionStore
@@ -36,8 +37,13 @@ def clock() -> Generator[FakeClock]:
     CLOCK.reset(token)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.service("postgres"))])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SessionStore]:
-    store = MemorySessionStore() if request.param == "memory" else SqliteSessionStore(tmp_path / "sessions.db")
+    if request.param == "postgres":
+        store = PostgresSessionStore(emptied(request.getfixturevalue("postgres")))
+    elif request.param == "sqlite":
+        store = SqliteSessionStore(tmp_path / "sessions.db")
+    else:
+        store = MemorySessionStore()
     yield store
     await store.aclose()

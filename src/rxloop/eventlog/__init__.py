@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rxloop.eventlog.memory_artifacts import MemoryArtifacts as MemoryArtifacts
     from rxloop.eventlog.opening import open_log as open_log
     from rxloop.eventlog.postgres import PostgresEventLog as PostgresEventLog
+    from rxloop.eventlog.postgres_artifacts import PostgresArtifacts as PostgresArtifacts
+    from rxloop.eventlog.postgres_sessions import PostgresSessionStore as PostgresSessionStore
     from rxloop.eventlog.sqlite import SqliteEventLog as SqliteEventLog
     from rxloop.eventlog.sqlite_artifacts import SqliteArtifacts as SqliteArtifacts
     from rxloop.eventlog.sqlite_sessions import SqliteSessionStore as SqliteSessionStore

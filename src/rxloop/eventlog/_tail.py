@@ -88,6 +88,13 @@ class Tail:
         """Whether events after that `seq` come next, with nothing missing between them and those that are here."""
         return expected_seq <= self.place[0]
 
+    def stand(self, page: Page) -> None:
+        """Take note of how the run stands, after all of its events: the last of them may have been left out."""
+        changed = (self._at_rest, self._state) != (page.at_rest, page.state)
+        self._at_rest, self._state = page.at_rest, page.state
+        if changed:
+            self._wake(durable=True)
+
     def fail(self, error: EventLogError) -> None:
         """End the readers with an error."""
         self._error = error

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import time
-import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from functools import partial
-from math import inf
+from functools import cached_property, partial
 from typing import Literal
 
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.eventlog._postgres.address import Address, Connection
-from rxloop.eventlog._postgres.engine import Engine
+from rxloop.eventlog._postgres.engine import Engine, Engines
 from rxloop.eventlog._postgres.folds import keep, parts
 from rxloop.eventlog._postgres.reads import (
     condition_of,
@@ -34,6 +31,7 @@ from rxloop.eventlog._postgres.schema import migrate
 from rxloop.eventlog._tail import PAGE, Page, Place, followed
 from rxloop.eventlog.rules import FINISHED, check_batch
 from rxloop.eventlog.wanted import Choice, Wanted, check_limit
+from rxloop.pipeline.seams import ArtifactStore
 from rxloop.pipeline.values import Histories, KeptFold, Mark, Parts, RunRecord, Until
 from rxloop.protocol.events import Event, State
 from rxloop.protocol.mail import Mail
@@ -89,21 +87,15 @@ class PostgresEventLog:
         Raises:
             ConfigurationError: An argument cannot be used.
         """
-        self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
         if deltas not in ("drop", "live", "keep"):
             raise ConfigurationError(f"deltas is 'drop', 'live' or 'keep', not {deltas!r}")
-        if not 0 < lease < inf:
-            raise ConfigurationError(f"lease is a number of seconds, more than 0, not {lease!r}")
-        if not 0 <= patience < inf:
-            raise ConfigurationError(f"patience is a number of seconds, not {patience!r}")
         self._address = Address(dsn, session_dsn or dsn, schema)
         self.identity = self._address.identity
         """What two logs on one database and schema have in common."""
         self.keeps_deltas = deltas == "keep"
         self.passes_deltas = deltas != "drop"
         self.lease: float | None = lease
-        self._lease, self._patience = float(lease), float(patience)
-        _LOGS.add(self)
+        self._engines = Engines(self._address, patience=patience, lease=lease)
 
     def __repr__(self) -> str:
         return f"<PostgresEventLog {self._address}>"
@@ -331,46 +323,23 @@ class PostgresEventLog:
 
         await self._engine().as_owner(work)
 
+    @cached_property
+    def artifacts(self) -> ArtifactStore:
+        """Where the artifacts of these runs are kept, unless an agent is told otherwise: in the same schema."""
+        # Few runs make any.
+        from rxloop.eventlog.postgres_artifacts import PostgresArtifacts
+
+        return PostgresArtifacts.over(self._engines)
+
     async def aclose(self) -> None:
         """Close the connections; may be called more than once. A log that is used again makes others."""
-        engine = self._engines.pop(asyncio.get_running_loop(), None)
-        if engine is not None:
-            await engine.aclose()
+        await self._engines.aclose()
 
     def _engine(self) -> Engine:
-        """What is open in the event loop that runs."""
-        loop = asyncio.get_running_loop()
-        engine = self._engines.get(loop)
-        if engine is None:
-            self._drop(lambda loop: loop.is_closed())
-            engine = self._engines[loop] = Engine(self._address, lease=self._lease, patience=self._patience)
-        return engine
-
-    def _drop(self, wanted: Callable[[asyncio.AbstractEventLoop], bool], *, forked: bool = False) -> None:
-        for loop in [loop for loop in self._engines if wanted(loop)]:
-            self._engines.pop(loop).drop(forked=forked)
-
-    def __del__(self) -> None:
-        self._drop(lambda loop: loop.is_closed())
-
-    def _forked(self) -> None:
-        """In a child process: what is open belongs to the parent."""
-        self._drop(lambda loop: True, forked=True)
+        return self._engines.here()
 
     async def _page(self, task_id: str, deltas: bool, limit: int | None, after: Place) -> Page:
         """Events of a run after a place."""
         return await self._engine().reading(
             lambda connection: page(connection, self._address, task_id, after, deltas, limit)
         )
-
-
-_LOGS: weakref.WeakSet[PostgresEventLog] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for each in list(_LOGS):
-        each._forked()  # pyright: ignore[reportPrivateUsage]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,16 +15,17 @@ from typing import TypeVar
 
 from typing_extensions import Unpack
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.eventlog._sqlite.database import Fsync, errors_of
 from rxloop.eventlog._sqlite.file import OpenFile
 from rxloop.eventlog._sqlite.folds import keep, parts
 from rxloop.eventlog._sqlite.followers import Followers
-from rxloop.eventlog._sqlite.reads import Corrupt, Page, Place, condition, mail_of, page, record, records
+from rxloop.eventlog._sqlite.reads import Corrupt, SeenPage, condition, mail_of, page, record, records
 from rxloop.eventlog._sqlite.rows import put_mail, remove_run, transaction, trim
 from rxloop.eventlog._sqlite.turns import Turn, orphans
 from rxloop.eventlog._sqlite.worker import Worker
 from rxloop.eventlog._sqlite.writer import Writer
+from rxloop.eventlog._tail import PAGE, Place, Tail, Tails, followed
 from rxloop.eventlog.rules import FINISHED, check_batch, unknown_run
 from rxloop.eventlog.wanted import Choice, Wanted, check_limit
 from rxloop.pipeline.seams import ArtifactStore
@@ -35,8 +37,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("rxloop")
 
-_PAGE = 500
-"""Events that a follower takes at once, so that a long run is never in memory as a whole."""
 _ALL_SUBS = 1 << 62
 
 
@@ -99,6 +99,7 @@ class SqliteEventLog:
         self._writer = Writer(self.path, fsync, lease)
         self._file = OpenFile(self.path, fsync)
         self._followers = Followers(self._file.check)
+        self._followed: dict[asyncio.AbstractEventLoop, Tails] = {}
         self._reader = Worker(self._file.open, "rxloop-log-reader", self._followers.look)
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class SqliteEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The file cannot be read.
         """
-        return tuple((await self._page(task_id, (after_seq, _ALL_SUBS), deltas)).events)
+        return tuple((await self._page(task_id, deltas, -1, (after_seq, _ALL_SUBS))).events)
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
@@ -154,20 +155,45 @@ class SqliteEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The file cannot be read.
         """
-        place: Place = (after_seq, 0)
-        with self._followers.follower(task_id, self._reader.keep_looking, deltas=deltas) as follower:
-            while True:
-                follower.reads()
-                found = await self._page(task_id, place, deltas, limit=_PAGE)
-                for event in found.events:
-                    yield event
-                if found.last(until):
-                    return
-                if not found.rows:
-                    # Since the log may have been closed, and is used again by that.
-                    self._reader.keep_looking(True)
-                    await follower.more(found.standing)
-                place = found.end
+        page = partial(self._page, task_id, deltas, PAGE)
+        joined = partial(self._tails().joined, task_id)
+        async for event in followed(page, joined, after_seq, deltas, until):
+            yield event
+
+    def _tails(self) -> Tails:
+        """The tails of the runs that are followed in the event loop that runs."""
+        loop = asyncio.get_running_loop()
+        for other in [other for other in self._followed if other.is_closed()]:
+            del self._followed[other]
+        if loop not in self._followed:
+            feeding = dict[Tail, asyncio.Task[None]]()
+
+            def begun(tail: Tail) -> None:
+                feeding[tail] = loop.create_task(self._feed(tail), name=f"rxloop-log-tail-{tail.task_id}")
+
+            def ended(tail: Tail) -> None:
+                feeding.pop(tail).cancel()
+
+            self._followed[loop] = Tails(begun, ended)
+        return self._followed[loop]
+
+    async def _feed(self, tail: Tail) -> None:
+        """Read what comes of a run, once for all who follow it here."""
+        place = tail.place
+        with self._followers.follower(tail.task_id, self._reader.keep_looking, deltas=True) as follower:
+            try:
+                while True:
+                    follower.reads()
+                    found = await self._page(tail.task_id, True, PAGE, place)
+                    place = found.end
+                    tail.take(found.events)
+                    if not found.rows:
+                        tail.stand(found)
+                        # Since the log may have been closed, and is used again by that.
+                        self._reader.keep_looking(True)
+                        await follower.more(found.standing)
+            except EventLogError as error:
+                tail.fail(error)
 
     async def parts(self, context_id: str, *, before: str, after: Mark | None = None, version: int) -> Parts:
         """The runs of a conversation before a run, as `KeepsFolds.parts` gives them.
@@ -352,7 +378,7 @@ class SqliteEventLog:
             return empty
         return await self._reader.do(read)
 
-    async def _page(self, task_id: str, after: Place, deltas: bool, *, limit: int = -1) -> Page:
+    async def _page(self, task_id: str, deltas: bool, limit: int, after: Place) -> SeenPage:
         """Events of a run after a place."""
         found = await self._reading(
             lambda connection: page(connection, task_id, after, deltas, limit, self._corrupt), None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import weakref
 from collections.abc import Callable
 from math import inf
 
+from rxloop.errors import ConfigurationError
 from rxloop.eventlog._postgres.address import Address, Connection
 from rxloop.eventlog._postgres.hearing import Hearing
 from rxloop.eventlog._postgres.lane import Lane, Lanes, T, Work
@@ -111,3 +114,65 @@ class Engine:
         """Let go of everything, in an event loop that does not run any more, or in a child process."""
         for lane in (*self._lanes(), self.hearing):
             lane.drop(forked=forked)
+
+
+class Engines:
+    """The engine of each event loop that uses a log, or a store."""
+
+    def __init__(self, address: Address, *, patience: float, lease: float = 10) -> None:
+        """Make none yet.
+
+        Args:
+            address: The database.
+            patience: As for `Engine`.
+            lease: As for `Engine`.
+
+        Raises:
+            ConfigurationError: The patience or the lease is no time.
+        """
+        self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
+        if not 0 < lease < inf:
+            raise ConfigurationError(f"lease is a number of seconds, more than 0, not {lease!r}")
+        if not 0 <= patience < inf:
+            raise ConfigurationError(f"patience is a number of seconds, not {patience!r}")
+        self.address = address
+        self._patience, self._lease = float(patience), float(lease)
+        _ALL.add(self)
+
+    def here(self) -> Engine:
+        """What is open in the event loop that runs."""
+        loop = asyncio.get_running_loop()
+        engine = self._engines.get(loop)
+        if engine is None:
+            self._drop(lambda loop: loop.is_closed())
+            engine = self._engines[loop] = Engine(self.address, lease=self._lease, patience=self._patience)
+        return engine
+
+    async def aclose(self) -> None:
+        """Close what is open in the event loop that runs; may be called more than once."""
+        engine = self._engines.pop(asyncio.get_running_loop(), None)
+        if engine is not None:
+            await engine.aclose()
+
+    def _drop(self, wanted: Callable[[asyncio.AbstractEventLoop], bool], *, forked: bool = False) -> None:
+        for loop in [loop for loop in self._engines if wanted(loop)]:
+            self._engines.pop(loop).drop(forked=forked)
+
+    def __del__(self) -> None:
+        self._drop(lambda loop: loop.is_closed())
+
+    def forked(self) -> None:
+        """Let go of everything in a child process: what is open belongs to the parent."""
+        self._drop(lambda loop: True, forked=True)
+
+
+_ALL: weakref.WeakSet[Engines] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for each in list(_ALL):
+        each.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -13,43 +13,31 @@ import orjson
 
 from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.eventlog._sqlite.followers import STANDING, Standing
+from rxloop.eventlog._tail import Page, Place
 from rxloop.eventlog.rules import FINISHED
 from rxloop.eventlog.wanted import Wanted, as_json
-from rxloop.pipeline.values import Mark, RunRecord, Until
-from rxloop.protocol.events import Event, State
+from rxloop.pipeline.values import Mark, RunRecord
+from rxloop.protocol.events import Event
 from rxloop.protocol.mail import Mail, read_mail
 from rxloop.protocol.messages import ErrorInfo, Usage
 
 log = logging.getLogger("rxloop")
 
 Corrupt = Literal["refuse", "skip"]
-Place = tuple[int, int]
-"""The `seq` and `sub` of an event."""
 RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
 """The columns that `record_of` takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Some events of a run, and how the run stood at that moment."""
+class SeenPage(Page):
+    """A page, and how the run stood in the words of those who look whether it has grown."""
 
-    events: list[Event]
-    rows: int
-    """How many there are, with those that were left out."""
-    end: Place
-    """The last of them, or where the page begins."""
     standing: Standing
-    state: State
-
-    def last(self, until: Until) -> bool:
-        """Whether nothing comes after this page that a follower waits for."""
-        at_rest = self.standing[1] and (until == "attempt" or self.state in FINISHED)
-        return not self.rows and bool(at_rest)
 
 
 def page(
     connection: sqlite3.Connection, task_id: str, after: Place, deltas: bool, limit: int, corrupt: Corrupt
-) -> Page | None:
+) -> SeenPage | None:
     """The events of a run after a place; None if the log has no such run."""
     with one_moment(connection):
         query = f"SELECT number, state, {STANDING} FROM runs WHERE task_id = ?"
@@ -63,7 +51,8 @@ def page(
         place = after if deltas else after[:1]
         rows = connection.execute(f"{query} ORDER BY seq, sub LIMIT ?", (task_id, number, *place, limit)).fetchall()
     end = rows[-1][1:3] if rows else after
-    return Page(parsed(rows, corrupt), len(rows), end, (standing[0], standing[1], standing[2]), state)
+    seq, at_rest, sub = standing
+    return SeenPage(parsed(rows, corrupt), len(rows), end, seq, bool(at_rest), state, number, (seq, at_rest, sub))
 
 
 def record(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
