@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rxloop import errors
 from rxloop.providers._errors import Endpoint
@@ -251,3 +255,43 @@ def test_an_error_without_an_id_gets_that_of_its_answer() -> None:
 def test_what_a_vendor_says_at_length_is_cut() -> None:
     found = fail(500, {"message": "word " * 1_000_000, "details": [["x"] * 1000] * 100})
     assert len(str(found)) < 1200
+
+
+NAMES = (
+    "error errors message code type status details violations quotaId retryDelay reason request_id response metadata "
+    "raw detail __type x"
+)
+names = st.sampled_from(NAMES.split())
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["9s", "429"])
+anything: st.SearchStrategy[Any] = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4), max_leaves=12
+)
+
+
+@pytest.mark.parametrize("odd", [10**30, "\ud800", float("inf")])
+@pytest.mark.parametrize("name", ["message", "x", "detail"])
+def test_what_is_no_plain_json_is_shown_too(odd: object, name: str) -> None:
+    for said in ({name: odd}, {name: {"a": odd}}):
+        text = str(from_error_object(said, WHERE))
+        assert text.encode().startswith(b"ollama:qwen3 at")
+
+
+@given(anything, st.sampled_from([None, 400, 413, 429, 500, 599, 301]))
+def test_whatever_a_vendor_says_is_an_error_of_the_tree(said: Any, status: int | None) -> None:
+    body = json.dumps(said, allow_nan=False, default=str) if finite(said) else "{"
+    found = (
+        from_error_object(said, WHERE)
+        if status is None
+        else from_response(status, httpx.Headers(), body.encode(), WHERE)
+    )
+    assert isinstance(found, errors.ProviderError)
+    assert found.retry_after is None or 0 <= found.retry_after < math.inf
+    assert len(str(found)) < 1500
+
+
+def finite(said: Any) -> bool:
+    try:
+        json.dumps(said, allow_nan=False)
+    except ValueError:
+        return False
+    return True

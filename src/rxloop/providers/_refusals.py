@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -250,17 +251,25 @@ def _message(fields: dict[str, Any]) -> str:
     for name in ("message", "msg", "Message", "detail", "error_description"):
         value = fields.get(name)
         if value:
-            text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+            text = value if isinstance(value, str) else _written(value)
             break
     else:
-        text = orjson.dumps(fields, default=str).decode() if any(fields.values()) else "no explanation"
+        text = _written(fields) if any(fields.values()) else "no explanation"
     metadata = fields.get("metadata")
     if isinstance(metadata, dict):
         # OpenRouter: "Provider returned error", and the reason after it.
         raw = cast("dict[str, Any]", metadata).get("raw")
         if isinstance(raw, str) and raw:
             text = f"{text}: {raw}"
-    return " ".join(text[:_READ].split())
+    return " ".join(readable(text[:_READ]).split())
+
+
+def _written(value: Any) -> str:
+    """A value as JSON, also one that only the lenient parser has read."""
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except TypeError:
+        return json.dumps(value, default=str)
 
 
 def _request_id(headers: Mapping[str, str], body: Any) -> str | None:
