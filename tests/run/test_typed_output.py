@@ -305,7 +305,7 @@ async def test_a_tool_of_that_name_of_ones_own_is_refused_only_beside_it() -> No
     ("mode", "preset", "format", "prompted"),
     [
         ("auto", "openai", "json_schema", False),
-        ("auto", "google", None, True),
+        ("auto", "google_chat", None, True),
         ("auto", "zai", None, True),
         ("auto", "groq", None, True),
         ("native", "openai", "json_schema", False),
@@ -328,7 +328,7 @@ async def test_the_endpoint_decides_what_of_it_is_sent(
         await model.aclose()
 
     body = server.requests[0].body
-    without_tools = {"google": "json_schema", "zai": "json_object", "deepseek": "json_object"}
+    without_tools = {"google_chat": "json_schema", "zai": "json_object", "deepseek": "json_object"}
     expected = format or (without_tools.get(preset) if mode in ("auto", "native") and not thoughts else None)
     assert body.get("response_format", {}).get("type") == expected
     assert ("JSON Schema" in str(body["messages"][0])) is prompted
