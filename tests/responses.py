@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import orjson
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+from pydantic import TypeAdapter
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentCompleteEvent, Event
@@ -18,6 +21,7 @@ from rxloop.providers.responses._wire import ResponsesWire
 from rxloop.state.batch import content_with
 
 OPENAI = "https://api.openai.com/v1"
+ACCEPTED: TypeAdapter[Any] = TypeAdapter(ResponseCreateParamsStreaming)
 WHERE = Endpoint("m", OPENAI + "/responses", "OPENAI_API_KEY", "")
 
 
@@ -74,6 +78,22 @@ def response(*output: dict[str, Any], **fields: Any) -> bytes:
 def completed(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """The last event of a stream."""
     return {"type": "response.completed", "response": orjson.loads(response(*output, **fields))}
+
+
+def judged(body: dict[str, Any]) -> dict[str, Any]:
+    """The body, if the SDK's types accept all of it."""
+    _exhaust(ACCEPTED.validate_python(body))
+    return body
+
+
+def _exhaust(value: Any) -> None:
+    """Look at all of a value: pydantic reads what is iterable late."""
+    if isinstance(value, dict):
+        for each in value.values():
+            _exhaust(each)
+    elif not isinstance(value, str | bytes) and isinstance(value, Iterable):
+        for each in value:
+            _exhaust(each)
 
 
 def text(words: str, number: int = 1, **fields: Any) -> dict[str, Any]:
