@@ -9,6 +9,7 @@ import orjson
 from rxloop.errors import ProviderProtocolError
 from rxloop.protocol.messages import Citation
 from rxloop.protocol.storable import readable
+from rxloop.providers._calls import dumped
 from rxloop.providers._draft import Draft
 from rxloop.providers._fields import object_of, objects, text_of, tokens
 from rxloop.providers._refusals import from_error_object
@@ -28,7 +29,19 @@ _REASONS = {
 _CALL = frozenset(("type", "id", "name", "input"))
 _KNOWN = frozenset(("redacted_thinking", "container_upload", "compaction", "fallback", "mcp_tool_listing"))
 """Blocks that go back as they came, and of which there is nothing to tell."""
-_MOST_BLOCKS = 100_000
+_COUNTED = frozenset(
+    (
+        "input_tokens",
+        "cache_creation_input_tokens",
+        "cache_read_input_tokens",
+        "output_tokens",
+        "output_tokens_details",
+    )
+)
+_BLOCK = 200
+"""What a block weighs beside what is in it, in characters."""
+_PIECE = 20
+"""What a piece of JSON weighs beside its characters."""
 
 
 class _Block:
@@ -47,6 +60,7 @@ class _Block:
         self.citations: list[dict[str, Any]] = []
         self.json: list[str] = []
         self.size = 0
+        """The pieces of its arguments; of what goes back as it came, its characters."""
         self.opened = False
         self.lost = False
         """Something of it was not understood, so that it cannot go back."""
@@ -126,9 +140,8 @@ class MessagesReader(EventReader):
     def _start(self, index: Any, raw: dict[str, Any]) -> None:
         if index in self._blocks:
             self._stop(self._blocks.pop(index))
-        if len(self._blocks) >= _MOST_BLOCKS:
-            raise ProviderProtocolError(f"{self.draft.where} began more than {_MOST_BLOCKS} blocks and ended none")
         kind = text_of(raw.get("type"))
+        self.draft.other += _BLOCK
         block = self._blocks[index] = _Block(kind, raw)
         if kind == "text":
             self._open(block)
@@ -145,6 +158,9 @@ class MessagesReader(EventReader):
             self._call(block)
         else:
             self._newest = None
+            # Weighed once more where it is kept.
+            block.size = len(dumped(raw))
+            self.draft.other += block.size
             if not (kind in _KNOWN or kind.endswith(("_tool_use", "_tool_result"))):
                 self.pass_over(f"a block {_shown(raw.get('type'))}")
 
@@ -198,6 +214,7 @@ class MessagesReader(EventReader):
     def _stop_raw(self, block: _Block) -> None:
         """End a block that goes back as it came; tell of a tool that the vendor has carried out."""
         draft, raw = self.draft, block.raw
+        draft.other -= block.size
         if block.json:
             try:
                 raw["input"] = orjson.loads("".join(block.json))
@@ -208,8 +225,7 @@ class MessagesReader(EventReader):
             draft.raw(raw)
         if block.type.endswith("_tool_use"):
             call_id, name = text_of(raw.get("id")), text_of(raw.get("name"))
-            if len(self._server_tools) < draft.bounds.calls:
-                self._server_tools[call_id] = name
+            self._server_tools[call_id] = name
             draft.server_tool(call_id, name, "start", arguments=raw.get("input"))
         elif block.type.endswith("_tool_result"):
             call_id = text_of(raw.get("tool_use_id"))
@@ -244,7 +260,7 @@ class MessagesReader(EventReader):
         self._calls += 1
         extra = {name: value for name, value in raw.items() if name not in _CALL and value is not None}
         if extra:
-            self.draft.other += len(str(extra))
+            self.draft.other += len(dumped(extra))
         self.draft.begin_call(block.call).update(extra)
         self.draft.call(block.call, id=text_of(raw.get("id")), name=text_of(raw.get("name")))
 
@@ -255,17 +271,19 @@ class MessagesReader(EventReader):
 
     def _cite(self, block: _Block, citation: dict[str, Any]) -> None:
         if citation:
-            self.draft.other += 200 + sum(len(value) for value in citation.values() if isinstance(value, str))
+            self.draft.other += _BLOCK + len(dumped(citation))
             block.citations.append(citation)
             block.extra["citations"] = block.citations
 
     def _gather(self, block: _Block, fragment: str) -> None:
         block.json.append(fragment)
-        self.draft.other += len(fragment)
+        self.draft.other += len(fragment) + _PIECE
 
     def _count(self, usage: Any) -> None:
         """Take the counts that are there; those of a stream are sums so far, so that the last one counts."""
-        self._usage |= {name: value for name, value in object_of(usage).items() if value is not None}
+        for name, value in object_of(usage).items():
+            if value is not None and name in _COUNTED:
+                self._usage[name] = value
 
     def _tell_usage(self) -> None:
         usage = self._usage

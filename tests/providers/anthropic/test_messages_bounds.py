@@ -1,0 +1,99 @@
+"""A vendor that sends without end: an error that names the bound, before there is much of it in memory."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import orjson
+import pytest
+
+from claude import Json, block, start, wire
+from rxloop.errors import ProviderProtocolError
+from rxloop.providers._draft import Draft
+from rxloop.providers._errors import Endpoint
+from rxloop.providers.bounds import Bounds, OutOfBounds
+
+BOUNDS = Bounds(text=400_000, arguments=100_000)
+MOST = 30_000_000
+"""Bytes of memory."""
+SERVER = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
+
+
+def deltas(content: Json, delta: Json) -> Iterator[Json]:
+    yield block(0, content)[0]
+    while True:
+        yield {"type": "content_block_delta", "index": 0, "delta": delta}
+
+
+def blocks(content: Callable[[int], Json], *, stop: bool) -> Iterator[Json]:
+    for number in count():
+        yield from block(number, content(number), stop=stop)
+
+
+ENDLESS: dict[str, Callable[[], Iterator[Json]]] = {
+    "text": lambda: deltas({"type": "text", "text": ""}, {"type": "text_delta", "text": "x" * 50}),
+    "thinking": lambda: deltas({"type": "thinking"}, {"type": "thinking_delta", "thinking": "x" * 50}),
+    "arguments": lambda: deltas(
+        {"type": "tool_use", "id": "a", "name": "b"}, {"type": "input_json_delta", "partial_json": "xx"}
+    ),
+    "arguments of a tool of the vendor": lambda: deltas(SERVER, {"type": "input_json_delta", "partial_json": "xx"}),
+    "sources": lambda: deltas(
+        {"type": "text"}, {"type": "citations_delta", "citation": {"type": "x", "deep": {"cited": ["y"]}}}
+    ),
+    "compaction": lambda: deltas({"type": "compaction"}, {"type": "compaction_delta", "content": "x" * 50}),
+    "empty texts": lambda: blocks(lambda _: {"type": "text", "text": ""}, stop=True),
+    "open texts": lambda: blocks(lambda _: {"type": "text", "text": ""}, stop=False),
+    "open blocks": lambda: blocks(lambda _: {"type": "x", "data": "y" * 1000}, stop=False),
+    "redacted thinking": lambda: blocks(lambda _: {"type": "redacted_thinking", "data": "y" * 1000}, stop=True),
+    "calls": lambda: blocks(lambda n: {"type": "tool_use", "id": f"{n}", "name": "b"}, stop=True),
+    "calls of tools of the vendor": lambda: blocks(lambda n: {**SERVER, "id": f"{n}"}, stop=True),
+}
+PASSED_OVER: dict[str, Callable[[], Iterator[Json]]] = {
+    "signatures": lambda: deltas({"type": "thinking"}, {"type": "signature_delta", "signature": "x" * 1000}),
+    "unknown events": lambda: ({"type": f"new{n}"} for n in count()),
+    "usage": lambda: ({"type": "message_delta", "delta": {}, "usage": {f"new{n}": 1}} for n in count()),
+    "pings": lambda: ({"type": "ping"} for _ in count()),
+    "pieces of no block": lambda: ({"type": "content_block_delta", "index": n, "delta": {}} for n in count()),
+    "one block again": lambda: ({**block(0, {"type": "text", "text": ""})[0], "x": n} for n in count()),
+}
+
+
+def fed(events: Iterator[Json], most: int) -> Exception | None:
+    """Read events until one is refused; nothing of what is pushed is kept."""
+    draft = Draft(lambda event: None, "1", Endpoint("claude", "http://x"), bounds=BOUNDS)
+    reader = wire().reader(draft)
+    reader.feed([orjson.dumps(start())])
+    for _ in range(most):
+        try:
+            reader.feed([orjson.dumps(next(events))])
+        except (OutOfBounds, ProviderProtocolError) as error:
+            return error
+    return None
+
+
+def weighed(events: Iterator[Json], most: int) -> tuple[Exception | None, int]:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        return fed(events, most), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_is_kept_has_a_bound(name: str) -> None:
+    error, memory = weighed(ENDLESS[name](), 60_000)
+    assert isinstance(error, OutOfBounds)
+    assert memory < MOST
+
+
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_what_is_not_kept_costs_no_memory(name: str) -> None:
+    error: Any
+    error, memory = weighed(PASSED_OVER[name](), 20_000)
+    assert error is None or isinstance(error, OutOfBounds)
+    assert memory < 3_000_000
