@@ -13,8 +13,8 @@ from rxloop.providers._draft import Draft
 from rxloop.providers.bounds import Bounds, OutOfBounds
 from rxloop.providers.google._read import GeminiReader
 
-MOST = 100_000
-"""Characters of a message here; the default is eighty times as many."""
+MOST = 50_000
+"""Characters of a message here; the default is far more."""
 MEMORY = 8 * MOST
 WITHOUT_END: dict[str, list[dict[str, Any]]] = {
     "signed parts": [{"text": "", "thoughtSignature": "a"}],

@@ -139,6 +139,30 @@ def test_arguments_that_stream_are_told_as_they_come() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        # As the documentation has it: an empty call ends what streams.
+        [{"name": "look"}, {"partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}], "willContinue": True}, {}],
+        [{"name": "look", "partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}]}],
+        [
+            {"name": "look", "partialArgs": [{"jsonPath": "$.at", "willContinue": True}], "willContinue": True},
+            {"name": "look", "partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}]},
+        ],
+        [{"name": "look", "args": {"at": "Oslo"}, "willContinue": True}],
+    ],
+)
+def test_arguments_may_begin_and_end_in_several_ways(pieces: list[dict[str, Any]]) -> None:
+    chunks = [chunk({"functionCall": piece}) for piece in [*pieces, CALL]]
+    calls = complete_of(*chunks, chunk(finish="STOP")).tool_calls
+    assert [call.arguments for call in calls] == [{"at": "Oslo"}] * 2
+
+
+def test_calls_without_arguments_side_by_side_stay_apart() -> None:
+    calls = complete_of(*[chunk({"functionCall": {"name": "look"}})] * 2, chunk(finish="STOP")).tool_calls
+    assert [call.arguments for call in calls] == [{}, {}]
+
+
 def test_arguments_that_were_cut_off_are_told_as_such() -> None:
     begun = {"name": "write", "partialArgs": [{"jsonPath": "$.a", "stringValue": "b", "willContinue": True}]}
     complete = complete_of(chunk({"functionCall": {**begun, "willContinue": True}}, finish="MAX_TOKENS"))

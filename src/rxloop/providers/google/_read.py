@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
+from dataclasses import dataclass
 from typing import Any, cast
 
 from rxloop.errors import ProviderProtocolError
@@ -49,6 +50,19 @@ _PIECE = 300
 """About how many characters it takes to note where a piece of the message begins."""
 
 
+@dataclass(slots=True)
+class _OpenCall:
+    """A call whose arguments are streaming, or may be."""
+
+    place: int
+    name: str
+    extra: dict[str, Any]
+    """What is kept beside it."""
+    arguments: PartialArguments
+    goes_on: bool = False
+    """Whether more of it is to come for sure."""
+
+
 class GeminiReader(EventReader):
     """Reads the chunks of one answer; an answer that was not streamed is one chunk.
 
@@ -63,8 +77,7 @@ class GeminiReader(EventReader):
         self._newest = ""
         """What the newest piece of the message is, where more of it may follow: `thought`, `signed` text."""
         self._calls = 0
-        self._call: tuple[int, dict[str, Any], PartialArguments] | None = None
-        """The call whose arguments are streaming: its place, what is kept beside it, and what came."""
+        self._call: _OpenCall | None = None
         self._code = 0
         self._searched = False
         """Whether the tools that Google carries out have told of themselves."""
@@ -176,43 +189,46 @@ class GeminiReader(EventReader):
             draft.write(text)
 
     def _function(self, part: dict[str, Any], call: dict[str, Any]) -> None:
-        name, call_id = text_of(call.get("name")), text_of(call.get("id"))
-        goes_on = call.get("willContinue") is True
-        pieces = call.get("partialArgs")
-        if name:
+        """A call, or a piece of one: its arguments come at once, or by their paths until they do not go on."""
+        name, pieces = text_of(call.get("name")), objects(call.get("partialArgs"))
+        if name and not (self._call is not None and self._call.goes_on and self._call.name == name):
             self._end_call()
-            place = self._calls
-            self._calls += 1
-            arguments = None if goes_on or pieces else object_of(call.get("args"))
-            self.draft.call(place, id=call_id, name=name, arguments=arguments)
-            extra = self.draft.begin_call(place)
-            self._keep_signature(extra, part)
-            if call_id:
-                # Its own id, and none that was made up, goes back.
-                extra["id"] = call_id
-            if arguments is not None:
-                return
-            self._call = place, extra, PartialArguments(self.draft.bounds)
-        if self._call is None:
+            self._begin_call(name, part, call)
+        elif self._call is None:
             self.pass_over("a call without a name")
             return
-        place, extra, written = self._call
-        if not name:
-            self._keep_signature(extra, part)
+        else:
+            self._keep_signature(self._call.extra, part)
+        if (open_call := self._call) is None:
+            return
         try:
-            fragment = "".join(map(written.feed, objects(pieces)))
+            fragment = "".join(map(open_call.arguments.feed, pieces))
         except ProviderProtocolError as error:
             raise ProviderProtocolError(f"{self.draft.where}: {error}") from None
-        self.draft.call(place, fragment=fragment)
-        if not goes_on:
+        self.draft.call(open_call.place, fragment=fragment)
+        open_call.goes_on = call.get("willContinue") is True
+        if not open_call.goes_on and (pieces or not name):
             self._end_call()
+
+    def _begin_call(self, name: str, part: dict[str, Any], call: dict[str, Any]) -> None:
+        place, call_id = self._calls, text_of(call.get("id"))
+        self._calls += 1
+        # One without arguments may get them later, by their paths.
+        arguments = object_of(call["args"]) if "args" in call else None
+        self.draft.call(place, id=call_id, name=name, arguments=arguments)
+        extra = self.draft.begin_call(place)
+        self._keep_signature(extra, part)
+        if call_id:
+            # Its own id, and none that was made up, goes back.
+            extra["id"] = call_id
+        if arguments is None:
+            self._call = _OpenCall(place, name, extra, PartialArguments(self.draft.bounds))
 
     def _end_call(self) -> None:
         """End the arguments that are streaming, if any are."""
         if self._call is not None:
-            place, _, written = self._call
-            self._call = None
-            self.draft.call(place, fragment=written.close())
+            ended, self._call = self._call, None
+            self.draft.call(ended.place, fragment=ended.arguments.close())
 
     def _file(self, part: dict[str, Any], blob: dict[str, Any]) -> None:
         if part.get("thought") is True:
