@@ -7,15 +7,19 @@ until a test asks for a fixture, and only then is rxloop imported.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from rxloop.testing import OfflineModel, ScriptedModel, VirtualTime
+    from rxloop.testing.chaos import Chaos
 
-__all__ = ["ScriptedModels", "offline_model", "scripted_model", "virtual_time"]
+__all__ = ["ScriptedModels", "chaos", "offline_model", "scripted_model", "virtual_time"]
 
 
 class ScriptedModels:
@@ -90,3 +94,29 @@ def offline_model() -> Iterator[OfflineModel]:
         yield model
     finally:
         stop()
+
+
+@pytest.fixture
+def chaos() -> Iterator[Callable[..., Chaos]]:
+    """Workers that are killed while they carry out your agent.
+
+    `async with chaos("shop:agent") as workers: (await workers.play("Hi")).check()`. The arguments are those of
+    `rxloop.testing.chaos.Chaos`, without the database: each test has a new one, in the server that the environment
+    variable `RXLOOP_TEST_PG` names by an address whose role may make databases.
+    """
+    server = os.environ.get("RXLOOP_TEST_PG")
+    if not server:
+        pytest.skip("chaos needs a PostgreSQL: set RXLOOP_TEST_PG=postgresql://user@host/database")
+    import psycopg
+    from psycopg.conninfo import make_conninfo
+
+    from rxloop.testing.chaos import Chaos
+
+    name = f"rxloop_chaos_{secrets.token_hex(6)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    try:
+        yield partial(Chaos, dsn=make_conninfo(server, dbname=name))
+    finally:
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())

@@ -114,3 +114,39 @@ def test_every_fixture_has_a_line_in_the_list_of_pytest(fixture: str) -> None:
 
     first = getattr(rxloop_pytest, fixture).__doc__ or ""
     assert first.strip()
+
+
+CHAOS = """
+import asyncio
+
+SHOP = '''
+from rxloop import Agent
+from rxloop.testing import ScriptedModel
+
+def agent():
+    return Agent(ScriptedModel(*["Hello."] * 100), thoughts=False, name="shop")
+'''
+
+
+def test_shop(chaos, tmp_path, monkeypatch):
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def play():
+        async with chaos("shop:agent", workers=2) as workers:
+            report = await workers.play("Hi", runs=4, seconds=1, kill_every=None, freeze_every=None)
+            report.check()
+            assert report.states == {"completed": 4}, report
+
+    asyncio.run(play())
+"""
+
+
+@pytest.mark.service("postgres")
+def test_the_fixture_of_chaos_has_a_database_of_its_own(
+    tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RXLOOP_TEST_PG", postgres)
+    assert "1 passed" in run_pytest(tmp_path, CHAOS)
+    monkeypatch.delenv("RXLOOP_TEST_PG")
+    assert "set RXLOOP_TEST_PG=" in run_pytest(tmp_path, CHAOS, "-rs")

@@ -1,4 +1,4 @@
-"""Help for tests: virtual time, marble diagrams, recorded runs."""
+"""Help for tests: virtual time, marble diagrams, recorded runs, workers that are killed (`chaos/`)."""
 
 from rxloop.demo.conversation import Conversation, PastCall, Reply, Rule
 from rxloop.demo.offline import OfflineModel, demo_model, serve_in_thread
