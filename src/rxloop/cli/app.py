@@ -48,6 +48,7 @@ COMMANDS = {
     "protocol": _Command("protocol:protocol", "List the kinds of events, or the fields of one."),
     "doctor": _Command("doctor:doctor", "Check that everything rxloop needs is installed and works."),
     "serve": _Command("serve:serve", "Serve agents over HTTP."),
+    "worker": _Command("worker:worker", "Carry out the runs that servers start."),
     "mcp": _Command("mcp:mcp", "Serve tools to clients of the Model Context Protocol."),
 }
 """The commands by their names, in the order of the help."""

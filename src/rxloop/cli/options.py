@@ -26,6 +26,32 @@ Database = Annotated[
         "--db", envvar="RXLOOP_DB", metavar="DATABASE", help="The database of runs: a file, or postgresql://..."
     ),
 ]
+SessionDatabase = Annotated[
+    str | None,
+    typer.Option(
+        "--session-db",
+        envvar="RXLOOP_SESSION_DB",
+        metavar="DATABASE",
+        help="The address of the same Postgres past a PgBouncer, where --db goes through one.",
+    ),
+]
+TenantLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--tenant-limit",
+        metavar="N",
+        min=1,
+        help="How many runs of one owner go on at once; the same in all processes.",
+    ),
+]
+Version = Annotated[
+    str | None,
+    typer.Option(
+        "--program-version",
+        metavar="VERSION",
+        help="Go on only with runs that the same version of your program starts.",
+    ),
+]
 SkipCorrupt = Annotated[
     bool, typer.Option("--skip-corrupt", help="Leave out events of the run that cannot be read, and say which.")
 ]

@@ -16,7 +16,7 @@ import typer
 from rxloop.cli import options
 from rxloop.cli.serving.keys import VARIABLE, check_address, is_local, read_keys
 from rxloop.cli.serving.logs import log_requests, writes_log
-from rxloop.cli.serving.runtime import runtime_of
+from rxloop.cli.serving.runtime import Cluster, runtime_of
 from rxloop.cli.terminal import reporting
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
@@ -62,6 +62,12 @@ def serve(
         ),
     ] = None,
     db: options.Database = None,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Leave the runs to workers (`rxloop worker`), which a Postgres calls.")
+    ] = False,
+    session_db: options.SessionDatabase = None,
+    tenant_limit: options.TenantLimit = None,
+    program_version: options.Version = None,
     grace: Annotated[
         float,
         typer.Option("--grace", metavar="SECONDS", min=0, help="How long runs have to end when the server is stopped."),
@@ -90,7 +96,15 @@ def serve(
         wanted = {"agui": agui, "ui_stream": ui_stream, "openai": openai, "a2a": a2a, "mcp": mcp}
         chosen = [name for name, there in wanted.items() if there]
         source = ctx.get_parameter_source("db")
-        serving = runtime_of(agent, db, named=source is not None and source.name == "COMMANDLINE")
+        given = {"--tenant-limit": tenant_limit, "--program-version": program_version}
+        if not queue and (alone := [name for name, value in given.items() if value is not None]):
+            raise ConfigurationError(f"{alone[0]} is for runs that workers carry out: add --queue")
+        serving = runtime_of(
+            agent,
+            db,
+            named=source is not None and source.name == "COMMANDLINE",
+            cluster=Cluster(db, session_db, tenant_limit, program_version) if queue else None,
+        )
         with writes_log(json=json):
             asyncio.run(_serve(serving, chosen, host, port, known, allow_origin or (), grace))
 

@@ -152,6 +152,16 @@ class Runtime:
         return self._entered and not self._driving.closing
 
     @property
+    def works(self) -> bool:
+        """Whether runs go on in this process."""
+        return self._works
+
+    @property
+    def queue(self) -> Queue | None:
+        """What calls workers, where runs go on in other processes."""
+        return self._queue
+
+    @property
     def agents(self) -> Mapping[str, Agent[Any, Any]]:
         """Its agents, by the names under which runs are started."""
         return MappingProxyType(self._agents)

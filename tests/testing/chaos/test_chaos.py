@@ -33,8 +33,8 @@ async def test_whatever_happens_to_workers_each_run_comes_to_its_end_and_each_bi
             report = await chaos.play(
                 "Go",
                 "Go and ask",
-                runs=40,
-                seconds=12,
+                runs=30,
+                seconds=9,
                 kill_every=2,
                 freeze_every=4,
                 stop_every=6,
