@@ -1,15 +1,21 @@
-"""What a durable log costs: `python benchmarks/eventlog.py`, with the server and the tool of the other benchmarks."""
+"""What a durable log costs: `python benchmarks/eventlog.py`, with the server and the tool of the other benchmarks.
+
+With the address of a Postgres database, `python benchmarks/eventlog.py postgresql://...`, also what a log there takes
+from several processes, and how soon many readers have it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 
+import postgres_log
 from endpoint import server
 from ours import add
 
@@ -105,3 +111,5 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    for address in sys.argv[1:]:
+        postgres_log.main(address)

@@ -59,7 +59,8 @@ async def test_the_log_keeps_the_contract(make_log: MakeLog, check: event_log_co
 
 @pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
 async def test_two_logs_on_one_file_keep_the_contract(tmp_path: Path, check: event_log_contract.SharedCheck) -> None:
-    await check(lambda: (SqliteEventLog(tmp_path / "runs.db"), SqliteEventLog(tmp_path / "runs.db")))
+    path = tmp_path / "runs.db"
+    await check(lambda: (SqliteEventLog(path, keep_deltas=True), SqliteEventLog(path, keep_deltas=True)))
 
 
 @pytest.mark.service("postgres")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -110,15 +109,10 @@ class Address:
     async def tuned(self, connection: Connection) -> None:
         """Keep a connection to the indexes: plans are kept from when the tables were empty, and go on being used."""
         if self.dsn == self.session_dsn:
-            for setting in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"):
-                await connection.execute(f"SET {setting} = off".encode())
+            settings = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
+            await connection.execute(b"; ".join(f"SET {setting} = off".encode() for setting in settings))
 
 
 @lru_cache(maxsize=512)
 def _statement(text: str, schema: str) -> bytes:
     return text.replace("$s", sql.Identifier(schema).as_string(None)).encode()
-
-
-def here() -> asyncio.AbstractEventLoop:
-    """The event loop that runs."""
-    return asyncio.get_running_loop()

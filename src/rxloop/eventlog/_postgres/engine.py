@@ -59,7 +59,11 @@ class Engine:
     async def _ready(self) -> Connection:
         await self.check()
         connection = await self.address.connect()
-        await self.address.tuned(connection)
+        try:
+            await self.address.tuned(connection)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
     async def _for_writing(self) -> Connection:

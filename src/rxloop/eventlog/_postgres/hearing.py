@@ -192,7 +192,7 @@ class Hearing:
             due, self._due = self._due, False
             dirty, self._dirty = self._dirty, set()
             try:
-                if due:
+                if due and (self.tails.of_number or self._watchers):
                     dirty |= await self._look_at_all()
                 tails = [tail for tail in dirty if tail.readers]
                 if tails:

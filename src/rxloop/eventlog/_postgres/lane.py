@@ -54,8 +54,6 @@ class Lane:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: psycopg.Error | None = None
         """Why the last try failed."""
-        self.connected = 0
-        """How often it was connected."""
 
     @property
     def busy(self) -> bool:
@@ -100,8 +98,11 @@ class Lane:
         self._watch(False)
         if self._connection is None or self._connection.closed:
             self._connection = None
-            self._connection = await self._connect()
-            self.connected += 1
+            try:
+                async with asyncio.timeout(self._answers_in):
+                    self._connection = await self._connect()
+            except TimeoutError as error:
+                raise psycopg.OperationalError(f"no connection came about in {self._answers_in:g} s") from error
         connection = self._connection
         timer = asyncio.get_running_loop().call_later(self._answers_in, cut, connection)
         try:

@@ -255,9 +255,9 @@ class Turns:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.wait([self._beating])
-        for turn in list(self._held.values()):
-            # Said, and not left to the end of the session: the next one finds no trace of it.
-            with suppress(EventLogError):
+        # Said, and not left to the end of the session: the next one finds no trace of it.
+        with suppress(EventLogError):
+            for turn in list(self._held.values()):
                 await self.give_back(turn.context_id, turn.task_id)
         await self.lane.aclose()
 

@@ -33,7 +33,7 @@ CHECKS: tuple[Check, ...] = (
     *_folds.CHECKS,
 )
 """All checks of the contract of one log object."""
-SHARED_CHECKS: tuple[SharedCheck, ...] = (*_turns.SHARED, *_mail.SHARED)
+SHARED_CHECKS: tuple[SharedCheck, ...] = (*_writing.SHARED, *_following.SHARED, *_turns.SHARED, *_mail.SHARED)
 """All checks of the contract between two log objects over one store."""
 
 

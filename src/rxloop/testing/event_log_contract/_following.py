@@ -6,24 +6,28 @@ import asyncio
 from contextlib import aclosing
 from typing import Any, cast
 
-from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.events import ContentDeltaEvent
+from rxloop.pipeline.logs import EventLog, takes_deltas
+from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.testing.event_log_contract._tools import (
     ENDS,
+    SECONDS,
     Check,
     Follower,
     MakeLog,
+    SharedCheck,
     begun,
     check,
     end,
     equal,
     new_log,
     note,
+    shared,
     status,
     wait_for,
 )
 
 CHECKS: list[Check] = []
+SHARED: list[SharedCheck] = []
 
 
 @check(CHECKS)
@@ -201,3 +205,49 @@ async def a_follower_gets_transient_events_on_demand(log: EventLog) -> None:
     equal(whole.seen, [1, 2, 2, 2, 2, 3, 4])
     equal(durable.seen, [1, 2, 3, 4])
     equal(later.seen, [2, 2, 2, 3, 4])
+
+
+@shared(SHARED)
+async def what_one_writes_the_other_follows(one: EventLog, two: EventLog) -> None:
+    """To the end, over an attempt that the other one writes."""
+    await one.append("run", begun(), expected_seq=0)
+    followers = [Follower(log, until="end") for log in (one, two, two)]
+    for follower in followers:
+        await follower.sees(1, 2)
+    await one.append("run", [note(3), end(4, "canceled")], expected_seq=2)
+    for follower in followers:
+        await follower.sees(1, 2, 3, 4)
+    await two.append("run", [status(5, "working", attempt=2), end(6, attempt=2)], expected_seq=4)
+    await wait_for(*followers)
+    equal([follower.seen for follower in followers], [[1, 2, 3, 4, 5, 6]] * 3)
+
+
+@shared(SHARED)
+async def transient_events_come_behind_their_durable_one(one: EventLog, two: EventLog) -> None:
+    """Where a log takes them: some may be missing, none comes twice, and none before what it belongs to."""
+    if not (takes_deltas(one) and takes_deltas(two)):
+        return
+    await one.append("run", begun(), expected_seq=0)
+    seen: list[Event] = []
+    reading = asyncio.create_task(_collect(two, seen))
+    sub = 0
+    async with asyncio.timeout(SECONDS):
+        # Until somebody listens there, they may be missing.
+        while not any(event.sub for event in seen):
+            sub += 1
+            await one.append("run", [ContentDeltaEvent(seq=2, sub=sub, delta=f"{sub} ")], expected_seq=2)
+            await asyncio.sleep(0.01)
+    for seq in range(3, 9):
+        deltas = [ContentDeltaEvent(seq=seq, sub=at, delta="x") for at in (1, 2)]
+        await one.append("run", [note(seq), *deltas], expected_seq=seq - 1)
+    await one.append("run", [end(9)], expected_seq=8)
+    async with asyncio.timeout(SECONDS):
+        await reading
+    places = [(event.seq, event.sub) for event in seen]
+    equal(places, sorted({*places}))
+    equal([event.seq for event in seen if event.durable], [*range(1, 10)])
+
+
+async def _collect(log: EventLog, into: list[Event]) -> None:
+    async for event in log.follow("run", deltas=True):
+        into.append(event)  # noqa: PERF401 (it is looked at meanwhile)

@@ -14,6 +14,7 @@ from rxloop.testing.event_log_contract._tools import (
     ENDS,
     Check,
     MakeLog,
+    SharedCheck,
     begun,
     begun_at,
     check,
@@ -23,11 +24,13 @@ from rxloop.testing.event_log_contract._tools import (
     new_log,
     note,
     raises,
+    shared,
     status,
     task,
 )
 
 CHECKS: list[Check] = []
+SHARED: list[SharedCheck] = []
 
 
 @check(CHECKS)
@@ -306,3 +309,39 @@ async def a_log_may_be_closed_more_than_once(make_log: MakeLog) -> None:
 
     await log.aclose()
     await log.aclose()
+
+
+@shared(SHARED)
+async def what_one_has_written_the_other_reads_and_goes_on_after(one: EventLog, two: EventLog) -> None:
+    """A writer that did not see it is refused, wherever it is; what it wrote elsewhere stands."""
+    await one.append("run", begun(), expected_seq=0)
+    equal([event.seq for event in await two.read("run")], [1, 2])
+    await two.append("run", [note(3)], expected_seq=2)
+    await one.append("other", begun("other"), expected_seq=0)
+
+    with raises(ConflictError, r"\b2\b", r"\b3\b"):
+        await one.append("run", [note(3)], expected_seq=2)
+    equal(ids(await two.runs()), ["run", "other"])
+    equal([record.seq for record in await one.runs()], [3, 2])
+
+
+@shared(SHARED)
+async def of_two_that_write_at_once_one_wins(one: EventLog, two: EventLog) -> None:
+    """Whether the run is new or not."""
+    for seq in (0, 2):
+        batch = begun() if not seq else [note(3)]
+        outcomes = await asyncio.gather(
+            *(log.append("run", batch, expected_seq=seq) for log in (one, two)), return_exceptions=True
+        )
+        equal([type(outcome) for outcome in outcomes if outcome is not None], [ConflictError])
+    equal([event.seq for event in await one.read("run")], [1, 2, 3])
+
+
+@shared(SHARED)
+async def a_batch_that_its_writer_appends_again_elsewhere_is_there_once(one: EventLog, two: EventLog) -> None:
+    """As after a connection that broke before the answer."""
+    await one.append("run", begun_at(1), expected_seq=0, writer="mine")
+    await two.append("run", [*begun_at(1), note(3, timestamp=1)], expected_seq=0, writer="mine")
+    equal([event.seq for event in await one.read("run")], [1, 2, 3])
+    with raises(ConflictError):
+        await one.append("run", [note(3, timestamp=1)], expected_seq=2, writer="theirs")
