@@ -51,7 +51,12 @@ def anthropic_messages(
         )
     if isinstance(betas, str):
         raise ConfigurationError(f"betas={betas!r} is a text: give a list of names, as in betas=[{betas!r}]")
-    return http_model(model, preset, partial(wire, betas=betas, citations=citations), **options)
+    headers = dict(options.get("headers") or {})
+    for name in [name for name in headers if name.lower() == "anthropic-beta"]:
+        # In the header they would stand in the place of the others.
+        betas = [*betas, *(beta.strip() for beta in headers.pop(name).split(","))]
+    made: ModelOptions = {**options, "headers": headers}
+    return http_model(model, preset, partial(wire, betas=betas, citations=citations), **made)
 
 
 def _wire(name: WireName) -> type[MessagesWire] | None:

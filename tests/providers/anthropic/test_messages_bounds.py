@@ -17,8 +17,8 @@ from rxloop.providers._draft import Draft
 from rxloop.providers._errors import Endpoint
 from rxloop.providers.bounds import Bounds, OutOfBounds
 
-BOUNDS = Bounds(text=400_000, arguments=100_000)
-MOST = 30_000_000
+BOUNDS = Bounds(text=100_000, arguments=20_000)
+MOST = 8_000_000
 """Bytes of memory."""
 SERVER = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
 
@@ -86,7 +86,7 @@ def weighed(events: Iterator[Json], most: int) -> tuple[Exception | None, int]:
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_what_is_kept_has_a_bound(name: str) -> None:
-    error, memory = weighed(ENDLESS[name](), 60_000)
+    error, memory = weighed(ENDLESS[name](), 20_000)
     assert isinstance(error, OutOfBounds)
     assert memory < MOST
 
@@ -94,6 +94,6 @@ def test_what_is_kept_has_a_bound(name: str) -> None:
 @pytest.mark.parametrize("name", PASSED_OVER)
 def test_what_is_not_kept_costs_no_memory(name: str) -> None:
     error: Any
-    error, memory = weighed(PASSED_OVER[name](), 20_000)
+    error, memory = weighed(PASSED_OVER[name](), 4_000)
     assert error is None or isinstance(error, OutOfBounds)
-    assert memory < 3_000_000
+    assert memory < 1_000_000

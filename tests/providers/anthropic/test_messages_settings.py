@@ -180,8 +180,11 @@ def test_a_model_that_binds_thinking_to_what_was_before_may_drop_it() -> None:
     state = {"anthropic": [{"reasoning": 1, "extra": {"signature": "s"}}, {"text": 2}]}
     thought = Message(role="assistant", content="ok", reasoning="h", provider_state=state)
     by = wire("claude-fable-5-1")
-    encoded = by.encode(ModelRequest(messages=[Message.user("a"), thought, Message.user("b")]), lambda *_: None)
-    assert b'"block_binding":{"prefix_mismatch_behavior":"drop_block"}' in encoded
+    request = ModelRequest(messages=[Message.user("a"), thought, Message.user("b")])
+    binding = b'"block_binding":{"prefix_mismatch_behavior":"drop_block"}'
+    assert binding in by.encode(request, lambda *_: None)
+    other = request.replace(settings=ModelSettings(headers={"anthropic-beta": "other"}))
+    assert binding not in by.encode(other, lambda *_: None)
     assert by.headers["anthropic-beta"] == "thinking-binding-controls-2026-08-01"
 
 
@@ -205,6 +208,12 @@ def test_server_tools_go_after_ours_as_they_are() -> None:
     found = asked(tools=(LOOK,), server_tools=[search], tool_choice="auto")
     assert found["tools"][1] == search
     assert asked(server_tools=[search])["tools"] == [search]
+
+
+def test_a_tool_that_the_vendor_defines_and_we_carry_out_is_defined_once() -> None:
+    bash = {"type": "bash_20250124", "name": "bash"}
+    ours = ToolDefinition("bash", "Runs.", {"type": "object"})
+    assert asked(tools=(ours, LOOK), server_tools=[bash])["tools"][1:] == [bash]
 
 
 def test_code_goes_on_in_its_container_while_the_turn_lasts() -> None:
@@ -282,3 +291,5 @@ async def test_a_request_has_the_version_the_key_and_the_betas(server: Server) -
     more = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(headers={"anthropic-beta": "c"}))
     await over_http(server, more, betas=["a"])
     assert server.requests[1].headers["anthropic-beta"] == "c"
+    await over_http(server, ModelRequest(messages=[Message.user("hi")]), betas=["a"], headers={"Anthropic-Beta": "d"})
+    assert server.requests[2].headers["anthropic-beta"] == "a,d"

@@ -21,6 +21,8 @@ from rxloop.providers.anthropic._settings import Tell, check, plain_fields, thin
 from rxloop.providers.anthropic._tools import encoded_tools, remembered_tools
 from rxloop.providers.wire import Notice
 
+BINDING = "thinking-binding-controls-2026-08-01"
+"""The beta by which thinking that does not fit any more is dropped, and not refused."""
 _BREAKPOINTS = 4
 """The most places in one request up to which it may be kept."""
 _SCHEMA = "Answer with JSON alone, without a word or a fence around it, that fits this JSON Schema:\n"
@@ -93,7 +95,7 @@ class MessagesEncoder:
         conversation = self._conversation(request, len(first), cache, notice)
         ends_alone = self._able.prefill and (thinking or {}).get("type") != "enabled" and schema is None
         conversation.end(prefill=ends_alone)
-        thinking = self._fitting(thinking, conversation, tell)
+        thinking = self._fitting(request, thinking, conversation, tell)
         tools = self._all_tools(request, conversation, cache, tell)
         most, thinking = with_room(
             settings.max_tokens, thinking, self._able, stream=self._stream, shared=self._interleaves(request), tell=tell
@@ -165,7 +167,7 @@ class MessagesEncoder:
         return conversation
 
     def _fitting(
-        self, thinking: dict[str, Any] | None, conversation: Conversation, tell: Tell
+        self, request: ModelRequest, thinking: dict[str, Any] | None, conversation: Conversation, tell: Tell
     ) -> dict[str, Any] | None:
         """The thinking that the conversation allows."""
         if thinking is not None and thinking["type"] == "enabled":
@@ -173,16 +175,23 @@ class MessagesEncoder:
             if working and not working[0].form.thinks:
                 tell("thinking, since this turn was begun without it")
                 return None
-        if self._able.binds_thinking and conversation.has_thinking:
+        if BINDING in self._switched_on(request) and self._able.binds_thinking and conversation.has_thinking:
             # What was thought before a prompt or a tool has changed is dropped, and not refused.
             binding = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
             return {**(thinking or {"type": "adaptive"}), **binding}
         return thinking
 
+    def _switched_on(self, request: ModelRequest) -> Sequence[str]:
+        """The betas of a request: those of its own headers stand in the place of the others."""
+        for name, value in request.settings.headers.items():
+            if name.lower() == "anthropic-beta":
+                return [beta.strip() for beta in value.split(",")]
+        return self._betas
+
     def _interleaves(self, request: ModelRequest) -> bool:
         """Whether the thinking between calls of tools shares one budget."""
-        asked = [*self._betas, *_betas_of(request.settings)]
-        return "interleaved-thinking" in ",".join(asked) and bool(request.tools or request.settings.server_tools)
+        asked = any(beta.startswith("interleaved-thinking") for beta in self._switched_on(request))
+        return asked and bool(request.tools or request.settings.server_tools)
 
     def _system(self, messages: Sequence[Message], words: str | None, cache: _Breakpoints, notice: Notice) -> bytes:
         forms = [form for message in messages if (form := self._forms.form(message, notice)).blocks]
@@ -192,10 +201,14 @@ class MessagesEncoder:
         return b",".join(blocks)
 
     def _all_tools(self, request: ModelRequest, conversation: Conversation, cache: _Breakpoints, tell: Tell) -> bytes:
+        server_tools = request.settings.server_tools
+        # Some are defined by the vendor and carried out by us, such as its `bash`: then its definition stands for ours.
+        theirs = {tool.get("name") for tool in server_tools}
+        tools = tuple(tool for tool in request.tools if tool.name not in theirs) if theirs else request.tools
         # Equal definitions are nearly always the same objects, which a comparison of tuples sees at once.
-        if self._tools[0] != request.tools:
-            self._tools = (request.tools, encoded_tools(request.tools, self._able.schemas and self._host.schemas, tell))
-        ours, server_tools = self._tools[1], request.settings.server_tools
+        if self._tools[0] != tools:
+            self._tools = (tools, encoded_tools(tools, self._able.schemas and self._host.schemas, tell))
+        ours = self._tools[1]
         if not ours and not server_tools and conversation.has_calls:
             return remembered_tools(chain(request.messages, request.tail))
         if ours and cache.tools:

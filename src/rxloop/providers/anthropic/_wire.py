@@ -8,14 +8,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers._draft import Draft
-from rxloop.providers.anthropic._encode import Host, MessagesEncoder
+from rxloop.providers.anthropic._encode import BINDING, Host, MessagesEncoder
 from rxloop.providers.anthropic._models import abilities_of
 from rxloop.providers.anthropic._read import MessagesReader
 from rxloop.providers.presets import Preset
 from rxloop.providers.wire import Notice
 
 VERSION = "2023-06-01"
-_BINDING = "thinking-binding-controls-2026-08-01"
 
 
 class MessagesWire:
@@ -39,7 +38,7 @@ class MessagesWire:
         self.model = model
         self.stream = stream
         able = abilities_of(model)
-        more = (_BINDING,) if able.binds_thinking and _BINDING not in betas else ()
+        more = (BINDING,) if able.binds_thinking and BINDING not in betas else ()
         self._betas = (*betas, *more)
         self._encoder = MessagesEncoder(model, stream, self.host, able, self._betas, citations)
 
