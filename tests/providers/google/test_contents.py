@@ -130,6 +130,13 @@ def test_a_call_whose_arguments_are_no_json_goes_without_any() -> None:
     ]
 
 
+def test_a_name_that_other_vendors_let_pass_is_made_fit() -> None:
+    odd = Message.assistant(tool_calls=[ToolCall(id="a", name="3d/é")])
+    found = contents(HI, odd, Message.tool("a", "1"), model=TWO)
+    assert found[1]["parts"][0]["functionCall"]["name"] == "_3d__"
+    assert found[2]["parts"][0]["functionResponse"]["name"] == "_3d__"
+
+
 def test_images_and_files_are_shown() -> None:
     parts = [
         PNG,
@@ -163,6 +170,9 @@ def test_images_and_files_are_shown() -> None:
         FilePart(data=b"PK", media_type="application/zip", filename="a.zip"),
         ImagePart(data=b"GIF8", media_type="image/gif"),
         FilePart(url="https://e.org/what"),
+        FilePart(url="http://["),
+        ImagePart(url="data:image/png;base64,no!"),
+        ImagePart(data=b"", media_type="image/png"),
     ],
 )
 def test_words_stand_for_files_of_other_types(part: ImagePart | FilePart) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
 from rxloop.providers._calls import dumped
+from rxloop.providers._fields import text_of
 from rxloop.providers._kept import keep, kept
 from rxloop.providers.google._models import ModelRules
 from rxloop.providers.google._parts import fits_results, media
@@ -16,6 +18,8 @@ UNSIGNED = "skip_thought_signature_validator"
 """What Google documents as the signature of calls that its models have not made."""
 _BEGIN = b'{"text":"(The conversation begins with an answer.)"}'
 _GO_ON = b'{"text":"Go on."}'
+_NAME = re.compile(r"[a-zA-Z_][\w.:-]{0,127}", re.ASCII)
+_NOT_IN_NAMES = re.compile(r"[^\w.:-]", re.ASCII)
 _ROLES = {"user": b"user", "results": b"user", "model": b"model"}
 
 
@@ -25,8 +29,8 @@ class _Call(NamedTuple):
     id: str
     """Its id in the history."""
     name: str
-    own_id: str | None
-    """The id that the vendor gave it."""
+    own_id: str
+    """The id that the vendor gave it; empty if it gave none."""
 
 
 class _Sent(NamedTuple):
@@ -109,7 +113,8 @@ class Contents:
         left: list[str] = []
         unsigned = False
         for piece in pieces_of(message, self._state):
-            signed = {name: value for name, value in piece.extra.items() if name == "thoughtSignature"}
+            signature = text_of(piece.extra.get("thoughtSignature"))
+            signed = {"thoughtSignature": signature} if signature else {}
             value = piece.value
             if isinstance(value, str):
                 # What was thought and is not signed is for people: Google does not want it back.
@@ -117,7 +122,7 @@ class Contents:
                 if signed or (value and not thought):
                     parts.append({"text": value, **thought, **signed})
             elif isinstance(value, ToolCall):
-                call = _Call(value.id, value.name, piece.extra.get("id"))
+                call = _Call(value.id, _fitting(value.name), text_of(piece.extra.get("id")))
                 if self._rules.signs and not calls and not signed:
                     signed, unsigned = {"thoughtSignature": UNSIGNED}, True
                 calls.append(call)
@@ -159,7 +164,7 @@ class Contents:
             "name": call.name,
             "response": {"output": message.text_alone if left else message.text},
         }
-        if call.own_id is not None:
+        if call.own_id:
             answer["id"] = call.own_id
         if inside:
             answer["parts"] = inside
@@ -219,13 +224,18 @@ class _Turns:
 
 def _function_call(call: _Call, given: ToolCall) -> dict[str, Any]:
     # What the model wrote may be no JSON; the result of the call says what was wrong.
-    fields: dict[str, Any] = {"name": given.name, "args": {} if given.error is not None else given.arguments}
-    return fields if call.own_id is None else {**fields, "id": call.own_id}
+    fields: dict[str, Any] = {"name": call.name, "args": {} if given.error is not None else given.arguments}
+    return {**fields, "id": call.own_id} if call.own_id else fields
+
+
+def _fitting(name: str) -> str:
+    """A name of a tool that other vendors let pass, as one that Gemini takes."""
+    return name if _NAME.fullmatch(name) else "_" + _NOT_IN_NAMES.sub("_", name)[:120]
 
 
 def _missing(call: _Call) -> bytes:
     answer: dict[str, Any] = {"name": call.name, "response": {"error": "There is no result."}}
-    return _bytes({"functionResponse": answer if call.own_id is None else {**answer, "id": call.own_id}})
+    return _bytes({"functionResponse": {**answer, "id": call.own_id} if call.own_id else answer})
 
 
 def _text(text: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from mimetypes import guess_type
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -25,7 +25,10 @@ def media(part: ImagePart | FilePart) -> dict[str, Any] | None:
         data = b64encode(part.data).decode()
     elif (part.url or "").startswith("data:"):
         kind, data = _of_data_url(part.url or "")
-    url = urlsplit(part.url or "")
+    try:
+        url = urlsplit(part.url or "")
+    except ValueError:
+        return None
     if data is None and url.hostname in _MEDIA_HOSTS:
         return {"fileData": {"fileUri": part.url}}
     kind = _kind(kind or guess_type(url.path)[0])
@@ -35,7 +38,7 @@ def media(part: ImagePart | FilePart) -> dict[str, Any] | None:
         if stored or _is_taken(kind):
             return {"fileData": {"fileUri": part.url, **({} if kind is None else {"mimeType": kind})}}
         return None
-    return {"inlineData": {"mimeType": kind, "data": data}} if _is_taken(kind) else None
+    return {"inlineData": {"mimeType": kind, "data": data}} if data and _is_taken(kind) else None
 
 
 def fits_results(part: dict[str, Any]) -> bool:
@@ -61,6 +64,10 @@ def _kind(kind: str | None) -> str | None:
 def _of_data_url(url: str) -> tuple[str, str]:
     head, _, data = url.partition(",")
     kind, *rest = head.removeprefix("data:").split(";")
+    given = unquote_to_bytes(data)
     if "base64" in rest:
-        return kind or "text/plain", data
-    return kind or "text/plain", b64encode(unquote_to_bytes(data)).decode()
+        try:
+            given = b64decode(given, validate=True)
+        except ValueError:
+            given = b""
+    return kind or "text/plain", b64encode(given).decode()
