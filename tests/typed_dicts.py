@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
 from typing_extensions import Annotated as Annotated  # noqa: UP035 - what SDKs use on older versions of Python
@@ -66,7 +67,7 @@ def _misfit_of_union(value: Any, variants: tuple[Any, ...], place: str) -> str |
         for bad, each in zip(found, variants, strict=True)
         if isinstance(value, dict)
         and is_typeddict(each)
-        and misfit(value.get("type"), get_type_hints(each, include_extras=True).get("type", Any), "") is None
+        and misfit(value.get("type"), _hints(each).get("type", Any), "") is None
     ]
     return (same or found)[0]
 
@@ -74,7 +75,7 @@ def _misfit_of_union(value: Any, variants: tuple[Any, ...], place: str) -> str |
 def _misfit_of_dict(value: Any, wanted: Any, place: str) -> str | None:
     if not isinstance(value, dict):
         return f"{place} is no object"
-    hints = get_type_hints(wanted, include_extras=True)
+    hints = _hints(wanted)
     free = getattr(wanted, "__pydantic_config__", {}).get("extra") == "allow"
     if not free and (unknown := value.keys() - hints.keys()):
         return f"{place} has {sorted(unknown)}, which {wanted.__name__} has not"
@@ -82,3 +83,9 @@ def _misfit_of_dict(value: Any, wanted: Any, place: str) -> str | None:
         return f"{place} has no {sorted(missing)}"
     found = (misfit(part, hints[name], f"{place}.{name}") for name, part in value.items() if name in hints)
     return next((bad for bad in found if bad), None)
+
+
+@cache
+def _hints(wanted: Any) -> dict[str, Any]:
+    # Evaluated once: those of a request take longer than all that is looked at by them.
+    return get_type_hints(wanted, include_extras=True)

@@ -44,6 +44,7 @@ _KNOWN = (
         key_env="OPENAI_API_KEY",
         default_model="gpt-5",
         wire="openai",
+        longest_call_id=40,
         max_tokens_field="max_completion_tokens",
     ),
     Preset(
@@ -61,6 +62,7 @@ _KNOWN = (
         url_env="OPENAI_BASE_URL",
         key_env="OPENAI_API_KEY",
         default_model="gpt-5",
+        longest_call_id=40,
         max_tokens_field="max_completion_tokens",
     ),
     Preset(
@@ -101,6 +103,7 @@ _KNOWN = (
         key_env="AZURE_OPENAI_API_KEY",
         key_header="api-key",
         token_source=True,
+        longest_call_id=40,
         max_tokens_field="max_completion_tokens",
         hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
     ),

@@ -103,6 +103,8 @@ class Preset:
     after one of the user: a short message goes between, and the system message goes as one of the user."""
     short_call_ids: bool = False
     """The ids of tool calls must be nine letters and digits: another vendor's become such."""
+    longest_call_id: int | None = None
+    """The most characters of the id of a tool call: another vendor's that is longer becomes another one."""
     file_part: FilePartType = "file"
     """How it takes a file: in OpenAI's form, or as the address of a document, which may be a `data:` URL."""
     file_urls: bool = False

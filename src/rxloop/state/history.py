@@ -44,13 +44,15 @@ class Stored:
 class History(Sequence[Message]):
     """The messages of a conversation, as one version of them."""
 
-    __slots__ = ("_items", "_joined", "_length", "newest_user", "pinned", "size")
+    __slots__ = ("_items", "_joined", "_length", "newest_user", "paired", "pinned", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         messages = list(messages)
         self._items: list[Message | Stored] = list(messages)
         self._length = len(self._items)
         self._joined: tuple[object, int, bytes] | None = None
+        self.paired = 0
+        """How many of the first messages are known to have a result for each call, and no other results."""
         self.size = 0
         """Characters of all messages, for estimates."""
         self.newest_user: int | None = None
@@ -68,7 +70,7 @@ class History(Sequence[Message]):
         items.extend(messages)
         longer._items = items
         longer._length = len(items)
-        longer._joined = self._joined
+        longer._joined, longer.paired = self._joined, self.paired
         longer.size, longer.newest_user, longer.pinned = self.size, self.newest_user, self.pinned
         longer._note(messages, self._length)
         return longer
@@ -87,7 +89,8 @@ class History(Sequence[Message]):
             if chunk.pinned:
                 pinned += [first + place for place in chunk.pinned]
         longer = History.__new__(History)
-        longer._items, longer._length, longer._joined = items, len(items), self._joined
+        longer._items, longer._length = items, len(items)
+        longer._joined, longer.paired = self._joined, self.paired
         longer.size, longer.newest_user, longer.pinned = size, newest_user, tuple(pinned)
         return longer
 

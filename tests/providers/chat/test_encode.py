@@ -23,7 +23,12 @@ def body(request: ModelRequest, preset: Preset = OPENAI, *, stream: bool = True)
     return orjson.loads(RequestEncoder("m", preset, stream).encode(request, unheard))
 
 
+CALLED = Message.assistant("Let me see.", tool_calls=[ToolCall(id="a", name="look")])
+
+
 def sent(message: Message, preset: Preset = OPENAI) -> dict[str, Any]:
+    if message.role == "tool":
+        return body(ModelRequest(messages=[CALLED, message]), preset)["messages"][1]
     return body(ModelRequest(messages=[message]), preset)["messages"][0]
 
 
@@ -65,7 +70,8 @@ def test_a_message_with_calls_goes_as_one_message() -> None:
         "tool_calls": [{"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"city":  "Oslo"}'}}],
     }
     assert sent(Message.assistant(tool_calls=[call]))["content"] is None
-    assert sent(Message.assistant(""))["content"] == ""
+    # A message with nothing in it is refused.
+    assert sent(Message.assistant(""))["content"] == "(No answer.)"
 
 
 def test_arguments_go_back_as_they_were_written_unless_they_cannot_be_read() -> None:
@@ -128,7 +134,8 @@ def test_what_is_left_out_of_a_result_or_an_answer_is_told_once(message: Message
     told: list[tuple[str, str]] = []
     encoder = RequestEncoder("m", OPENAI, stream=True)
     for _ in range(2):
-        encoder.encode(ModelRequest(messages=[message, Message.user([IMAGE])]), lambda *notice: told.append(notice))
+        history = [CALLED, message, Message.user([IMAGE])]
+        encoder.encode(ModelRequest(messages=history), lambda *notice: told.append(notice))
     [(code, text)] = told
     assert code == "left_out"
     assert text.startswith(", ".join(["[image/png, 4.0 kB]"] * len(message.media)) + ", since only text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import chain
 from mimetypes import guess_extension
@@ -17,12 +17,15 @@ from rxloop.protocol.settings import ModelSettings
 from rxloop.providers._json import dumps
 from rxloop.providers._kept import keep, kept
 from rxloop.providers._schemas import response_format
+from rxloop.providers.chat._order import in_turns, is_paired, paired
 from rxloop.providers.presets import Preset
 from rxloop.providers.wire import Notice
 from rxloop.state.history import History
 
-_WireKey = tuple[str | bool | None, ...]
-_BRIDGE = b'{"role":"assistant","content":"Understood."}'
+_WireKey = tuple[str | int | bool | None, ...]
+_NOTHING = "(No answer.)"
+"""What stands for a message of the model without text and calls, which some endpoints refuse."""
+_STRAY = "The result of a call that is not shown:"
 _OURS = {"reasoning_details", "extra_content"}
 _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
@@ -44,6 +47,7 @@ class RequestEncoder:
             preset.reasoning_details,
             preset.extra_content,
             preset.short_call_ids,
+            preset.longest_call_id,
             preset.file_part,
             preset.file_urls,
         )
@@ -106,21 +110,24 @@ class RequestEncoder:
 
     def _all_messages(self, request: ModelRequest, notice: Notice) -> bytes:
         groups = (request.system, request.messages, request.tail)
+        ordered = all(map(is_paired, groups))
+        if ordered and not self._preset.assistant_after_tool:
+            return b",".join([encoded for group in groups if (encoded := self._messages(group, notice))])
+        messages: Iterable[Message] = chain(*groups)
+        if not ordered:
+            messages = paired(messages, lambda message: self._stray(message, notice))
         if self._preset.assistant_after_tool:
-            return b",".join(self._in_order(chain(*groups), notice))
-        return b",".join([encoded for group in groups if (encoded := self._messages(group, notice))])
+            messages = in_turns(messages)
+        return self._messages(list(messages), notice)
 
-    def _in_order(self, messages: Iterable[Message], notice: Notice) -> Iterator[bytes]:
-        """The messages in an order that the endpoint takes; see `Preset.assistant_after_tool`."""
-        last = ""
-        for message in messages:
-            if last == "tool" and message.role in ("user", "system"):
-                yield _BRIDGE
-                last = "assistant"
-            if last == "assistant" and message.role == "system":
-                message = Message.user(message.content)
-            yield self._message(message, notice)
-            last = message.role
+    def _stray(self, message: Message, notice: Notice) -> Message:
+        """The result of a call that is not there, as words of the user."""
+        key = (*self._key, "stray")
+        found = kept(message, key, Message)
+        if found is not None:
+            return found
+        notice("left_out", f"the call {message.tool_call_id!r} that a result belongs to: the result goes as a text")
+        return keep(message, key, Message.user(f"{_STRAY}\n{message.text_alone}"))
 
     def _messages(self, messages: Sequence[Message], notice: Notice) -> bytes:
         def encode(message: Message) -> bytes:
@@ -153,7 +160,7 @@ class RequestEncoder:
             answered = self._call_id(message.tool_call_id or "")
             return {"role": "tool", "tool_call_id": answered, "content": message.text_alone}
         if message.role == "assistant":
-            content = message.text or message.text_alone
+            content = message.text or message.text_alone or ("" if message.tool_calls else _NOTHING)
         plain: dict[str, Any] = {
             "role": message.role,
             "content": content if isinstance(content, str) else [self._part(part) for part in content],
@@ -173,9 +180,14 @@ class RequestEncoder:
         return plain
 
     def _call_id(self, call_id: str) -> str:
-        if not self._preset.short_call_ids or _SHORT_ID.fullmatch(call_id):
+        most = self._preset.longest_call_id
+        if self._preset.short_call_ids:
+            if _SHORT_ID.fullmatch(call_id):
+                return call_id
+            most = 9
+        elif most is None or 0 < len(call_id) <= most:
             return call_id
-        return sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+        return sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:most]
 
     def _part(self, part: Part) -> dict[str, Any]:
         if isinstance(part, TextPart):
