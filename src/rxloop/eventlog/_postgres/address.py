@@ -106,11 +106,20 @@ class Address:
                 ) from error
             raise
 
-    async def tuned(self, connection: Connection) -> None:
-        """Keep a connection to the indexes: plans are kept from when the tables were empty, and go on being used."""
-        if self.dsn == self.session_dsn:
-            settings = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
-            await connection.execute(b"; ".join(f"SET {setting} = off".encode() for setting in settings))
+    async def tuned(self, connection: Connection, *, by_index: bool) -> None:
+        """Guard a connection against plans that were made while the tables were empty, and are kept.
+
+        Args:
+            connection: The connection.
+            by_index: All that is done on it finds its rows by an index; else each statement is planned anew.
+        """
+        if self.dsn != self.session_dsn:
+            # Where connections are shared, nothing is prepared.
+            return
+        off = ("jit", "enable_seqscan", "enable_hashjoin", "enable_mergejoin") if by_index else ("jit",)
+        settings = [f"SET {setting} = off" for setting in off]
+        settings += [] if by_index else ["SET plan_cache_mode = force_custom_plan"]
+        await connection.execute("; ".join(settings).encode())
 
 
 @lru_cache(maxsize=512)

@@ -82,6 +82,7 @@ SELECT b.ord::int, d.number, f.seq, f.writer, coalesce(f.fenced, n.fenced, false
     (SELECT count(*) FROM told), (SELECT count(*) FROM said)
 FROM batch b LEFT JOIN done d ON d.ord = b.ord LEFT JOIN found f ON f.ord = b.ord LEFT JOIN new n ON n.ord = b.ord
 """
+_APPEND_NEW = _APPEND.replace("ON CONFLICT (run, seq, sub) DO UPDATE SET json = EXCLUDED.json", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,9 @@ async def write(connection: Connection, address: Address, me: str, batches: Sequ
         "pieces_of": numbers([ord_ for ord_, _ in pieces]),
         "pieces": [piece for _, piece in pieces],
     }
-    cursor = await connection.execute(address.sql(_APPEND), values)
+    # Only transient events may be there already, and to expect that costs the server something.
+    statement = _APPEND if any(row[2] for row in rows) else _APPEND_NEW
+    cursor = await connection.execute(address.sql(statement), values)
     outcomes = {row[0]: Outcome(*row[1:5]) for row in await cursor.fetchall()}
     return [outcomes[ord_] for ord_ in range(1, len(batches) + 1)]
 
