@@ -160,6 +160,7 @@ class Chaos:
             raise ConfigurationError('chaos needs something to ask: chaos.play("Pay Bob 5.")')
         dice = random.Random(seed)
         self._answered.clear()
+        _clear(Path(self._folder.name))
         faults = Faults(self.workers, self._lease, dice)
         each = {"kill": kill_every, "freeze": freeze_every, "stop": stop_every}
         hitting = [
@@ -252,6 +253,12 @@ class Chaos:
     async def _cancel(self, task_id: str, after: float) -> None:
         await asyncio.sleep(after)
         await _insist(lambda: self.runtime.cancel(task_id, "chaos"))
+
+
+def _clear(folder: Path) -> None:
+    """Remove the notes of what was played before, and judged."""
+    for notes in folder.iterdir():
+        notes.unlink()
 
 
 async def _insist(do: Callable[[], Coroutine[Any, Any, None]]) -> None:

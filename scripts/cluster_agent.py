@@ -1,0 +1,36 @@
+"""The agent of `scripts/cluster`: it answers from a file, slowly, and one of its tools must never act twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rxloop import Agent, RunContext, tool
+from rxloop.testing import demo_model
+
+
+@tool(idempotent=True)
+async def get_weather(city: str) -> dict[str, object]:
+    """Current weather in a city.
+
+    Args:
+        city: Its name.
+    """
+    await asyncio.sleep(1)
+    return {"temperature": 18.0 if city == "Oslo" else 13.0, "unit": "C", "sky": "rain"}
+
+
+@tool
+async def calculate(ctx: RunContext[None], expression: str) -> float:
+    """Work something out.
+
+    Args:
+        expression: Such as `18 - 13`.
+    """
+    await asyncio.sleep(0.5)
+    left, _, right = expression.partition("-")
+    return float(left) - float(right or 0)
+
+
+def agent() -> Agent[None, str]:
+    """The agent; each process makes its own."""
+    return Agent(demo_model(delay=0.05), tools=[get_weather, calculate], name="weather")
