@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +41,7 @@ CHUNKS: list[Any] = [
     chunk({"toolCall": {"id": "a", "toolType": "URL_CONTEXT"}}, {"toolResponse": {"id": "a", "response": {}}}),
     chunk({"inlineData": {"mimeType": "image/png", "data": "AAAA"}}, {"fileData": {"fileUri": "https://e.org/a"}}),
     chunk({"text": ""}, finish="STOP", groundingMetadata=SOURCES),
+    {"promptFeedback": {"blockReason": "BLOCKED_REASON_UNSPECIFIED"}},
     {"usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 2, "totalTokenCount": 11}},
 ]
 PLACES = st.integers(0, len(CHUNKS) - 1)
@@ -70,19 +73,8 @@ def read(payloads: list[bytes], *, whole: bool = False) -> list[Any] | None:
     return pushed
 
 
-@given(
-    changes=st.lists(st.tuples(PLACES, st.lists(st.integers(0, 9), max_size=7), VALUES), max_size=3),
-    order=st.lists(st.tuples(PLACES, PLACES), max_size=2),
-)
-@settings(max_examples=300, deadline=None)
-def test_whatever_comes_is_an_answer_or_an_error_of_ours(
-    changes: list[tuple[int, list[int], Any]], order: list[tuple[int, int]]
-) -> None:
-    chunks = list(CHUNKS)
-    for place, path, value in changes:
-        chunks[place] = mutated(chunks[place], path, value)
-    for one, other in order:
-        chunks[one], chunks[other] = chunks[other], chunks[one]
+def check(chunks: list[Any]) -> None:
+    """See that an answer of such chunks is one, or an error of ours, and that nothing of it is lost or doubled."""
     pushed = read(list(map(orjson.dumps, chunks)))
     if pushed is None:
         return
@@ -91,6 +83,38 @@ def test_whatever_comes_is_an_answer_or_an_error_of_ours(
     thought = "".join(each.delta for each in pushed if isinstance(each, ThoughtDeltaEvent))
     assert (complete.reasoning or "") == thought
     assert len([each for each in pushed if isinstance(each, LLMNoticeEvent)]) <= 25
+
+
+def paths(event: Any) -> Iterator[list[int]]:
+    """The way to each value of an event."""
+    yield []
+    inner = [event[key] for key in sorted(event)] if isinstance(event, dict) else event
+    for place, value in enumerate(inner if isinstance(inner, list) else ()):
+        for rest in paths(value):
+            yield [place, *rest]
+
+
+@pytest.mark.parametrize("odd", [None, True, 7, -1, 1.5, "", "x", [], [[7]], {}, {"a": 1}, [{"a": {"b": 1}}]])
+def test_every_value_may_be_another_one(odd: Any) -> None:
+    for place, event in enumerate(CHUNKS):
+        for path in paths(event):
+            check([mutated(each, path, odd) if n == place else each for n, each in enumerate(CHUNKS)])
+
+
+@given(
+    changes=st.lists(st.tuples(PLACES, st.lists(st.integers(0, 9), max_size=7), VALUES), max_size=3),
+    order=st.lists(st.tuples(PLACES, PLACES), max_size=2),
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_comes_is_an_answer_or_an_error_of_ours(
+    changes: list[tuple[int, list[int], Any]], order: list[tuple[int, int]]
+) -> None:
+    chunks = list(CHUNKS)
+    for place, path, value in changes:
+        chunks[place] = mutated(chunks[place], path, value)
+    for one, other in order:
+        chunks[one], chunks[other] = chunks[other], chunks[one]
+    check(chunks)
 
 
 @given(st.binary(max_size=60), st.booleans())
