@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import Message
 from rxloop.providers import PRESETS, Preset
+from rxloop.providers._calls import dumped
 from rxloop.providers._draft import Draft
 from rxloop.providers._errors import Endpoint
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds
@@ -42,7 +44,7 @@ def read(
     if isinstance(answer, bytes):
         reader.whole(answer)
     else:
-        reader.feed([orjson.dumps(event) for event in answer])
+        reader.feed([dumped(event) for event in answer])
     reader.complete()
     return events
 
@@ -67,7 +69,7 @@ def written(
     if isinstance(request, list):
         request = ModelRequest(messages=request)
     told = [] if left_out is None else left_out
-    return cast("dict[str, Any]", orjson.loads((by or wire()).encode(request, lambda code, what: told.append(what))))
+    return cast("dict[str, Any]", json.loads((by or wire()).encode(request, lambda code, what: told.append(what))))
 
 
 def response(*output: dict[str, Any], **fields: Any) -> bytes:
