@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -83,12 +83,12 @@ class MessagesReader(EventReader):
 
     def event(self, event: dict[str, Any]) -> None:
         """Read one event of a stream."""
-        kind = event.get("type")
+        kind: Any = event.get("type")
         if kind == "content_block_delta":
-            block = self._blocks.get(_key(event.get("index")))
-            delta = event.get("delta")
-            if block is not None and isinstance(delta, dict):
-                self._delta(block, cast("dict[str, Any]", delta))
+            index, delta = event.get("index"), event.get("delta")
+            block = self._blocks.get(index if index.__class__ is int else None)
+            if block is not None and delta.__class__ is dict:
+                self._delta(block, delta)
             else:
                 self.pass_over("a piece of a block that has not begun")
         elif kind == "content_block_start":
@@ -164,7 +164,7 @@ class MessagesReader(EventReader):
             if not (kind in _KNOWN or kind.endswith(("_tool_use", "_tool_result"))):
                 self.pass_over(f"a block {_shown(raw.get('type'))}")
 
-    def _delta(self, block: _Block, delta: dict[str, Any]) -> None:
+    def _delta(self, block: _Block, delta: Any) -> None:
         kind = delta.get("type")
         if kind == "text_delta" and block.type == "text":
             text = delta.get("text")
