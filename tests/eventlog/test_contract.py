@@ -122,6 +122,16 @@ async def finished(log: BuiltIn, task_id: str, state: State, *, at: int = 0, **f
     await log.append(task_id, events if log.keeps_deltas else [events[0], events[2]], expected_seq=0)
 
 
+async def test_a_run_does_not_begin_with_a_transient_event(make_log: MakeLog) -> None:
+    log = make_log(keep_deltas=True)
+    delta = ContentDeltaEvent(task_id="run", seq=0, sub=1, delta="x")
+    with pytest.raises(EventLogError, match="a run begins with a durable event"):
+        await asyncio.wait_for(log.append("run", [delta], expected_seq=0), 5)
+    with pytest.raises(UnknownRun):
+        await log.record("run")
+    await log.aclose()
+
+
 async def test_a_finished_run_can_be_deleted(log: BuiltIn) -> None:
     await finished(log, "old", "completed")
     await finished(log, "new", "completed")

@@ -142,8 +142,10 @@ class PostgresEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The server cannot be read, or the log was closed.
         """
-        joined = partial(self._engine().hearing.tails.joined, task_id)
-        async for event in followed(partial(self._page, task_id, deltas, PAGE), joined, after_seq, deltas, until):
+        engine = self._engine()
+        page = partial(self._page, task_id, deltas, PAGE, engine=engine)
+        joined = partial(engine.hearing.tails.joined, task_id)
+        async for event in followed(page, joined, after_seq, deltas, until):
             yield event
 
     async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
@@ -338,8 +340,10 @@ class PostgresEventLog:
     def _engine(self) -> Engine:
         return self._engines.here()
 
-    async def _page(self, task_id: str, deltas: bool, limit: int | None, after: Place) -> Page:
+    async def _page(
+        self, task_id: str, deltas: bool, limit: int | None, after: Place, *, engine: Engine | None = None
+    ) -> Page:
         """Events of a run after a place."""
-        return await self._engine().reading(
+        return await (engine or self._engine()).reading(
             lambda connection: page(connection, self._address, task_id, after, deltas, limit)
         )

@@ -39,6 +39,10 @@ def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, keeps_
             raise EventLogError(
                 f"run {task_id}: {event.kind} is transient and does not belong in this log", retryable=False
             )
+        elif not seq:
+            raise EventLogError(
+                f"run {task_id}: {event.kind} is transient, and a run begins with a durable event", retryable=False
+            )
         elif event.seq != seq or event.sub <= sub:
             raise EventLogError(
                 f"run {task_id}: {event.kind} has the number {event.seq}.{event.sub}, after {seq}.{sub}",

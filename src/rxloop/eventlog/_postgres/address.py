@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -40,8 +40,9 @@ class Address:
         schema: The schema.
     """
 
-    dsn: str
-    session_dsn: str
+    # They may have a password in them.
+    dsn: str = field(repr=False)
+    session_dsn: str = field(repr=False)
     schema: str
 
     def __post_init__(self) -> None:
@@ -50,11 +51,11 @@ class Address:
         for name, dsn in (("dsn", self.dsn), ("session_dsn", self.session_dsn)):
             try:
                 conninfo_to_dict(dsn)
-            except (psycopg.Error, AttributeError, TypeError) as error:
-                # Not with the text, which may have a password in it.
+            except (psycopg.Error, AttributeError, TypeError):
+                # Not with the text, which may have a password in it, and so without the error, which has the text.
                 raise ConfigurationError(
                     f"{name} is no address of a Postgres database: write postgresql://user@host:5432/database"
-                ) from error
+                ) from None
 
     @cached_property
     def _parts(self) -> dict[str, Any]:
@@ -125,3 +126,11 @@ class Address:
 @lru_cache(maxsize=512)
 def _statement(text: str, schema: str) -> bytes:
     return text.replace("$s", sql.Identifier(schema).as_string(None)).encode()
+
+
+def can_keep(*texts: object) -> bool:
+    """Tell whether Postgres can have these texts: it has no NUL character, and no half of a surrogate pair."""
+    try:
+        return not any(isinstance(text, str) and b"\0" in text.encode() for text in texts)
+    except UnicodeEncodeError:
+        return False

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.eventlog._postgres.address import Address, Connection
 from rxloop.eventlog._postgres.hearing import Hearing
 from rxloop.eventlog._postgres.lane import Lane, Lanes, T, Work
@@ -35,7 +35,7 @@ class Engine:
         """
         place = str(address)
         self.address, self.patience = address, patience
-        self._checked = False
+        self._checked = self._closed = False
         self._checking = asyncio.Lock()
         self._later: set[asyncio.Task[None]] = set()
         by_index = partial(self._ready, by_index=True)
@@ -76,6 +76,8 @@ class Engine:
 
     async def reading(self, work: Work[T]) -> T:
         """Do something that reads."""
+        if self._closed:
+            raise EventLogError(f"the event log {self.address} was closed while it was read")
         return await self.read.do(work, patience=self.patience)
 
     async def writing(self, work: Work[T]) -> T:
@@ -105,6 +107,7 @@ class Engine:
 
     async def aclose(self) -> None:
         """Write what waits, give all turns back, and close the connections."""
+        self._closed = True
         await self.writer.aclose()
         if self._later:
             await asyncio.wait(self._later)

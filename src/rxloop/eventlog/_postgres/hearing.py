@@ -55,6 +55,7 @@ class Hearing:
         self._due = False
         """It is time to look whether a notification was missed."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
         self._connection: Connection | None = None
         self._pieces: dict[int, list[str]] = {}
         self.own: int | None = None
@@ -101,6 +102,9 @@ class Hearing:
             tell()
 
     def _begun(self, tail: Tail) -> None:
+        if self._closed:
+            self._gone(tail, self._was_closed())
+            return
         self._listen()
         # What came since the page was read that it begins after.
         self._look(tail)
@@ -111,6 +115,8 @@ class Hearing:
 
     def _listen(self) -> None:
         """See that it is listened while somebody wants to know something."""
+        if self._closed:
+            return
         if not any(not task.done() for task in self._tasks):
             loop = asyncio.get_running_loop()
             work = (self._hear(), self._fetch(), self._tick())
@@ -171,7 +177,7 @@ class Hearing:
 
     def _said(self, text: str, pid: int) -> None:
         """Take a piece of a transient event; the pieces of one come one after the other."""
-        number, place, count, piece = text.split(":", 3)
+        number, _, place, count, piece = text.split(":", 4)
         tail = self.tails.of_number.get(int(number))
         if tail is None:
             return
@@ -260,12 +266,16 @@ class Hearing:
 
     async def aclose(self) -> None:
         """Listen no more; who follows gets an error."""
+        self._closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self.tails.fail(EventLogError(f"the event log {self._address} was closed while the run was followed"))
+        self.tails.fail(self._was_closed())
+
+    def _was_closed(self) -> EventLogError:
+        return EventLogError(f"the event log {self._address} was closed while the run was followed")
 
     def drop(self, *, forked: bool = False) -> None:
         """Let go of the connection, as `Lane.drop` does."""

@@ -52,8 +52,8 @@ class Lane:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._failed: psycopg.Error | None = None
-        """Why the last try failed."""
+        self._failed: tuple[float, psycopg.Error] | None = None
+        """When and why the last try failed, if by something that passes."""
 
     @property
     def busy(self) -> bool:
@@ -71,22 +71,23 @@ class Lane:
             LogUnreachable: It has failed for so long.
             EventLogError: It failed by what another try would not change.
         """
-        deadline = asyncio.get_running_loop().time() + patience
-        return await to_its_end(self._patiently(work, deadline), self._tasks)
+        return await to_its_end(self._patiently(work, patience), self._tasks)
 
-    async def _patiently(self, work: Work[T], deadline: float) -> T:
+    async def _patiently(self, work: Work[T], patience: float) -> T:
         loop = asyncio.get_running_loop()
+        began = loop.time()
+        deadline = began + patience
         pause, longest = _PAUSES
         async with self._lock:
-            if self._failed is not None and loop.time() > deadline:
+            if self._failed is not None and self._failed[0] >= began and loop.time() > deadline:
                 # Those who were before it have tried for as long.
-                raise failure(self._failed, self._place)
+                raise failure(self._failed[1], self._place)
             while True:
                 try:
                     result = await self._once(work)
                 except psycopg.Error as error:
-                    self._failed = error
-                    if not passes(error) or loop.time() + pause > deadline:
+                    self._failed = (loop.time(), error) if passes(error) else None
+                    if self._failed is None or loop.time() + pause > deadline:
                         raise failure(error, self._place) from error
                 else:
                     self._failed = None

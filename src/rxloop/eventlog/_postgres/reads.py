@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from rxloop.errors import ConfigurationError, EventLogError
-from rxloop.eventlog._postgres.address import Address, Connection
+from rxloop.eventlog._postgres.address import Address, Connection, can_keep
 from rxloop.eventlog._postgres.rows import labels
 from rxloop.eventlog._postgres.turns import ALIVE
 from rxloop.eventlog._tail import Page, Place
@@ -78,7 +78,7 @@ async def page(
     place = (min(after[0], MOST), min(after[1], MOST))
     values = {"task": task_id, "seq": place[0], "sub": place[1], "limit": limit}
     query = address.sql(_PAGE.replace("{after}", condition))
-    rows = await (await connection.execute(query, values, binary=True)).fetchall()
+    rows = await (await connection.execute(query, values, binary=True)).fetchall() if can_keep(task_id) else []
     if not rows:
         raise unknown_run(task_id)
     number, seq, at_rest, state = rows[0][:4]
@@ -94,7 +94,7 @@ async def record(connection: Connection, address: Address, task_id: str) -> RunR
         UnknownRun: The log holds no such run.
     """
     query = address.sql(f"SELECT {_RECORD} FROM $s.runs WHERE task_id = %s")
-    row = await (await connection.execute(query, (task_id,))).fetchone()
+    row = await (await connection.execute(query, (task_id,))).fetchone() if can_keep(task_id) else None
     if row is None:
         raise unknown_run(task_id)
     return record_of(row)
@@ -117,10 +117,12 @@ async def records(
     order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
     if after is not None:
         query = address.sql("SELECT number FROM $s.runs WHERE task_id = %s")
-        row = await (await connection.execute(query, (after,))).fetchone()
+        row = await (await connection.execute(query, (after,))).fetchone() if can_keep(after) else None
         if row is None:
             raise unknown_run(after)
         condition, values = f"{condition} AND number {beyond} %s", [*values, row[0]]
+    if not can_keep(*values):
+        return []
     query = f"SELECT {_RECORD} FROM $s.runs WHERE {condition} ORDER BY number {order} LIMIT %s"
     rows = await (await connection.execute(address.sql(query), (*values, limit))).fetchall()
     return [record_of(row) for row in rows]
@@ -167,7 +169,9 @@ async def mail_of(connection: Connection, address: Address, task_id: str, after:
         "SELECT m.number, m.json FROM $s.runs r LEFT JOIN $s.mail m ON m.run = r.number AND m.number > %s"
         " WHERE r.task_id = %s ORDER BY m.number"
     )
-    rows = await (await connection.execute(query, (after, task_id), binary=True)).fetchall()
+    rows = (
+        await (await connection.execute(query, (after, task_id), binary=True)).fetchall() if can_keep(task_id) else []
+    )
     if not rows:
         raise unknown_run(task_id)
     try:

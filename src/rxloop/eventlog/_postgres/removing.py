@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rxloop.eventlog._postgres.address import Address, Connection
+from rxloop.eventlog._postgres.address import Address, Connection, can_keep
 from rxloop.eventlog._postgres.rows import numbers
 from rxloop.eventlog.rules import check_finished, unknown_run
 
@@ -27,6 +27,8 @@ async def remove_run(connection: Connection, address: Address, task_id: str) -> 
         UnknownRun: The log holds no such run.
         EventLogError: It can still go on.
     """
+    if not can_keep(task_id):
+        raise unknown_run(task_id)
     async with connection.transaction():
         query = address.sql("SELECT number, state FROM $s.runs WHERE task_id = %s FOR UPDATE")
         found = await (await connection.execute(query, (task_id,))).fetchone()

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from rxloop.errors import EventLogError
-from rxloop.eventlog._postgres.address import Address, Connection
+from rxloop.eventlog._postgres.address import Address, Connection, can_keep
 from rxloop.eventlog.rules import last_end, state_after, unknown_run
 from rxloop.eventlog.wanted import as_json
 from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
@@ -200,10 +200,11 @@ def merged_deltas(events: Iterable[Event]) -> list[Event]:
 
 
 def _pieces(event: Event) -> list[str]:
-    """An event as what is told of it: the number of the piece, how many there are, and the piece."""
+    """An event as what is told of it: its `sub`, the number of the piece, how many there are, and the piece."""
     text = event.to_json().decode()
     parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
-    return [f":{place}:{len(parts)}:{part}" for place, part in enumerate(parts)]
+    # Postgres tells once what a transaction tells twice: pieces that are alike must not be the same.
+    return [f":{event.seq}.{event.sub}:{place}:{len(parts)}:{part}" for place, part in enumerate(parts)]
 
 
 async def write(connection: Connection, address: Address, me: str, batches: Sequence[Batch]) -> list[Outcome]:
@@ -272,7 +273,7 @@ async def put_mail(connection: Connection, address: Address, task_id: str, key: 
         UnknownRun: The log holds no such run.
     """
     values = {"task": task_id, "kind": mail.kind, "key": key, "json": mail.to_json(), "channel": address.channel}
-    found = await (await connection.execute(address.sql(_MAIL), values)).fetchone()
+    found = await (await connection.execute(address.sql(_MAIL), values)).fetchone() if can_keep(task_id) else None
     if found is None:
         raise unknown_run(task_id)
     return found[0]

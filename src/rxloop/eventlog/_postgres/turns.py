@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 
 from rxloop.errors import EventLogError
-from rxloop.eventlog._postgres.address import Address, Connection
+from rxloop.eventlog._postgres.address import Address, Connection, can_keep
 from rxloop.eventlog._postgres.lane import Lane, to_its_end
 from rxloop.eventlog._postgres.rows import numbers
 
@@ -88,6 +88,7 @@ class Turns:
         self._beating: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[bool]] = set()
         self._later: set[asyncio.Task[None]] = set()
+        self._closed = False
         self.broke_at: float | None = None
         """When the session was found broken last, by the clock of the event loop."""
 
@@ -98,6 +99,9 @@ class Turns:
 
     async def take(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
         """Take a turn, unless somebody alive has it."""
+        if not can_keep(context_id, task_id):
+            said = f"run {task_id!r} in the conversation {context_id!r}: Postgres keeps no such ids"
+            raise EventLogError(f"{said}, which have a NUL character or half of a surrogate pair", retryable=False)
         if context_id in self._held or context_id in self._taking:
             # The session would get its own lock a second time.
             return False
@@ -119,8 +123,14 @@ class Turns:
             cursor = await connection.execute(_LOCK.encode(), (turn.key,))
             [[taken]] = await cursor.fetchall()
             if taken:
-                # After the lock, so that it sees what the last holder has left.
-                await connection.execute(self._address.sql(_TAKE), values)
+                try:
+                    # After the lock, so that it sees what the last holder has left.
+                    await connection.execute(self._address.sql(_TAKE), values)
+                except Exception:
+                    # The session counts how often it has a lock, and goes on.
+                    with suppress(psycopg.Error):
+                        await connection.execute(b"SELECT pg_advisory_unlock(%s)", (turn.key,))
+                    raise
                 self._held[turn.context_id] = turn
             return taken
 
@@ -128,6 +138,10 @@ class Turns:
             taken = await self.lane.do(work, patience=self._patience)
         finally:
             self._taking.discard(turn.context_id)
+        if taken and self._closed:
+            # Nobody would say any more that it is alive.
+            await self.give_back(turn.context_id, turn.task_id)
+            return False
         if taken:
             self._beat()
         return taken
@@ -252,13 +266,18 @@ class Turns:
 
     async def aclose(self) -> None:
         """End the session, and so give all turns back."""
+        self._closed = True
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.wait([self._beating])
-        # Said, and not left to the end of the session: the next one finds no trace of it.
+        if under_way := {*self._tasks, *self._later}:
+            await asyncio.wait(under_way)
+        # Said, and not left to the end of the session, so that the next one finds no trace of it; but once is enough to
+        # hear that the server is away.
         with suppress(EventLogError):
             for turn in list(self._held.values()):
                 await self.give_back(turn.context_id, turn.task_id)
+        self._held.clear()
         await self.lane.aclose()
 
     def _key(self, context_id: str) -> int:
