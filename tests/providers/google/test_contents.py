@@ -50,11 +50,11 @@ def test_turns_of_one_side_are_one_turn() -> None:
     ]
 
 
-def test_the_system_prompt_stands_beside_and_other_words_of_the_system_are_the_user_s() -> None:
-    request = {"system": (Message.system("be"), Message.system("brief")), "tail": (Message.system("now"),)}
-    sent = body([HI, Message.system("then")], request=request)
+def test_the_system_prompt_stands_beside_and_later_words_of_the_system_are_the_user_s() -> None:
+    request = {"system": (Message.system("be"),), "tail": (Message.system("now"),)}
+    sent = body([Message.system("brief"), HI, Message.system("then"), Message.system("")], request=request)
     assert sent["systemInstruction"] == {"parts": [{"text": "be"}, {"text": "brief"}]}
-    assert sent["contents"] == [user("hi", "then", "now")]
+    assert sent["contents"] == [user("hi", "<system>\nthen\n</system>", "<system>\nnow\n</system>")]
 
 
 def test_results_of_calls_stand_together_in_the_order_of_the_calls() -> None:

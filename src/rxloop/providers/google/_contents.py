@@ -69,6 +69,9 @@ class Contents:
                     sent = self._result(message, turns.calls[place], notice)
                     turns.results[place] = sent.parts[0]
                     turns.beside += sent.beside
+            elif message.role == "system":
+                # There is no place for it here: the user says what it says.
+                turns.add("user", (_text(f"<system>\n{message.text_alone}\n</system>"),) if message.text_alone else ())
             else:
                 turns.add("user", self._user(message, notice).parts)
         turns.end_calls()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, dropwhile, takewhile
 from typing import Any, cast
 
 from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers._calls import dumped
 from rxloop.providers.google._contents import Contents
@@ -52,7 +53,8 @@ class RequestEncoder:
             tools = b""
         parts = [dumped(fields)[:-1]] if fields else [b"{"]
         if "contents" not in extra:
-            contents = self._contents.encode(chain(request.messages, request.tail), notice)
+            messages = dropwhile(_is_system, request.messages)
+            contents = self._contents.encode(chain(messages, request.tail), notice)
             parts.append(b'%b"contents":[%b]' % (b"," if fields else b"", contents))
             fields = fields or {"contents": None}
         if tools:
@@ -63,7 +65,8 @@ class RequestEncoder:
     def _fields(self, request: ModelRequest, notice: Notice) -> dict[str, Any]:
         settings = request.settings
         fields: dict[str, Any] = {}
-        system = [{"text": message.text_alone} for message in request.system if message.text_alone]
+        first = chain(request.system, takewhile(_is_system, request.messages))
+        system = [{"text": message.text_alone} for message in first if message.text_alone]
         if system:
             fields["systemInstruction"] = {"parts": system}
         config = self._generation(request, notice)
@@ -166,6 +169,10 @@ class RequestEncoder:
         if what not in self._told and len(self._told) < 100:
             self._told.add(what)
             notice("left_out", f"{self._name} does not take {what}")
+
+
+def _is_system(message: Message) -> bool:
+    return message.role == "system"
 
 
 def _tool_choice(choice: str) -> dict[str, Any]:
