@@ -72,7 +72,12 @@ def told_by_gemini(expected: dict[str, Any]) -> Told:
 
 
 def make_messages(exchange: Any, address: str, options: ModelOptions) -> HTTPModel:
-    """The provider of an exchange with Claude."""
+    """The provider of an exchange with Claude, at Anthropic or on Vertex."""
+    path = exchange["request"]["path"].partition("?")[0]
+    base, models, model = path.partition(":")[0].rpartition("/models/")
+    if models:
+        options = {"base_url": address + base, "api_key": "a-token", **options}
+        return anthropic_messages(model, preset="vertex_anthropic", **options)
     return anthropic_messages("claude-sonnet-4-5", **{"base_url": address, **options})
 
 

@@ -241,6 +241,16 @@ def test_an_answer_without_its_last_event_is_whole_where_its_reason_is_there() -
     assert complete(read(start(), *text(0, "x")[:2], end()[0])).content == "x"
 
 
+def test_blocks_that_were_not_ended_end_with_the_answer() -> None:
+    cited = {"type": "char_location", "cited_text": "w"}
+    events = block(0, {"type": "text", "text": "x"}, {"type": "citations_delta", "citation": cited}, stop=False)
+    searched = block(1, SEARCH, stop=False)
+    for last in (end()[:1], end()):
+        answer = read(start(), *events, *searched, *last)
+        assert [each.text for each in complete(answer).citations] == ["w"]
+        assert len(of(answer, ServerToolEvent)) == 1
+
+
 def test_a_whole_answer_means_the_same() -> None:
     content = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
