@@ -230,6 +230,20 @@ def test_an_answer_that_was_not_streamed_means_the_same() -> None:
     ).model_dump(exclude={"id", "timestamp"})
 
 
+def test_what_is_no_answer_at_all_is_an_error() -> None:
+    reader = GeminiReader(Draft(lambda _: None, "1", WHERE), "google_gemini")
+    with pytest.raises(RxloopError, match="out of order"):
+        reader.whole(b'{"message": "the proxy is out of order"}')
+
+
+def test_an_answer_without_candidates_is_an_empty_one() -> None:
+    pushed: list[Any] = []
+    reader = GeminiReader(Draft(pushed.append, "1", WHERE), "google_gemini")
+    reader.whole(b'{"usageMetadata": {"promptTokenCount": 3, "totalTokenCount": 3}}')
+    reader.complete()
+    assert (pushed[-1].content, pushed[-1].finish_reason) == ("", "stop")
+
+
 def test_other_candidates_are_left_alone() -> None:
     other = {"candidates": [{"index": 1, "content": {"parts": [{"text": "no"}]}}]}
     assert complete_of(other, STOP).content == "ok"

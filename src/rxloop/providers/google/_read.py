@@ -43,7 +43,8 @@ _FINISH = {
 _UNSPECIFIED = frozenset(("FINISH_REASON_UNSPECIFIED", "BLOCKED_REASON_UNSPECIFIED"))
 _FAILED = {"MISSING_THOUGHT_SIGNATURE": "INVALID_ARGUMENT", "MALFORMED_RESPONSE": "INTERNAL"}
 """Reasons that say that there is no answer, and what Google would call them as errors."""
-_KNOWN = frozenset(("candidates", "usageMetadata", "promptFeedback", "modelVersion", "responseId", "createTime"))
+_ANSWER = frozenset(("candidates", "usageMetadata", "promptFeedback"))
+_KNOWN = _ANSWER | {"modelVersion", "responseId", "createTime"}
 _SOURCES = ("groundingMetadata", "citationMetadata", "urlContextMetadata")
 _SIGNATURE = "thoughtSignature"
 _PIECE = 300
@@ -86,7 +87,7 @@ class GeminiReader(EventReader):
 
     def event(self, event: dict[str, Any]) -> None:
         """Read one chunk."""
-        if "error" in event:
+        if event.get("error"):
             raise from_error_object(event, self.draft.where)
         for candidate in objects(event.get("candidates")):
             if not candidate.get("index"):
@@ -103,6 +104,9 @@ class GeminiReader(EventReader):
 
     def answer(self, answer: dict[str, Any]) -> None:
         """Read an answer that was not streamed."""
+        if not _ANSWER.intersection(answer):
+            # What a proxy says, for one.
+            raise from_error_object(answer, self.draft.where)
         self.event(answer)
 
     def complete(self) -> None:
