@@ -97,7 +97,11 @@ async def test_a_holder_notices_by_itself_that_its_session_is_over(
     async def locked() -> bool:
         connection = await psycopg.AsyncConnection.connect(postgres_database)
         async with connection:
-            cursor = await connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+            # Those of all databases of the server are listed.
+            here = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            cursor = await connection.execute(
+                f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {here}".encode()
+            )
             return await cursor.fetchone() == (1,)
 
     assert await until(locked) < 5

@@ -107,20 +107,11 @@ class Address:
                 ) from error
             raise
 
-    async def tuned(self, connection: Connection, *, by_index: bool) -> None:
-        """Guard a connection against plans that were made while the tables were empty, and are kept.
-
-        Args:
-            connection: The connection.
-            by_index: All that is done on it finds its rows by an index; else each statement is planned anew.
-        """
-        if self.dsn != self.session_dsn:
-            # Where connections are shared, nothing is prepared.
-            return
-        off = ("jit", "enable_seqscan", "enable_hashjoin", "enable_mergejoin") if by_index else ("jit",)
-        settings = [f"SET {setting} = off" for setting in off]
-        settings += [] if by_index else ["SET plan_cache_mode = force_custom_plan"]
-        await connection.execute("; ".join(settings).encode())
+    async def tuned(self, connection: Connection) -> None:
+        """Have each statement planned for the tables as they are; a plan that is kept may be of empty ones."""
+        # Where connections are shared, nothing is prepared, and so nothing kept.
+        if self.dsn == self.session_dsn:
+            await connection.execute(b"SET plan_cache_mode = force_custom_plan; SET jit = off")
 
 
 @lru_cache(maxsize=512)

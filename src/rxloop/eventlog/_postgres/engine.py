@@ -6,7 +6,6 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable
-from functools import partial
 from math import inf
 
 from rxloop.errors import ConfigurationError, EventLogError
@@ -38,10 +37,9 @@ class Engine:
         self._checked = self._closed = False
         self._checking = asyncio.Lock()
         self._later: set[asyncio.Task[None]] = set()
-        by_index = partial(self._ready, by_index=True)
         self.write = Lane(self._for_writing, place, answers_in=_WRITES_IN)
         self.read = Lanes([Lane(self._ready, place, answers_in=_READS_IN) for _ in range(readers)])
-        self._tails = Lane(by_index, place, answers_in=_WRITES_IN)
+        self._tails = Lane(self._ready, place, answers_in=_WRITES_IN)
         self.hearing = Hearing(address, self._tails)
         self.turns = Turns(address, lease, patience, self.check)
         self.writer = Writer(address, self.write, self.turns.me, patience, self.hearing.wrote)
@@ -58,18 +56,18 @@ class Engine:
                     await migrate(connection, self.address)
             self._checked = True
 
-    async def _ready(self, *, by_index: bool = False) -> Connection:
+    async def _ready(self) -> Connection:
         await self.check()
         connection = await self.address.connect()
         try:
-            await self.address.tuned(connection, by_index=by_index)
+            await self.address.tuned(connection)
         except BaseException:
             await connection.close()
             raise
         return connection
 
     async def _for_writing(self) -> Connection:
-        connection = await self._ready(by_index=True)
+        connection = await self._ready()
         if self.address.dsn == self.address.session_dsn:
             self.hearing.own = connection.info.backend_pid
         return connection

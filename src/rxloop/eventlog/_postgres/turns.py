@@ -248,7 +248,8 @@ class Turns:
                 held_at = loop.time()
             elif loop.time() > held_at + _IDLE and not self._taking:
                 await self.lane.aclose()
-                return
+                if not self._held and not self._taking:
+                    return
             try:
                 await self.lane.do(self._say, patience=self._lease / 4)
             except EventLogError as error:
