@@ -28,6 +28,7 @@ _NOTHING = "(No answer.)"
 _STRAY = "The result of a call that is not shown:"
 _OURS = {"reasoning_details", "extra_content"}
 _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
+_NOT_IN_A_NAME = re.compile("[^0-9A-Za-z_-]")
 
 
 class RequestEncoder:
@@ -250,7 +251,9 @@ def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
         arguments = call.raw
     else:
         arguments = dumps(call.arguments).decode()
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    # A model may call what is no name; the result of the call says that there is no such tool.
+    name = _NOT_IN_A_NAME.sub("_", call.name)[:128] or "unknown"
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _add_extra(calls: list[dict[str, Any]], extra: dict[str, Any]) -> None:

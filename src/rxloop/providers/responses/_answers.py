@@ -109,6 +109,10 @@ def _missing(parts: _Parts, takes_reasoning: bool) -> str | None:
             return f"a {kind} that nobody answered"
         elif not kind:
             return "an item without a type"
+    newest = max(fields_of, default=None)
+    if newest is not None and fields_of[newest].get("type") == "reasoning":
+        # As of an answer that was cut: the vendor wants what came of it.
+        return "reasoning that nothing came of"
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
+from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers._calls import dumped
 from rxloop.providers._kept import keep, kept
 from rxloop.providers._pieces import foreign_state
@@ -21,6 +22,8 @@ from rxloop.providers.responses._settings import SettingsEncoder
 from rxloop.providers.wire import Notice
 
 _NOT_IN_A_NAME = re.compile("[^0-9A-Za-z_-]")
+_IMAGES = frozenset(("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"))
+_MOST_TOLD = 100
 
 
 class RequestEncoder:
@@ -43,9 +46,7 @@ class RequestEncoder:
         extra = request.settings.extra_body
         fields, left_out = self._settings.fields(request)
         for what in left_out:
-            if what not in self._told:
-                self._told.add(what)
-                notice("left_out", what)
+            self._tell(what, notice)
         system = request.system if all(message.role == "system" for message in request.system) else ()
         if instructions := "\n\n".join(text for message in system if (text := message.text)):
             fields["instructions"] = instructions
@@ -79,13 +80,24 @@ class RequestEncoder:
         def renamed(message: Message) -> bytes:
             return self._made(message, "", unheard).data
 
-        return previous, b",".join(paired(forms, first, renamed, notice)) or item_bytes({"role": "user", "content": ""})
+        def tell(code: NoticeCode, what: str) -> None:
+            self._tell(what, notice)
+
+        return previous, b",".join(paired(forms, first, renamed, tell)) or item_bytes({"role": "user", "content": ""})
+
+    def _tell(self, what: str, notice: Notice) -> None:
+        """Tell, once for all requests, what is left out."""
+        if what not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(what)
+            notice("left_out", what)
 
     def _form(self, message: Message, key: str, notice: Notice) -> Form:
         name = ("openai-responses", key, self._settings.takes_reasoning)
         return kept(message, name, Form) or keep(message, name, self._made(message, key, notice))
 
     def _made(self, message: Message, key: str, notice: Notice) -> Form:
+        if left := [part.placeholder for part in message.media if message.role != "assistant" and not _is_taken(part)]:
+            notice("left_out", f"{', '.join(left)}, which it does not take: words stand for it")
         if message.role == "tool":
             return Form(copied(dumped({"output": _output(message.content)})))
         if message.role != "assistant":
@@ -127,10 +139,20 @@ def _parts(content: Sequence[Part]) -> list[dict[str, Any]]:
 def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "input_text", "text": part.text}
+    if not _is_taken(part):
+        return {"type": "input_text", "text": part.placeholder}
     url = part.url or f"data:{part.media_type};base64,{b64encode(part.data or b'').decode()}"
     if isinstance(part, ImagePart):
         return {"type": "input_image", "image_url": url, "detail": "auto"}
     return _file(part, url)
+
+
+def _is_taken(part: ImagePart | FilePart) -> bool:
+    """Whether it is of a type that OpenAI reads, as far as that is said."""
+    kind = (part.media_type or "").partition(";")[0].strip().lower()
+    if isinstance(part, ImagePart) or kind.startswith("image/"):
+        return not kind or kind in _IMAGES
+    return not kind.startswith(("audio/", "video/"))
 
 
 def _file(part: FilePart, url: str) -> dict[str, Any]:

@@ -1,0 +1,230 @@
+"""Conversations that move from vendor to vendor, turn by turn, in any order: no vendor refuses what it is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from other_vendors import LOOK, OTHERS, sent
+from recorded_histories import message_of
+from rxloop.protocol.events import ContentCompleteEvent, Event
+from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
+from rxloop.providers._draft import Draft
+from rxloop.providers._errors import Endpoint
+from rxloop.providers.wire import Wire
+from vendor_rules import Json
+
+MARK = "SIGNED"
+PNG = ImagePart(data=b"\x89PNG", media_type="image/png")
+FILES = st.sampled_from(
+    [
+        PNG,
+        ImagePart(url="https://e.org/a.png"),
+        ImagePart(data=b"h", media_type="image/heic"),
+        FilePart(data=b"%PDF", media_type="application/pdf"),
+        FilePart(data=b"a,b", media_type="text/csv", filename="a.csv"),
+        FilePart(data=b"\0", media_type="video/mp4"),
+    ]
+)
+TEXTS = st.sampled_from(["", " ", "Oslo.", "Oslo is\n", "\U0001f600"])
+CALL_IDS = st.sampled_from(["0", "call_1", "toolu_01A", "chatcmpl-tool-" + "f" * 32, "a b/c", "x" * 70, ""])
+TOOLS = st.sampled_from(["look", "look.up", "no such tool"])
+PIECES = st.lists(
+    st.one_of(
+        st.tuples(st.just("text"), TEXTS),
+        st.tuples(st.just("thought"), st.sampled_from(["", "Hm.", "Well\n"])),
+        st.tuples(st.just("call"), st.tuples(CALL_IDS, TOOLS)),
+        st.tuples(st.just("server"), st.just("")),
+        st.tuples(st.just("image"), st.just("")),
+    ),
+    max_size=5,
+)
+Piece = tuple[str, Any]
+
+
+def claude_says(pieces: Sequence[Piece], turn: str) -> Json:
+    blocks: list[Json] = []
+    for number, (kind, value) in enumerate(pieces):
+        mark = f"{MARK}{turn}{number}"
+        if kind == "text":
+            blocks.append({"type": "text", "text": value})
+        elif kind == "thought" and value:
+            blocks.append({"type": "thinking", "thinking": value, "signature": mark})
+        elif kind == "thought":
+            blocks.append({"type": "redacted_thinking", "data": mark})
+        elif kind == "call":
+            blocks.append({"type": "tool_use", "id": value[0], "name": value[1], "input": {"at": "Oslo"}})
+        elif kind == "server":
+            call = {"type": "server_tool_use", "id": f"srvtoolu_{turn}{number}", "name": "web_search", "input": {}}
+            found = {"type": "web_search_result", "url": "https://e.org", "title": "", "encrypted_content": mark}
+            result = {"type": "web_search_tool_result", "tool_use_id": call["id"], "content": [found]}
+            blocks += [call, result]
+    calls = any(kind == "call" for kind, _ in pieces)
+    return {"type": "message", "content": blocks, "stop_reason": "tool_use" if calls else "end_turn"}
+
+
+def gemini_says(pieces: Sequence[Piece], turn: str) -> Json:
+    parts: list[Json] = []
+    for number, (kind, value) in enumerate(pieces):
+        signed = {"thoughtSignature": f"{MARK}{turn}{number}"}
+        if kind == "text":
+            parts.append({"text": value, **(signed if number % 2 else {})})
+        elif kind == "thought":
+            parts.append({"text": value, "thought": True, **(signed if number % 2 else {})})
+        elif kind == "call":
+            parts.append({"functionCall": {"name": value[1], "args": {"at": "Oslo"}, "id": value[0]}, **signed})
+        elif kind == "server":
+            parts.append({"executableCode": {"language": "PYTHON", "code": "1"}, **signed})
+        else:
+            parts.append({"inlineData": {"mimeType": "image/png", "data": "iVBORw=="}, **signed})
+    return {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
+
+
+def gpt_says(pieces: Sequence[Piece], turn: str) -> Json:
+    items: list[Json] = []
+    for number, (kind, value) in enumerate(pieces):
+        mark = f"{turn}{number}"
+        if kind == "text":
+            content = [{"type": "output_text", "text": value, "annotations": []}]
+            items.append({"type": "message", "id": f"msg_{mark}", "role": "assistant", "content": content})
+            items[-1]["status"] = "completed"
+        elif kind == "thought":
+            summary = [{"type": "summary_text", "text": value}] if value else []
+            items.append({"type": "reasoning", "id": f"rs_{mark}", "summary": summary})
+            items[-1]["encrypted_content"] = f"{MARK}{turn}{number}"
+        elif kind == "call":
+            items.append({"type": "function_call", "id": f"fc_{mark}", "call_id": value[0] or mark, "name": value[1]})
+            items[-1] |= {"arguments": '{"at": "Oslo"}', "status": "completed"}
+        elif kind == "server":
+            action = {"type": "search", "query": MARK, "queries": []}
+            items.append({"type": "web_search_call", "id": f"ws_{mark}", "status": "completed", "action": action})
+        else:
+            items.append({"type": "image_generation_call", "id": f"ig_{mark}", "status": "completed"})
+            items[-1]["result"] = "iVBORw=="
+    return {"id": f"resp_{turn}", "status": "completed", "output": items}
+
+
+def chat_says(pieces: Sequence[Piece], turn: str) -> Json:
+    message: Json = {"role": "assistant", "content": "".join(value for kind, value in pieces if kind == "text")}
+    message["reasoning_content"] = "".join(value for kind, value in pieces if kind == "thought")
+    message["reasoning_details"] = [{"type": "reasoning.encrypted", "data": f"{MARK}-{turn}"}]
+    calls = [value for kind, value in pieces if kind == "call"]
+    message["tool_calls"] = [
+        {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": '{"at": "Oslo"}'},
+            "extra_content": {"google": {"thought_signature": f"{MARK}{turn}{number}"}},
+        }
+        for number, (call_id, name) in enumerate(calls)
+    ]
+    return {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}]}
+
+
+SAYS: dict[str, Callable[[Sequence[Piece], str], Json]] = {
+    name: claude_says
+    if "claude" in name
+    else gemini_says
+    if "gemini" in name
+    else gpt_says
+    if "gpt" in name
+    else chat_says
+    for name in OTHERS
+}
+
+
+def answered(wire: Wire, answer: Json) -> Message:
+    """The message of the model that an answer amounts to."""
+    events: list[Event] = []
+    reader = wire.reader(Draft(events.append, "1", Endpoint("m", "http://x")))
+    reader.whole(orjson.dumps(answer))
+    reader.complete()
+    assert isinstance(events[-1], ContentCompleteEvent)
+    for event in events:
+        # What the vendor's own tools were asked is for clients.
+        assert event.kind == "server-tool" or MARK.encode() not in event.to_json(public=True)
+    return message_of(events[-1])
+
+
+TURNS = st.lists(
+    st.tuples(st.sampled_from(sorted(OTHERS)), PIECES, st.booleans(), st.lists(FILES, max_size=2), st.booleans()),
+    min_size=1,
+    max_size=6,
+)
+
+
+KEYS = {"claude": "anthropic", "gemini 3": "google_gemini", "gemini on vertex": "vertex_gemini", "gpt": "responses@"}
+"""Under what the pieces of the native wires are kept."""
+
+
+def said_to(history: list[Message], message: Message, files: Sequence[Any], *, drops: bool, speaks: bool) -> None:
+    """Add an answer of the model, the results of its calls, and what the user says then."""
+    history.append(message)
+    for place, call in enumerate(message.tool_calls):
+        if not (drops and place == 0):
+            history.append(Message.tool(call.id, [TextPart(text="It is blue."), *files]))
+    if speaks or history[-1].role != "tool":
+        history.append(Message.user([TextPart(text="And?"), *files]))
+
+
+def marks(value: Any) -> set[str]:
+    return set(re.findall(MARK + r"\d\d", orjson.dumps(value).decode()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(TURNS)
+def test_no_vendor_refuses_a_conversation_that_comes_from_others(turns: list[Any]) -> None:
+    wires = {name: other.wire() for name, other in OTHERS.items()}
+    history = [Message.user("Where?")]
+    for number, (name, pieces, drops, files, speaks) in enumerate(turns):
+        message = answered(wires[name], SAYS[name](pieces, str(number)))
+        said_to(history, message, files, drops=drops, speaks=speaks)
+        for other, wire in wires.items():
+            OTHERS[other].judge(sent(wire, history, tools=(LOOK,)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_each_vendor_gets_all_of_its_own_signed_pieces_and_none_of_the_others(turns: list[Any]) -> None:
+    wires = {name: OTHERS[name].wire() for name in KEYS}
+    history = [Message.user("Where?")]
+    for number, (name, pieces, drops, files, speaks) in enumerate(turns):
+        name = name if name in KEYS else "claude"
+        message = answered(wires[name], SAYS[name](pieces, str(number)))
+        said_to(history, message, files, drops=drops, speaks=speaks)
+    # As a log gives them back.
+    history = [Message.model_validate_json(each.model_dump_json()) for each in history]
+    for name, key in KEYS.items():
+        own = [
+            marks(state)
+            for message in history
+            for of, state in (message.provider_state or {}).items()
+            if of.startswith(key)
+        ]
+        found = marks(sent(wires[name], history, tools=(LOOK,)))
+        assert found <= set().union(*own)
+        # What OpenAI reasoned last, and nothing came of it, stays here with all of that message.
+        assert name == "gpt" or found == set().union(*own)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_what_is_left_out_is_told_once_for_each_message_though_several_vendors_are_asked(turns: list[Any]) -> None:
+    wires = {name: OTHERS[name].wire() for name in ("claude", "gemini 3", "gpt")}
+    told: dict[str, list[str]] = {name: [] for name in wires}
+    history = [Message.user("Where?")]
+    for number, (name, pieces, _, files, speaks) in enumerate(turns):
+        name = name if name in wires else "claude"
+        message = answered(wires[name], SAYS[name](pieces, str(number)))
+        said_to(history, message, files, drops=False, speaks=speaks)
+        for other, wire in wires.items():
+            sent(wire, history, told[other])
+    for name, notices in told.items():
+        again: list[str] = []
+        sent(OTHERS[name].wire(), [each.model_copy() for each in history], again)
+        assert sorted(notices) == sorted(again)
