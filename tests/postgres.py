@@ -37,7 +37,7 @@ def _programs() -> Path | None:
     return max(found, default=None, key=lambda path: (len(path.parent.name), path.parent.name))
 
 
-def _user() -> str | None:
+def nobody() -> str | None:
     """Who runs a server of one's own: it does not run as root."""
     if os.geteuid() != 0:
         return None
@@ -87,7 +87,7 @@ class PostgresServer:
         assert programs is not None
         self._programs = programs
         self._settings = settings
-        self._user = _user()
+        self._user = nobody()
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0

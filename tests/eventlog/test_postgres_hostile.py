@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
+import subprocess
+import time
 import traceback
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from postgres import PostgresServer, new_schema
+from postgres import PostgresServer, new_schema, nobody
 from rxloop import ConfigurationError, EventLogError, LogUnreachable, PostgresEventLog
 from rxloop.errors import UnknownRun
+from rxloop.eventlog import postgres as postgres_log
+from rxloop.eventlog._postgres import hearing, removing
+from rxloop.eventlog._postgres.address import Connection
+from rxloop.eventlog._postgres.rows import Batch, write
 from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.protocol.mail import CancelMail
-from rxloop.testing.event_log_contract._tools import begun, end, ids
+from rxloop.testing.event_log_contract._tools import Follower, begun, end, ids, note, task
 
 pytestmark = pytest.mark.service("postgres")
 
@@ -49,6 +59,25 @@ async def advisory_locks(address: str) -> int:
         )
         [[count]] = await cursor.fetchall()
         return count
+
+
+def finished(task_id: str) -> list[Event]:
+    """All events of a run."""
+    return [task(task_id=task_id), end(2, task_id=task_id)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 it is not told
+            await asyncio.sleep(0)
+
+
+def listens(log: PostgresEventLog) -> bool:
+    """Whether a log is told of what comes."""
+    with psycopg.connect(log._address.dsn) as connection:
+        query = "SELECT FROM pg_stat_activity WHERE state = 'idle' AND query = %s"
+        return connection.execute(query, (f'LISTEN "{log._address.channel}"',)).fetchone() is not None
 
 
 # -- what is given
@@ -208,3 +237,135 @@ async def test_a_log_with_many_turns_is_closed_soon_though_the_server_is_gone() 
         server.stop()
         async with asyncio.timeout(4):
             await log.aclose()
+
+
+# -- what is removed, or was there already
+
+
+async def test_events_are_appended_while_many_runs_are_removed(
+    new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removing, "AT_ONCE", 2)
+    monkeypatch.setattr(postgres_log, "AT_ONCE", 2)
+    log = new_log()
+    await asyncio.gather(*(log.append(f"{name}", [*finished(name)], expected_seq=0) for name in map(str, range(20))))
+    await log.append("run", begun(), expected_seq=0)
+    removing_all = asyncio.create_task(log.trim(-60))
+    await until(lambda: log._engine().write.busy)
+    await log.append("run", [end(3, "canceled")], expected_seq=2)
+    assert not removing_all.done()
+    assert len(await removing_all) == 20
+    assert ids(await log.runs()) == ["run"]
+
+
+async def test_a_reader_that_is_far_behind_is_told_that_the_log_went_back_in_time(new_log: MakeLog) -> None:
+    log = new_log()
+    await log.append("run", begun(), expected_seq=0)
+    events = log.follow("run")
+    assert [(await anext(events)).seq, (await anext(events)).seq] == [1, 2]
+    third = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.05)
+    await log.append("run", [note(3)], expected_seq=2)
+    assert (await third).seq == 3
+    await log.append("run", [note(seq) for seq in range(4, 400)], expected_seq=3)
+    schema = log._address.schema
+    async with await psycopg.AsyncConnection.connect(log._address.dsn) as connection:
+        await connection.execute(f"DELETE FROM {schema}.events WHERE seq > 2".encode())
+        await connection.execute(f"UPDATE {schema}.runs SET seq = 2".encode())
+
+    async def rest() -> None:
+        async for _ in events:
+            pass
+
+    with pytest.raises(EventLogError, match="follow it anew"):
+        await asyncio.wait_for(rest(), SECONDS)
+
+
+async def test_a_follower_here_has_at_once_what_was_written_though_its_answer_was_lost(
+    new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hearing, "POLL_SECONDS", 3600)
+    log = new_log()
+    await log.append("run", begun(), expected_seq=0, writer="me")
+    follower = Follower(log)
+    await follower.sees(1, 2)
+    engine = log._engine()
+    last = [end(3)]
+    await until(lambda: listens(log))
+
+    # As if its connection had broken between the commit and the answer.
+    async def lost(connection: Connection) -> None:
+        batch = Batch("run", last, 2, "me", mine=False, live=True)
+        [outcome] = await write(connection, log._address, engine.turns.me, [batch])
+        assert outcome.number is not None
+
+    await engine.writing(lost)
+    await log.append("run", last, expected_seq=2, writer="me")
+    await asyncio.wait_for(follower.task, SECONDS)
+
+
+# -- where it is
+
+
+async def test_a_database_that_cannot_have_every_text_is_refused(postgres: str) -> None:
+    async with await psycopg.AsyncConnection.connect(postgres, autocommit=True) as connection:
+        await connection.execute("CREATE DATABASE rxloop_latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+        try:
+            log = PostgresEventLog(postgres.rpartition("/")[0] + "/rxloop_latin")
+            with pytest.raises(EventLogError, match="LATIN1, and UTF8"):
+                await log.append("run", begun(), expected_seq=0)
+            await log.aclose()
+        finally:
+            await connection.execute("DROP DATABASE rxloop_latin WITH (FORCE)")
+
+
+@pytest.mark.skipif(
+    shutil.which("pgbouncer") is None, reason="there is no pgbouncer (Debian: apt-get install pgbouncer)"
+)
+async def test_turns_are_refused_where_a_bouncer_shares_the_sessions(postgres: str, tmp_path: Path) -> None:
+    with bouncer(postgres, tmp_path) as shared:
+        good = PostgresEventLog(shared, session_dsn=postgres, schema=new_schema())
+        await good.append("run", begun(context_id="c"), expected_seq=0)
+        follower = Follower(good)
+        await follower.sees(1, 2)
+        assert await good.take_turn("c", "run", pytest.fail)
+        await good.append("run", [end(3, context_id="c")], expected_seq=2)
+        await asyncio.wait_for(follower.task, SECONDS)
+        await good.aclose()
+        log = PostgresEventLog(shared, schema=new_schema())
+        with pytest.raises(EventLogError, match="session_dsn"):
+            await log.take_turn("c", "run", pytest.fail)
+        await log.aclose()
+
+
+@contextmanager
+def bouncer(address: str, folder: Path) -> Generator[str]:
+    """A PgBouncer that gives a connection for the time of a transaction, as an address."""
+    there = conninfo_to_dict(address)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (folder / "users").write_text('"postgres" ""')
+    (folder / "ini").write_text(
+        f"[databases]\n* = host={there['host']} port={there['port']}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nauth_type = trust\nauth_file = {folder / 'users'}\npool_mode = transaction\n"
+        f"unix_socket_dir =\nlogfile = {folder / 'log'}\n"
+    )
+    user = nobody()
+    if user is not None:
+        for path in (folder, *folder.iterdir()):
+            shutil.chown(path, user)
+        for above in list(folder.parents)[:3]:
+            if above.owner() == "root" and above != Path("/tmp"):
+                above.chmod(0o755)
+    process = subprocess.Popen(["pgbouncer", folder / "ini"], user=user, stderr=subprocess.DEVNULL)
+    shared = f"postgresql://postgres@127.0.0.1:{port}/{there['dbname']}"
+    try:
+        for _ in range(200):
+            with suppress(psycopg.Error), psycopg.connect(shared, connect_timeout=2):
+                break
+            time.sleep(0.05)
+        yield shared
+    finally:
+        process.kill()
+        process.wait()

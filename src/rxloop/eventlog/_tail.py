@@ -172,6 +172,11 @@ async def followed(
             events = tail.after(place, deltas)
             if events is None:
                 found = await page(place)
+                if not found.rows:
+                    # What came after it was here once.
+                    tail.over(until)
+                    said = f"the log holds nothing after event {place[0]} of the run {tail.task_id} any more"
+                    raise EventLogError(f"{said}: it has gone back; follow it anew, from the last event that you have")
                 events, place = found.events, found.end
             elif events:
                 place = place_of(events[-1])

@@ -25,7 +25,7 @@ from rxloop.eventlog._postgres.reads import (
     record,
     records,
 )
-from rxloop.eventlog._postgres.removing import remove_run, trim
+from rxloop.eventlog._postgres.removing import AT_ONCE, remove_run, trim
 from rxloop.eventlog._postgres.rows import Batch, put_mail
 from rxloop.eventlog._postgres.schema import migrate
 from rxloop.eventlog._tail import PAGE, Page, Place, followed
@@ -304,9 +304,18 @@ class PostgresEventLog:
         """
         before = round((time.time() - older_than) * 1000)
         wanted = [state for state in states if state in FINISHED]
-        return await self._engine().writing(
-            lambda connection: trim(connection, self._address, before, wanted, deltas_only)
-        )
+        removed: list[str] = []
+        after = 0
+        while True:
+            # A few at once, so that others can write meanwhile.
+            work = partial(
+                trim, address=self._address, before=before, states=wanted, deltas_only=deltas_only, after=after
+            )
+            found = await self._engine().writing(work)
+            removed += [task_id for _, task_id in found]
+            if len(found) < AT_ONCE:
+                return removed
+            after = found[-1][0]
 
     async def migrate(self, *, grant: str | None = None) -> None:
         """Make the tables, or bring them to the version that this program knows, as a role that may do so.

@@ -23,6 +23,8 @@ log = logging.getLogger("rxloop")
 POLL_SECONDS = 1.0
 """The net below the notifications: how often it is looked whether one was missed."""
 _AGAIN_SECONDS = (0.05, 2.0)
+_LISTENS_IN = 10.0
+"""Seconds in which a server has to say that it listens."""
 _AT_ONCE = 256
 """Events of one run that are fetched at once."""
 _NEW = f"""
@@ -86,9 +88,14 @@ class Hearing:
 
         return stop
 
-    def wrote(self, batch: Batch, number: int) -> None:
-        """Take note of what was written here: its followers here need not ask for it."""
-        tail = self.tails.of_number.get(number)
+    def wrote(self, batch: Batch, number: int | None) -> None:
+        """Take note of what was written here: its followers here need not ask for it, and are not told of it.
+
+        Args:
+            batch: The batch.
+            number: That of its run, unless it was there already, by a statement whose answer was lost.
+        """
+        tail = self.tails.of_task.get(batch.task_id) if number is None else self.tails.of_number.get(number)
         if tail is None:
             return
         if tail.continues(batch.expected_seq):
@@ -134,10 +141,11 @@ class Hearing:
         pause, longest = _AGAIN_SECONDS
         while True:
             try:
-                self._connection = connection = await self._address.connect(session=True)
-                # A process that is frozen is not to fill the queue of all others: the server drops it.
-                await connection.execute(b"SET tcp_user_timeout = 5000")
-                await connection.execute(f'LISTEN "{self._address.channel}"'.encode())
+                async with asyncio.timeout(_LISTENS_IN):
+                    self._connection = connection = await self._address.connect(session=True)
+                    # A process that is frozen is not to fill the queue of all others: the server drops it.
+                    await connection.execute(b"SET tcp_user_timeout = 5000")
+                    await connection.execute(f'LISTEN "{self._address.channel}"'.encode())
                 pause = _AGAIN_SECONDS[0]
                 self._missed()
                 async for notify in connection.notifies():

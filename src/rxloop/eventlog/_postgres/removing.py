@@ -8,8 +8,8 @@ from rxloop.eventlog._postgres.address import Address, Connection, can_keep
 from rxloop.eventlog._postgres.rows import numbers
 from rxloop.eventlog.rules import check_finished, unknown_run
 
-_AT_ONCE = 1_000
-"""Runs that are removed in one transaction."""
+AT_ONCE = 200
+"""Runs that are removed in one transaction: what is appended meanwhile waits for it."""
 _OF_RUNS = (
     "DELETE FROM $s.folds f USING $s.runs r WHERE r.number = ANY (%(runs)s::bigint[])"
     " AND f.context_id = r.context_id AND r.number BETWEEN f.first AND f.last",
@@ -39,22 +39,30 @@ async def remove_run(connection: Connection, address: Address, task_id: str) -> 
 
 
 async def trim(
-    connection: Connection, address: Address, before: int, states: Sequence[str], deltas_only: bool
-) -> list[str]:
-    """Remove the runs in these states that are older than that, or their transient events; give their ids."""
+    connection: Connection, address: Address, before: int, states: Sequence[str], deltas_only: bool, after: int
+) -> list[tuple[int, str]]:
+    """Remove the next runs in these states that are older than that, or their transient events.
+
+    Args:
+        connection: The connection.
+        address: The database.
+        before: The time that they are older than.
+        states: The states.
+        deltas_only: Remove only their transient events.
+        after: The number of the last run that was removed.
+
+    Returns:
+        The numbers and ids of the runs, at most `AT_ONCE`.
+    """
     having = " AND EXISTS (SELECT FROM $s.events WHERE run = number AND sub > 0)" if deltas_only else ""
     query = address.sql(
-        f"SELECT number, task_id FROM $s.runs WHERE updated < %s AND state = ANY (%s){having}"
-        f" ORDER BY number LIMIT {_AT_ONCE} FOR UPDATE"
+        f"SELECT number, task_id FROM $s.runs WHERE number > %s AND updated < %s AND state = ANY (%s){having}"
+        f" ORDER BY number LIMIT {AT_ONCE} FOR UPDATE"
     )
-    removed: list[str] = []
-    while True:
-        async with connection.transaction():
-            found = await (await connection.execute(query, (before, [*states]))).fetchall()
-            await _remove(connection, address, [number for number, _ in found], deltas_only=deltas_only)
-        removed += [task_id for _, task_id in found]
-        if len(found) < _AT_ONCE:
-            return removed
+    async with connection.transaction():
+        found = await (await connection.execute(query, (after, before, [*states]))).fetchall()
+        await _remove(connection, address, [number for number, _ in found], deltas_only=deltas_only)
+    return [(number, task_id) for number, task_id in found]
 
 
 async def _remove(connection: Connection, address: Address, runs: Sequence[int], *, deltas_only: bool) -> None:

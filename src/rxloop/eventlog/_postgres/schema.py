@@ -135,12 +135,19 @@ async def check(connection: Connection, address: Address) -> bool:
     """Find out whether the tables are those that this program knows; False if they are older, or not there.
 
     Raises:
-        EventLogError: They are newer, or the server is too old.
+        EventLogError: They are newer, the server is too old, or the database cannot have every text.
     """
     if connection.info.server_version < _OLDEST:
         raise EventLogError(
             f"the server of the event log {address} is PostgreSQL {connection.info.server_version // 10_000}: "
             "version 14 or later is needed",
+            retryable=False,
+        )
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        raise EventLogError(
+            f"the database of the event log {address} has the encoding {encoding}, and UTF8 is needed for all texts: "
+            "make one with ENCODING 'UTF8' TEMPLATE template0",
             retryable=False,
         )
     try:

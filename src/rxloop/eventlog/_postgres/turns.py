@@ -24,6 +24,8 @@ _IN_DOUBT = 0.2
 _IDLE = 60.0
 """Seconds without a turn after which the session is closed."""
 _LOCK = "SELECT pg_try_advisory_lock(%s)"
+_UNLOCK = "SELECT pg_advisory_unlock(%s)"
+_BACKEND = "SELECT pg_backend_pid()"
 _TAKE = """
 WITH before AS (
     SELECT task_id FROM $s.turns WHERE context_id = %(context)s
@@ -129,7 +131,7 @@ class Turns:
                 except Exception:
                     # The session counts how often it has a lock, and goes on.
                     with suppress(psycopg.Error):
-                        await connection.execute(b"SELECT pg_advisory_unlock(%s)", (turn.key,))
+                        await connection.execute(_UNLOCK.encode(), (turn.key,))
                     raise
                 self._held[turn.context_id] = turn
             return taken
@@ -190,6 +192,7 @@ class Turns:
         await self._check()
         connection = await self._address.connect(session=True)
         try:
+            await self._see_that_it_is_not_shared(connection)
             milliseconds = max(round(self._lease * 1000), 1)
             await connection.execute(f"SET idle_session_timeout = {milliseconds}".encode())
             await connection.execute(b"SET tcp_user_timeout = 5000")
@@ -208,6 +211,32 @@ class Turns:
             raise
         return connection
 
+    async def _see_that_it_is_not_shared(self, connection: Connection) -> None:
+        """See that the session is ours alone: else others would be given the turns that we have.
+
+        Raises:
+            EventLogError: It is shared.
+        """
+        cursor = await connection.execute(_BACKEND.encode())
+        [[pid]] = await cursor.fetchall()
+        if pid == connection.info.backend_pid:
+            return
+        # There is a pooler in between, which is as good if it gives a session to one client at a time.
+        lock = (secrets.randbits(62),)
+        await connection.execute(_LOCK.encode(), lock)
+        async with await self._address.connect(session=True) as other:
+            cursor = await other.execute(_LOCK.encode(), lock)
+            [[shared]] = await cursor.fetchall()
+            if shared:
+                await other.execute(_UNLOCK.encode(), lock)
+        await connection.execute(_UNLOCK.encode(), lock)
+        if shared:
+            raise EventLogError(
+                f"the event log {self._address} is behind a pooler that shares sessions, as PgBouncer does in its "
+                "transaction mode, and a turn needs one of its own: name the server itself as session_dsn",
+                retryable=False,
+            )
+
     async def _take_again(self, connection: Connection) -> None:
         """Take the turns in a new session, as far as they are free; those that somebody else has had are lost."""
         doubtful = [turn for turn in self._held.values() if turn.doubt and not turn.leaving]
@@ -224,7 +253,7 @@ class Turns:
                 turn.doubt = not locked[turn.key]
                 continue
             if locked[turn.key]:
-                await connection.execute(b"SELECT pg_advisory_unlock(%s)", (turn.key,))
+                await connection.execute(_UNLOCK.encode(), (turn.key,))
             if self._held.get(turn.context_id) is turn:
                 del self._held[turn.context_id]
                 turn.lost()

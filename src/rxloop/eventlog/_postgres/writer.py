@@ -21,7 +21,7 @@ class Writer:
     """Appends batches, those of all runs that wait in one statement."""
 
     def __init__(
-        self, address: Address, lane: Lane, me: str, patience: float, wrote: Callable[[Batch, int], None]
+        self, address: Address, lane: Lane, me: str, patience: float, wrote: Callable[[Batch, int | None], None]
     ) -> None:
         """Make a writer.
 
@@ -30,7 +30,8 @@ class Writer:
             lane: Its connection.
             me: Who holds the turns of this log object.
             patience: Seconds for which a server is asked again that does not answer.
-            wrote: Called with each batch that was written, and the number of its run.
+            wrote: Called with each batch that was written, and the number of its run, which is not known of one that
+                was there already.
         """
         self._address, self._lane, self._me, self._patience = address, lane, me, patience
         self._wrote = wrote
@@ -150,8 +151,10 @@ class Writer:
         elif rest:
             again = Batch(batch.task_id, rest, held, batch.writer, mine=batch.mine, live=batch.live)
             self._waiting.appendleft((again, done))
-        elif not done.done():
-            done.set_result(None)
+        else:
+            self._wrote(batch, None)
+            if not done.done():
+                done.set_result(None)
 
     async def _rest(self, batch: Batch, held: int) -> tuple[Any, ...] | None:
         """What of a batch is not in the log yet, if the rest of it is there byte for byte; None if it is not."""
