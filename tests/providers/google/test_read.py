@@ -185,7 +185,7 @@ def test_arguments_that_were_cut_off_are_told_as_such() -> None:
     ],
 )
 def test_each_reason_has_a_word_of_ours(raw: str, ours: str) -> None:
-    complete = complete_of({"candidates": [{"finishReason": raw, "finishMessage": "because"}]})
+    complete = complete_of({"candidates": [{"finishReason": raw}]})
     assert (complete.finish_reason, complete.raw_finish_reason, complete.content) == (ours, raw, "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from rxloop.errors import ProviderProtocolError
 from rxloop.protocol.messages import FilePart, ImagePart
@@ -89,17 +89,18 @@ class GeminiReader(EventReader):
         """Read one chunk."""
         if event.get("error"):
             raise from_error_object(event, self.draft.where)
-        for candidate in objects(event.get("candidates")):
-            if not candidate.get("index"):
+        candidates: Any = event.get("candidates")
+        for candidate in candidates if candidates.__class__ is list else ():
+            if candidate.__class__ is dict and not candidate.get("index"):
                 self._candidate(candidate)
-        usage = event.get("usageMetadata")
-        if isinstance(usage, dict) and ("promptTokenCount" in usage or "totalTokenCount" in usage):
-            self._usage = cast("dict[str, Any]", usage)
+        usage: Any = event.get("usageMetadata")
+        if usage.__class__ is dict and ("promptTokenCount" in usage or "totalTokenCount" in usage):
+            self._usage = usage
         if "promptFeedback" in event:
             reason = object_of(event["promptFeedback"]).get("blockReason")
             if isinstance(reason, str) and reason and reason not in _UNSPECIFIED:
                 self.draft.finish("content_filter", reason)
-        if not _KNOWN.intersection(event):
+        if candidates is None and not _KNOWN.intersection(event):
             self.pass_over(f"an event with {_names(event)}")
 
     def answer(self, answer: dict[str, Any]) -> None:
@@ -144,11 +145,14 @@ class GeminiReader(EventReader):
                     self.draft.write(text)
                 else:
                     self._part(part)
-        for name in _SOURCES:
-            if name in candidate:
-                self._weigh(len(dumped(candidate)))
-                self._sources.append({name: candidate.get(name) for name in _SOURCES})
-                break
+        if len(candidate) > ("content" in candidate) + ("index" in candidate):
+            self._beside(candidate)
+
+    def _beside(self, candidate: dict[str, Any]) -> None:
+        """What a candidate has beside its content."""
+        if any(name in candidate for name in _SOURCES):
+            self._weigh(len(dumped(candidate)))
+            self._sources.append({name: candidate.get(name) for name in _SOURCES})
         reason = candidate.get("finishReason")
         if isinstance(reason, str) and reason and reason not in _UNSPECIFIED:
             if reason in _FAILED:
