@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -217,3 +219,25 @@ async def test_a_client_is_told_to_come_back_when_too_much_waits(log: MemoryEven
             second = await client.post("/runs", json={"input": "Hi"})
     assert (first.status_code, second.status_code, second.json()["error"]["code"]) == (202, 429, "busy")
     assert second.headers["retry-after"] == "5"
+
+
+class Deaf(Bare):
+    """Takes the first cancellation for something else."""
+
+    async def serve(
+        self, settle: Callable[[str], Awaitable[None]], *, concurrency: int, version: str | None = None
+    ) -> None:
+        with suppress(asyncio.CancelledError):
+            await super().serve(settle, concurrency=concurrency, version=version)
+        await super().serve(settle, concurrency=concurrency, version=version)
+
+
+def test_a_queue_that_does_not_listen_at_first_is_stopped(log: MemoryEventLog) -> None:
+    with virtual_time() as time:
+
+        async def program() -> None:
+            async with Runtime({"a": answering()}, log=log, queue=Deaf(), works=True):
+                await asyncio.sleep(1)
+
+        time.run(program())
+        assert time.now < 20

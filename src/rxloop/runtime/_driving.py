@@ -34,6 +34,8 @@ _FOR_CALLS = 0.25
 """The part of the time at the end that is kept for calls that nobody can make again; nothing else begins in it."""
 _LONGEST_PAUSE = 60.0
 """Seconds between two tries with a run that this process cannot go on with."""
+_STOPS_IN = 5.0
+"""Seconds after which what has not stopped is told so once more."""
 _BELLS_IN = 30.0
 """Seconds after which a bell counts as lost, and between two looks for such bells."""
 _BELLS = 200
@@ -96,8 +98,7 @@ class Driving:
     async def end(self, seconds: float) -> None:
         """Wait for the runs that go on, and give up those that have not ended by then; see `Runtime.drain`."""
         self.closing = True
-        for watching in self._watching:
-            watching.cancel()
+        stopping = [asyncio.create_task(_stop(watching)) for watching in self._watching]
         tasks = list(self._tasks.values())
         for task_id, task in self._tasks.items():
             if self.driven.run(task_id) is None:
@@ -112,7 +113,7 @@ class Driving:
             for task in tasks:
                 # One that is cancelled while it settles a run gives the run up.
                 task.cancel()
-            await all_over([*tasks, *self._watching])
+            await all_over([*tasks, *stopping])
 
     async def _give_up(self, run: Run[Any], grace: float) -> None:
         """Let a run begin nothing more, and give it up once its calls that nobody can make again are over."""
@@ -278,7 +279,7 @@ class Driving:
     # -- with a queue
 
     async def _serve_on(self, queue: Queue) -> None:
-        while True:
+        while not self.closing:
             try:
                 await queue.serve(self._answer, concurrency=self._concurrency, version=self._version)
             except Exception as error:
@@ -320,3 +321,10 @@ class Driving:
             context_id = (await read_log(self._log.record, task_id)).context_id
             for record in await read_log(self._log.runs, context_id=context_id, states=("submitted",), limit=1):
                 await ring(self._queue, record)
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it is over: a library may take a cancellation for an error of its own."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_STOPS_IN)

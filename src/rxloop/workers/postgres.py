@@ -128,8 +128,10 @@ class PostgresQueue:
                 install_signal_handlers=False,
             )
         finally:
-            rescuing.cancel()
-            await asyncio.wait([rescuing])
+            while not rescuing.done():
+                # The pool may take a cancellation for a broken connection.
+                rescuing.cancel()
+                await asyncio.wait([rescuing], timeout=0.5)
 
     async def waiting(self) -> int:
         """Count the bells that ring, and that nobody has answered yet.
@@ -180,6 +182,8 @@ class PostgresQueue:
         )
         app = App(connector=connector)
         app.task(name=_TASK, pass_context=True)(self._answer)
+        # With no periodic task at all, procrastinate stops watching over its listener, which may die unseen.
+        app.periodic(cron="0 0 29 2 *")(app.task(name="rxloop.nothing")(_nothing))
         await app.open_async()
         try:
             await self._make_tables(app)
@@ -248,3 +252,7 @@ class PostgresQueue:
         # Another worker may have been quicker.
         with suppress(ConnectorException):
             await app.job_manager.finish_job(job, Status.ABORTED, delete_job=True)
+
+
+async def _nothing(timestamp: int) -> None:
+    """Do nothing, now and then."""
