@@ -376,6 +376,9 @@ def test_any_value_anywhere_in_an_item_breaks_nothing(item: dict[str, Any], valu
 def test_items_without_end_come_to_a_bound() -> None:
     with pytest.raises(OutOfBounds):
         read([added({"type": "message", "id": str(number)}) for number in range(20_000)], bounds=Bounds(text=100_000))
+    mixed = [piece("output_text", "x", text("", number), number) for number in (1, 2)]
+    with pytest.raises(OutOfBounds):
+        read(mixed * 1000, bounds=Bounds(text=100_000))
     secret = [done({**HM, "id": str(number), "encrypted_content": "x" * 1000}, number) for number in range(500)]
     with pytest.raises(OutOfBounds):
         read([*secret, completed()], bounds=Bounds(text=100_000))

@@ -18,9 +18,9 @@ class Form(NamedTuple):
     """What a message became."""
 
     data: bytes
-    """Its items, with commas between them; of the answer to a call, what the tool gave."""
+    """Its items, with commas between them."""
     calls: tuple[str, ...] = ()
-    """The ids of the calls in it, as they are sent."""
+    """The ids of the calls in it, or of the one that it answers, as they are sent."""
     custom: frozenset[str] = frozenset()
     """Those whose results have another form."""
     response: str | None = None

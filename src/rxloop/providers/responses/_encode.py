@@ -17,7 +17,7 @@ from rxloop.providers._kept import keep, kept
 from rxloop.providers._pieces import foreign_state
 from rxloop.providers.responses._answers import answer_of
 from rxloop.providers.responses._chain import Chain, Form
-from rxloop.providers.responses._pairs import call_id_of, copied, item_bytes, paired
+from rxloop.providers.responses._pairs import call_id_of, copied, item_bytes, paired, result_of
 from rxloop.providers.responses._settings import SettingsEncoder
 from rxloop.providers.wire import Notice
 
@@ -99,7 +99,8 @@ class RequestEncoder:
         if left := [part.placeholder for part in message.media if message.role != "assistant" and not _is_taken(part)]:
             notice("left_out", f"{', '.join(left)}, which it does not take: words stand for it")
         if message.role == "tool":
-            return Form(copied(dumped({"output": _output(message.content)})))
+            call_id = call_id_of(message.tool_call_id or "")
+            return Form(result_of(call_id, _output(message.content)), (call_id,))
         if message.role != "assistant":
             content = message.content if isinstance(message.content, str) else _parts(message.content)
             return Form(item_bytes({"role": message.role, "content": content}) if content else b"")

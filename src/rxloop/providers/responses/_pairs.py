@@ -35,21 +35,22 @@ def paired(
     def close() -> None:
         for call_id, custom in (call for calls in waiting.values() for call in calls):
             notice("left_out", f"nothing of the conversation: call {call_id} has no result, and is told so")
-            items.append(_result(call_id, custom, dumped({"output": _NO_RESULT})))
+            items.append(_for(result_of(call_id, _NO_RESULT), call_id, call_id, custom))
         waiting.clear()
         items.extend(strays)
         strays.clear()
 
     for place, (message, form) in enumerate(forms):
         if message.role == "tool":
-            call_id = call_id_of(message.tool_call_id or "")
-            if calls := waiting.get(call_id):
-                items.append(_result(*calls.pop(0), form.data))
+            call_id = form.calls[0]
+            if made := waiting.get(call_id):
+                items.append(_for(form.data, call_id, *made.pop(0)))
             elif place >= first:
                 notice("left_out", f"that a text is the result of call {call_id}, which nobody made")
                 strays.append(item_bytes({"role": "user", "content": message.text_alone}))
             continue
-        close()
+        if waiting or strays:
+            close()
         data, calls = form.data, form.calls
         if not used.isdisjoint(calls) or len(set(calls)) < len(calls):
             message = _with_other_ids(message, used)
@@ -95,6 +96,15 @@ def _with_other_ids(message: Message, used: set[str]) -> Message:
     return message.model_copy(update={"tool_calls": tuple(calls), "provider_state": None})
 
 
-def _result(call_id: str, custom: bool, output: bytes) -> bytes:
-    kind = b"custom_tool_call_output" if custom else b"function_call_output"
-    return b'{"type":"%b","call_id":%b,%b' % (kind, dumped({"": call_id})[4:-1], output[1:])
+def result_of(call_id: str, output: str | list[dict[str, Any]]) -> bytes:
+    """The item of a result."""
+    return item_bytes({"type": "function_call_output", "call_id": call_id, "output": output})
+
+
+def _for(result: bytes, call_id: str, sent: str, custom: bool) -> bytes:
+    """A result for the call as it was sent."""
+    if sent == call_id and not custom:
+        return result
+    kind = "custom_tool_call_output" if custom else "function_call_output"
+    before = len(item_bytes({"type": "function_call_output", "call_id": call_id})) - 1
+    return item_bytes({"type": kind, "call_id": sent})[:-1] + result[before:]

@@ -236,8 +236,8 @@ class ResponsesReader(EventReader):
             extra = draft.begin_text()
             if not part.got.tell():
                 part.start = draft.text.written
-        extra["item"], extra["part"] = part.item.number, part.name
-        self._open = part
+        draft.other += ITEM_WEIGHT
+        extra["item"], extra["part"], self._open = part.item.number, part.name, part
 
     def _settle(self, part: OutputPart, text: str) -> None:
         """Add what has not come of a part whose whole text is known."""
