@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from rxloop.errors import InvalidEvent, ProviderProtocolError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -20,6 +21,7 @@ from rxloop.protocol.step_events import NoticeCode
 from rxloop.protocol.storable import readable, settled_model, storable
 from rxloop.protocol.unchecked import unchecked
 from rxloop.providers._calls import CallAssembler, dumped
+from rxloop.providers._documents import values_in
 from rxloop.providers._errors import Endpoint
 from rxloop.providers._fields import tokens
 from rxloop.providers._pieces import PieceRecorder
@@ -28,6 +30,8 @@ from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.prices import LONG_KEPT
 
 AS_IT_IS = TextRules()
+_VALUE = 30
+"""Characters that a value counts for where it is kept as it came, since many of them are short in JSON."""
 _complete = unchecked(ContentCompleteEvent, settled=True)
 _usage = unchecked(UsageEvent, settled=True)
 
@@ -131,7 +135,8 @@ class Draft:
 
     def raw(self, part: dict[str, Any]) -> None:
         """Keep a part that only the vendor understands, in its place."""
-        self._weigh(len(dumped(part)))
+        data = dumped(part)
+        self._weigh(len(data) + _VALUE * values_in(data))
         self._recorder.raw(part, *self._mark)
 
     def file(self, part: ImagePart | FilePart) -> dict[str, Any]:
@@ -162,8 +167,8 @@ class Draft:
                 tool_call_id=readable(id),
                 name=readable(name),
                 phase=phase,
-                arguments=storable(arguments, "the arguments"),
-                result=storable(result, "the result"),
+                arguments=self._storable(arguments, "the arguments"),
+                result=self._storable(result, "the result"),
                 success=success,
                 step=self.step,
             )
@@ -269,7 +274,7 @@ class Draft:
                 else EMPTY_LIST,
                 finish_reason=finish,
                 raw_finish_reason=None if raw is None else readable(raw),
-                provider_state=storable(state, "the state") if state else None,
+                provider_state=self._storable(state, "the state") if state else None,
                 step=self.step,
             )
         )
@@ -283,6 +288,12 @@ class Draft:
     @property
     def _mark(self) -> tuple[int, int]:
         return self.text.written, self.text.reasoned
+
+    def _storable(self, value: Any, name: str) -> Any:
+        try:
+            return storable(value, name)
+        except InvalidEvent as error:
+            raise ProviderProtocolError(f"{self.where} sent what no message can hold: {error}") from None
 
     def _weigh(self, size: int) -> None:
         self.other += size

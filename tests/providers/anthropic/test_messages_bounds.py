@@ -34,7 +34,18 @@ def blocks(content: Callable[[int], Json], *, stop: bool) -> Iterator[Json]:
         yield from block(number, content(number), stop=stop)
 
 
+def interleaved(content: Json, delta: Json) -> Iterator[Json]:
+    yield from (block(number, content)[0] for number in range(2))
+    for number in count():
+        yield {"type": "content_block_delta", "index": number % 2, "delta": delta}
+
+
 ENDLESS: dict[str, Callable[[], Iterator[Json]]] = {
+    "texts that take turns": lambda: interleaved({"type": "text"}, {"type": "text_delta", "text": "x"}),
+    "deep compaction": lambda: deltas({"type": "compaction"}, {"type": "compaction_delta", "new": [["x"] * 100]}),
+    "calls with arguments": lambda: blocks(
+        lambda n: {"type": "tool_use", "id": f"{n}", "name": "b", "input": {"a": ["x"] * 100}}, stop=False
+    ),
     "text": lambda: deltas({"type": "text", "text": ""}, {"type": "text_delta", "text": "x" * 50}),
     "thinking": lambda: deltas({"type": "thinking"}, {"type": "thinking_delta", "thinking": "x" * 50}),
     "arguments": lambda: deltas(
@@ -58,6 +69,7 @@ PASSED_OVER: dict[str, Callable[[], Iterator[Json]]] = {
     "usage": lambda: ({"type": "message_delta", "delta": {}, "usage": {f"new{n}": 1}} for n in count()),
     "pings": lambda: ({"type": "ping"} for _ in count()),
     "pieces of no block": lambda: ({"type": "content_block_delta", "index": n, "delta": {}} for n in count()),
+    "fields of open texts": lambda: blocks(lambda _: {"type": "text", "new": ["x"] * 1000}, stop=False),
     "one block again": lambda: ({**block(0, {"type": "text", "text": ""})[0], "x": n} for n in count()),
 }
 

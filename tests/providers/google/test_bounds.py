@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from time import perf_counter
 from typing import Any
 
 import orjson
@@ -68,6 +69,33 @@ def test_sources_without_an_end_come_to_a_bound() -> None:
             fed(reader, payload)
     finally:
         tracemalloc.stop()
+
+
+SOURCE = {"web": {"uri": "é" * 50_000, "title": "t"}}
+PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one source named again": (
+        {"groundingChunks": [SOURCE]},
+        {"groundingSupports": [{"segment": {"endIndex": 1}, "groundingChunkIndices": [0] * 100}]},
+    ),
+    "long places": ({}, {"groundingSupports": [{"segment": {"endIndex": 2_000_000, "text": "b"}}]}),
+    "sources that nobody names": ({"groundingChunks": [{"web": {"uri": "a"}}] * 9_000}, {"groundingChunks": []}),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_what_is_said_of_sources_takes_the_time_of_its_size(kind: str) -> None:
+    first, again = PLACES[kind]
+    start = chunk({"text": "a" * 2_000_000}, groundingMetadata=first)
+    more = orjson.dumps(chunk(groundingMetadata=again))
+
+    def seconds(count: int) -> float:
+        reader = GeminiReader(Draft(lambda _: None, "1", WHERE), "google_gemini")
+        reader.feed([orjson.dumps(start), *[more] * count, orjson.dumps(chunk(finish="STOP"))])
+        begun = perf_counter()
+        reader.complete()
+        return perf_counter() - begun
+
+    assert seconds(2_000) < 1
 
 
 def _going_on(part: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rxloop.errors import ProviderProtocolError
 from rxloop.protocol.messages import Citation
 from rxloop.protocol.storable import readable
 from rxloop.providers._calls import dumped
+from rxloop.providers._documents import check_document
 from rxloop.providers._draft import Draft
 from rxloop.providers._fields import object_of, objects, text_of, tokens
 from rxloop.providers._refusals import from_error_object
@@ -142,7 +143,7 @@ class MessagesReader(EventReader):
             self._stop(self._blocks.pop(index))
         kind = text_of(raw.get("type"))
         self.draft.other += _BLOCK
-        block = self._blocks[index] = _Block(kind, raw)
+        block = self._blocks[index] = _Block(kind, {} if kind in ("text", "thinking") else raw)
         if kind == "text":
             self._open(block)
             for citation in objects(raw.get("citations")):
@@ -191,7 +192,8 @@ class MessagesReader(EventReader):
         elif kind == "citations_delta" and block.type == "text":
             self._cite(block, object_of(delta.get("citation")))
         elif kind == "compaction_delta" and block.type == "compaction":
-            self.draft.other += len(text_of(delta.get("content"))) + len(text_of(delta.get("encrypted_content")))
+            block.size += (size := len(dumped(delta)))
+            self.draft.other += size
             block.raw |= {name: value for name, value in delta.items() if name != "type"}
         else:
             block.lost = True
@@ -216,8 +218,10 @@ class MessagesReader(EventReader):
         draft, raw = self.draft, block.raw
         draft.other -= block.size
         if block.json:
+            written = "".join(block.json).encode("utf-8", "replace")
+            check_document(written, draft.bounds)
             try:
-                raw["input"] = orjson.loads("".join(block.json))
+                raw["input"] = orjson.loads(written)
             except orjson.JSONDecodeError:
                 block.lost = True
                 self.pass_over(f"arguments of {_shown(raw.get('name'))} that are not JSON")
@@ -243,6 +247,7 @@ class MessagesReader(EventReader):
         """Begin a piece of text or thinking; once more where another block came between."""
         draft = self.draft
         again, block.opened = block.opened, True
+        draft.other += _BLOCK * again
         extra = draft.begin_text() if block.type == "text" else draft.begin_reasoning()
         if again and block.type == "thinking":
             # It is in two pieces now, which the signature no longer fits.
@@ -259,8 +264,8 @@ class MessagesReader(EventReader):
         block.call = self._calls
         self._calls += 1
         extra = {name: value for name, value in raw.items() if name not in _CALL and value is not None}
-        if extra:
-            self.draft.other += len(dumped(extra))
+        if extra or raw.get("input"):
+            self.draft.other += len(dumped(raw))
         self.draft.begin_call(block.call).update(extra)
         self.draft.call(block.call, id=text_of(raw.get("id")), name=text_of(raw.get("name")))
 

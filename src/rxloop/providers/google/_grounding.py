@@ -11,6 +11,8 @@ from rxloop.protocol.messages import Citation
 from rxloop.protocol.storable import readable
 from rxloop.providers._fields import object_of, objects
 
+_Source = tuple[str | None, str | None, str | None, int | None, int | None]
+"""What a citation says: its address, its title, its words, and the place in the answer."""
 _LOOKED_FOR = 200
 """How many segments are looked for in the text where their places do not fit: each costs the whole of it."""
 
@@ -38,7 +40,7 @@ class Places:
         start = 0 if start is None else start
         if start.__class__ is int and end.__class__ is int and 0 <= start < end:
             found = self._characters(start), self._characters(end)
-            if found[1] <= len(self._text) and (not isinstance(words, str) or self._text[slice(*found)] == words):
+            if found[1] <= len(self._text) and (not isinstance(words, str) or self._has(words, *found)):
                 return found
         if isinstance(words, str) and words and self._looked < _LOOKED_FOR:
             self._looked += 1
@@ -46,6 +48,10 @@ class Places:
             if place >= 0:
                 return place, place + len(words)
         return None, None
+
+    def _has(self, words: str, start: int, end: int) -> bool:
+        # By the length first: a slice may be all of the text.
+        return end - start == len(words) and self._text[start:end] == words
 
     def _characters(self, count: int) -> int:
         return count if self._ends is None else bisect_left(self._ends, count) + 1 if count else 0
@@ -58,22 +64,24 @@ def citations(candidates: list[dict[str, Any]], text: str) -> Iterator[Citation]
         candidates: Those that have `groundingMetadata`, `citationMetadata` or `urlContextMetadata`.
         text: The text of the answer.
     """
-    places, seen = Places(text), set[tuple[Any, ...]]()
-    chunks: list[dict[str, Any]] = []
+    places, seen = Places(text), set[_Source]()
+    sources: list[list[_Source]] = []
     for candidate in candidates:
         grounding = object_of(candidate.get("groundingMetadata"))
-        # Later chunks of a stream may bring places alone, of sources that came before.
-        chunks = objects(grounding.get("groundingChunks")) or chunks
-        for citation in _all(candidate, grounding, chunks, places):
-            key = (citation.url, citation.title, citation.text, citation.start, citation.end)
-            if key not in seen:
-                seen.add(key)
-                yield citation
+        chunks = objects(grounding.get("groundingChunks"))
+        # Later chunks of a stream may bring places alone, of sources that came before. Each is read once.
+        if chunks:
+            sources = [list(_source(chunk)) for chunk in chunks]
+        for source in _all(candidate, grounding, sources, places, new=bool(chunks)):
+            if source not in seen:
+                seen.add(source)
+                url, title, words, start, end = source
+                yield Citation(url=url, title=title, text=words, start=start, end=end)
 
 
 def _all(
-    candidate: dict[str, Any], grounding: dict[str, Any], chunks: list[dict[str, Any]], places: Places
-) -> Iterator[Citation]:
+    candidate: dict[str, Any], grounding: dict[str, Any], sources: list[list[_Source]], places: Places, *, new: bool
+) -> Iterator[_Source]:
     used = set[int]()
     for support in objects(grounding.get("groundingSupports")):
         segment = object_of(support.get("segment"))
@@ -81,13 +89,14 @@ def _all(
         indices: Any = support.get("groundingChunkIndices")
         index: Any
         for index in indices if indices.__class__ is list else ():
-            if isinstance(index, int) and 0 <= index < len(chunks):
+            if isinstance(index, int) and 0 <= index < len(sources):
                 used.add(index)
-                yield from _source(chunks[index], *place)
-    if "groundingChunks" in grounding:
-        for index, chunk in enumerate(chunks):
+                for url, title, text, *_ in sources[index]:
+                    yield url, title, text, *place
+    if new:
+        for index, found in enumerate(sources):
             if index not in used:
-                yield from _source(chunk)
+                yield from found
     told = object_of(candidate.get("citationMetadata"))
     for source in objects(told.get("citations") or told.get("citationSources")):
         place = places(source.get("startIndex"), source.get("endIndex"))
@@ -97,18 +106,18 @@ def _all(
             yield from _cited(page.get("retrievedUrl"), None, None)
 
 
-def _source(chunk: dict[str, Any], start: int | None = None, end: int | None = None) -> Iterator[Citation]:
+def _source(chunk: dict[str, Any]) -> Iterator[_Source]:
     for kind in ("web", "retrievedContext", "maps", "image"):
         if source := object_of(chunk.get(kind)):
             url = source.get("uri") or source.get("sourceUri")
             title = source.get("title") or source.get("documentName") or source.get("fileSearchStore")
-            yield from _cited(url, title, source.get("text"), start, end)
+            yield from _cited(url, title, source.get("text"))
 
 
-def _cited(url: Any, title: Any, text: Any, start: int | None = None, end: int | None = None) -> Iterator[Citation]:
+def _cited(url: Any, title: Any, text: Any, start: int | None = None, end: int | None = None) -> Iterator[_Source]:
     url, title, text = (readable(value) if isinstance(value, str) and value else None for value in (url, title, text))
     if url or title or text:
-        yield Citation(url=url, title=title, text=text, start=start, end=end)
+        yield url, title, text, start, end
 
 
 def _width(character: str) -> int:

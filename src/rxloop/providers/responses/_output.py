@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import orjson
 
@@ -148,9 +148,14 @@ def citation_of(annotation: dict[str, Any], offset: int) -> Citation:
     return Citation(
         url=text_of(annotation.get("url")) or None,
         title=text_of(annotation.get("title")) or text_of(annotation.get("filename")) or None,
-        start=start + offset if isinstance(start, int) else None,
-        end=end + offset if isinstance(end, int) else None,
+        start=start + offset if _is_place(start) else None,
+        end=end + offset if _is_place(end) else None,
     )
+
+
+def _is_place(value: Any) -> TypeGuard[int]:
+    """Whether a value can be a place in a text."""
+    return value.__class__ is int and 0 <= value < 2**53
 
 
 def count(draft: Draft, usage: dict[str, Any]) -> None:
