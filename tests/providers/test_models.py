@@ -40,7 +40,9 @@ def test_a_provider_is_taken_as_it_is() -> None:
     ("text", "words"),
     [
         ("acme:x", "zai, openai, openai_responses, openai_chat"),
-        ("gpt-5", "openai:gpt-5"),
+        ("gpt-5", "write 'openai:gpt-5'"),
+        ("claude-sonnet-4-5", "write 'anthropic:claude-sonnet-4-5'"),
+        ("gemini-3.5-flash", "write 'google:gemini-3.5-flash'"),
         ("zai:", "default model"),
         ("http://localhost:8000/v1", "#model"),
         ("", "zai:glm-4.7"),

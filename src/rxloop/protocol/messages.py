@@ -188,7 +188,10 @@ def _message(item: Any, place: str) -> Message:
     if isinstance(item, str):
         item = Message.user(item)
     if not isinstance(item, Message):
-        raise ConfigurationError(f"{place} is {item!r}: give a text, or a message such as Message.user(...)")
+        raise ConfigurationError(
+            f"{place} is {repr(item)[:200]}: give a text, or a message such as Message.user(...), "
+            "which also takes a list of parts: Message.user([TextPart(text=...), FilePart(data=..., media_type=...)])"
+        )
     if item.role == "user" and not item.content:
         raise ConfigurationError(f"{place} is an empty user message: give it a text")
     if isinstance(item.content, str) and readable(item.content) is not item.content:

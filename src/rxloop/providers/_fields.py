@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 from rxloop.protocol.storable import readable
@@ -22,6 +23,13 @@ def objects(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         return []
     return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
+
+
+def own_tools(server_tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The tools that may be Anthropic's or OpenAI's, and words for the others: Google's have neither type nor name."""
+    own = [tool for tool in server_tools if "type" in tool or "name" in tool]
+    others = (", ".join(map(repr, tool)) for tool in server_tools if "type" not in tool and "name" not in tool)
+    return own, [f"the tool {name[:100] or '{}'} of another vendor" for name in others]
 
 
 def text_of(value: Any) -> str:

@@ -38,6 +38,11 @@ _LONGEST = 300
 """Characters of a name that can be another's: names of models come from logs, too, and may be anything."""
 
 
+def maker_of(model: str) -> str | None:
+    """Whose a model is, by how its name begins."""
+    return next((maker for begins, maker in _MAKERS if begins.match(model)), None)
+
+
 def host_of(model: str) -> str:
     """Who serves the model of a model string, or '' where it names nobody."""
     prefix, colon, _ = model.partition(":")
@@ -67,7 +72,7 @@ def names_of(model: str) -> Iterator[str]:
     for each in _undated(name):
         if host:
             yield f"{host}:{each}"
-        maker = next((maker for begins, maker in _MAKERS if begins.match(each)), None)
+        maker = maker_of(each)
         if maker in makers:
             # Gateways write the version of a Claude with a dot.
             yield f"{maker}:{each.replace('.', '-') if maker == 'anthropic' else each}"

@@ -6,6 +6,7 @@ from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.seams import Provider
+from rxloop.providers._model_names import maker_of
 from rxloop.providers._openai_names import wants_responses
 from rxloop.providers._secrets import shown_address
 from rxloop.providers._vendors import PRESETS, find_preset
@@ -22,7 +23,7 @@ _ELSEWHERE = {
     "cohere": "go by way of 'openrouter:cohere/{0}'",
 }
 """Names that people look for, and what to write in their place."""
-_EXAMPLES = ("zai", "openai", "ollama")
+_EXAMPLES = ("anthropic", "google", "openai", "zai", "ollama")
 
 
 def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Provider:
@@ -54,6 +55,8 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
         instead = _ELSEWHERE[prefix].format(name or "MODEL")
         raise ConfigurationError(f"{model!r} names no provider: {instead}")
     if not colon and prefix not in PRESETS:
+        if (maker := maker_of(model)) is not None:
+            raise ConfigurationError(f"{model!r} names no provider: write '{maker}:{model}'")
         examples = ", ".join(f"'{preset}:{PRESETS[preset].default_model}'" for preset in _EXAMPLES)
         raise ConfigurationError(f"{model!r} names no provider: write {examples}, or an address with '#model'")
     if colon and not name:

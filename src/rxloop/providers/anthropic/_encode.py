@@ -11,6 +11,7 @@ from typing import Any, cast
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings, PromptCache
+from rxloop.providers._fields import own_tools
 from rxloop.providers._json import dumps
 from rxloop.providers.anthropic._conversation import Conversation, Place
 from rxloop.providers.anthropic._media import MediaRules
@@ -201,7 +202,9 @@ class MessagesEncoder:
         return b",".join(blocks)
 
     def _all_tools(self, request: ModelRequest, conversation: Conversation, cache: _Breakpoints, tell: Tell) -> bytes:
-        server_tools = request.settings.server_tools
+        server_tools, foreign = own_tools(request.settings.server_tools)
+        for tool in foreign:
+            tell(tool)
         # Some are defined by the vendor and carried out by us, such as its `bash`: then its definition stands for ours.
         theirs = {tool.get("name") for tool in server_tools}
         tools = tuple(tool for tool in request.tools if tool.name not in theirs) if theirs else request.tools

@@ -16,6 +16,7 @@ from rxloop.providers.google._schemas import gemini_schema
 from rxloop.providers.presets import Preset
 from rxloop.providers.wire import Notice
 
+_TIERS = ("flex", "standard", "priority")
 _MOST_STOPS = 5
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 _WHOLE = frozenset(("responseJsonSchema", "responseSchema"))
@@ -74,8 +75,10 @@ class RequestEncoder:
             fields["generationConfig"] = config
         if choice := self._choice(request):
             fields["toolConfig"] = choice
-        if settings.service_tier is not None:
+        if settings.service_tier in _TIERS:
             fields["serviceTier"] = settings.service_tier
+        elif settings.service_tier is not None:
+            self._tell(f"the service tier {settings.service_tier!r}: it knows {', '.join(map(repr, _TIERS))}", notice)
         if request.tools and settings.parallel_tool_calls is False:
             self._tell("parallel_tool_calls=False: it calls as many tools at once as it likes", notice)
         return fields

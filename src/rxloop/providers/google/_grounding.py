@@ -91,8 +91,8 @@ def _all(
         for index in indices if indices.__class__ is list else ():
             if isinstance(index, int) and 0 <= index < len(sources):
                 used.add(index)
-                for url, title, text, *_ in sources[index]:
-                    yield url, title, text, *place
+                for url, title, text, _, _ in sources[index]:
+                    yield url, title, text, place[0], place[1]
     if new:
         for index, found in enumerate(sources):
             if index not in used:

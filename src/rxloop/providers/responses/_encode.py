@@ -13,6 +13,7 @@ from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
 from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers._calls import dumped
+from rxloop.providers._fields import own_tools
 from rxloop.providers._kept import keep, kept
 from rxloop.providers._pieces import foreign_state
 from rxloop.providers.responses._answers import answer_of
@@ -45,7 +46,7 @@ class RequestEncoder:
         """
         extra = request.settings.extra_body
         fields, left_out = self._settings.fields(request)
-        for what in left_out:
+        for what in (*left_out, *own_tools(request.settings.server_tools)[1]):
             self._tell(what, notice)
         system = request.system if all(message.role == "system" for message in request.system) else ()
         if instructions := "\n\n".join(text for message in system if (text := message.text)):
@@ -122,7 +123,7 @@ class RequestEncoder:
         # Equal definitions are nearly always the same objects, which a comparison of tuples sees at once.
         if self._tools[0] != tools:
             self._tools = (tools, b",".join(dumped(self._settings.tool(tool)) for tool in tools))
-        return b",".join(filter(None, (self._tools[1], *map(dumped, request.settings.server_tools))))
+        return b",".join(filter(None, (self._tools[1], *map(dumped, own_tools(request.settings.server_tools)[0]))))
 
 
 def _output(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:

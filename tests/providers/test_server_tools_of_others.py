@@ -1,0 +1,43 @@
+"""Tools that one vendor carries out, in a request to another one: left out and told, so that a fallback may go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import claude
+import gemini
+import responses
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import Message
+from rxloop.protocol.settings import ModelSettings
+
+GOOGLES = {"googleSearch": {}}
+THEIRS: dict[str, Any] = {"type": "web_search", "name": "web_search"}
+
+
+def request(*server_tools: dict[str, Any]) -> ModelRequest:
+    return ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(server_tools=list(server_tools)))
+
+
+def test_claude_is_not_sent_a_tool_of_google() -> None:
+    asked = claude.ask(request(GOOGLES, {"type": "web_search_20250305", "name": "web_search"}))
+    assert [tool["name"] for tool in asked["tools"]] == ["web_search"]
+    assert asked.notices == ["the tool 'googleSearch' of another vendor"]
+
+
+def test_responses_is_not_sent_a_tool_of_google() -> None:
+    left_out: list[str] = []
+    assert responses.written(request(GOOGLES, THEIRS), left_out=left_out)["tools"] == [THEIRS]
+    assert left_out == ["the tool 'googleSearch' of another vendor"]
+
+
+def test_gemini_is_not_sent_a_tool_of_another_vendor() -> None:
+    told = gemini.Told()
+    assert gemini.body(told=told, server_tools=[GOOGLES, THEIRS])["tools"] == [GOOGLES]
+    assert len(told.all) == 1
+
+
+def test_gemini_is_not_sent_a_service_tier_that_it_does_not_know() -> None:
+    told = gemini.Told()
+    assert "serviceTier" not in gemini.body(told=told, service_tier="auto")
+    assert "'auto'" in told.all[0]
