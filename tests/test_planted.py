@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import orjson
 import pytest
 
 from rxloop import (
@@ -35,10 +36,12 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     external,
 )
+from rxloop.providers import Retry, anthropic_messages, fallback, google_gemini, openai_responses
 from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools import Toolset
+from servers import Reply, serving
 
 MARK = "PLANTED"
 METADATA = {"tenant": MARK, "public": {"title": "Oslo"}}
@@ -362,3 +365,50 @@ async def test_what_a_run_was_begun_with_and_whose_it_is(caplog: pytest.LogCaptu
     task = (await log.read(run.task_id))[0].to_json()
     assert task.count(MARK.encode()) == 4, "the owner, the metadata, the body and the stop; never a header"
     assert b"Bearer" not in task
+
+
+async def test_what_vendors_sign_and_encrypt(caplog: pytest.LogCaptureFixture) -> None:
+    found = {"type": "web_search_result", "url": "https://e.org", "title": "Blue", "encrypted_content": MARK}
+    searched = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]}
+    claude: list[Any] = [
+        {"type": "thinking", "thinking": "Hm.", "signature": MARK},
+        {"type": "redacted_thinking", "data": MARK},
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}},
+        searched,
+        {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "it"}},
+    ]
+    gemini: list[Any] = [
+        {"text": "Hm.", "thought": True, "thoughtSignature": MARK},
+        {"functionCall": {"name": "look", "args": {"at": "it"}}, "thoughtSignature": MARK},
+    ]
+    gpt: list[Any] = [
+        {"type": "reasoning", "id": f"rs_{MARK}", "summary": [], "encrypted_content": MARK},
+        {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look", "arguments": '{"at": "it"}'},
+    ]
+    text = {"content": [{"type": "text", "text": "Blue."}], "stop_reason": "end_turn"}
+    answers: list[Any] = [
+        {"content": claude, "stop_reason": "tool_use"},
+        {"candidates": [{"content": {"role": "model", "parts": gemini}, "finishReason": "STOP"}]},
+        {"id": f"resp_{MARK}", "status": "completed", "output": gpt},
+        text,
+    ]
+    replies = [Reply([orjson.dumps(answer)], content_type="application/json") for answer in answers]
+    busy = Reply([b"{}"], 529, content_type="application/json")
+    async with serving() as one, serving() as two, serving() as three:
+        one.answer(replies[0], busy, busy, replies[3])
+        two.answer(replies[1], busy)
+        three.answer(replies[2])
+        once: Any = {"stream": False, "retry": Retry(attempts=1), "api_key": "a-key"}
+        model = fallback(
+            anthropic_messages("claude-sonnet-4-5", base_url=one.base_url, **once),
+            google_gemini("gemini-3-flash-preview", base_url=two.base_url, **once),
+            openai_responses("gpt-5", base_url=three.base_url, **once),
+        )
+        log = MemoryEventLog()
+        run = Agent(model, tools=TOOLS, log=log).run("Look.", metadata=METADATA)
+        events = await assert_nothing_shows(run, log, caplog)
+        await model.aclose()
+    messages = [event for event in events if isinstance(event, ContentCompleteEvent)]
+    keys = [sorted(each.provider_state or {}) for each in messages]
+    assert [each[:1] for each in keys[:2]] == [["anthropic"], ["google_gemini"]]
+    assert keys[2][0].startswith("responses@")

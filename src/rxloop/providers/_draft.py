@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rxloop.errors import InvalidEvent, ProviderProtocolError
 from rxloop.pipeline.requests import ToolDefinition
@@ -161,14 +161,14 @@ class Draft:
         result: Any = None,
         success: bool = True,
     ) -> None:
-        """Tell of a tool that the vendor carries out itself."""
+        """Tell of a tool that the vendor carries out itself; what it gives encrypted is for nobody but the vendor."""
         self._push(
             ServerToolEvent(
                 tool_call_id=readable(id),
                 name=readable(name),
                 phase=phase,
-                arguments=self._storable(arguments, "the arguments"),
-                result=self._storable(result, "the result"),
+                arguments=self._storable(_without_encrypted(arguments), "the arguments"),
+                result=self._storable(_without_encrypted(result), "the result"),
                 success=success,
                 step=self.step,
             )
@@ -299,3 +299,13 @@ class Draft:
         self.other += size
         if self.other > self.bounds.text:
             raise OutOfBounds("text", self.bounds.text)
+
+
+def _without_encrypted(value: Any) -> Any:
+    """A value without fields such as `encrypted_content`: the vendor gets them back beside the message."""
+    if isinstance(value, list):
+        return [_without_encrypted(each) for each in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    return {name: _without_encrypted(each) for name, each in fields.items() if not name.startswith("encrypted_")}
