@@ -44,6 +44,7 @@ def _looser(*extensions: str) -> Callable[[dict[str, Any]], None]:
 OTHERS = {
     "claude": Other(MessagesWire, "claude-sonnet-4-5", "anthropic", judge_messages),
     "claude newest": Other(MessagesWire, "claude-opus-4-8", "anthropic", judge_messages),
+    "another behind claude's protocol": Other(MessagesWire, "MiniMax-M2", "anthropic", judge_messages),
     "gemini 3": Other(GeminiWire, "gemini-3-flash-preview", "google", judge_gemini),
     "gemini 2": Other(GeminiWire, "gemini-2.5-flash", "google", partial(judge_gemini, signs=False)),
     "gemini on vertex": Other(GeminiWire, "gemini-3-flash-preview", "vertex", judge_gemini),

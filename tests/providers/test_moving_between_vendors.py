@@ -158,7 +158,13 @@ TURNS = st.lists(
 )
 
 
-KEYS = {"claude": "anthropic", "gemini 3": "google_gemini", "gemini on vertex": "vertex_gemini", "gpt": "responses@"}
+KEYS = {
+    "claude": "anthropic",
+    "another behind claude's protocol": "anthropic:MiniMax-M2",
+    "gemini 3": "google_gemini",
+    "gemini on vertex": "vertex_gemini",
+    "gpt": "responses@",
+}
 """Under what the pieces of the native wires are kept."""
 
 
@@ -204,7 +210,7 @@ def test_each_vendor_gets_all_of_its_own_signed_pieces_and_none_of_the_others(tu
             marks(state)
             for message in history
             for of, state in (message.provider_state or {}).items()
-            if of.startswith(key)
+            if of == key or (key.endswith("@") and of.startswith(key))
         ]
         found = marks(sent(wires[name], history, tools=(LOOK,)))
         assert found <= set().union(*own)

@@ -15,7 +15,7 @@ from rxloop.providers._fields import own_tools
 from rxloop.providers._json import dumps
 from rxloop.providers.anthropic._conversation import Conversation, Place
 from rxloop.providers.anthropic._media import MediaRules
-from rxloop.providers.anthropic._messages import Forms
+from rxloop.providers.anthropic._messages import KEY, Forms
 from rxloop.providers.anthropic._models import Abilities
 from rxloop.providers.anthropic._schemas import fitted
 from rxloop.providers.anthropic._settings import Tell, check, plain_fields, thinking_of, tool_choice, with_room
@@ -62,10 +62,18 @@ class MessagesEncoder:
         able: What the model takes.
         betas: What is not for everybody yet and is to be switched on.
         citations: The model is to say what in the documents of the conversation its words rest on.
+        key: Under which name the pieces of its own messages are kept.
     """
 
     def __init__(
-        self, model: str, stream: bool, host: Host, able: Abilities, betas: Sequence[str], citations: bool
+        self,
+        model: str,
+        stream: bool,
+        host: Host,
+        able: Abilities,
+        betas: Sequence[str],
+        citations: bool,
+        key: str = KEY,
     ) -> None:
         self._model = model
         self._stream = stream
@@ -73,7 +81,7 @@ class MessagesEncoder:
         self._betas = betas
         self._able = able
         self.keeps_to_schema = able.schemas and host.schemas and not citations
-        self._forms = Forms(MediaRules(fetches=host.fetches, citations=citations))
+        self._forms = Forms(MediaRules(fetches=host.fetches, citations=citations), key)
         self._told: set[str] = set()
         self._format: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
         self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")

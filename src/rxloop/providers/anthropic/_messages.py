@@ -14,10 +14,9 @@ from rxloop.providers.anthropic._media import MediaRules, media_block
 from rxloop.providers.wire import Notice, foreign_state, pieces_of
 
 KEY = "anthropic"
-"""Under which name the pieces of a message are kept for the way back."""
+"""Under which name the pieces of a message of Claude's are kept for the way back, wherever it is served."""
 CONTAINER = "anthropic_container"
 """Under which name the container is kept that code of a message ran in."""
-_OURS = (KEY, CONTAINER)
 _ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
 _MARKED = frozenset(("text", "image", "document", "tool_use", "tool_result"))
@@ -62,9 +61,11 @@ class Form(NamedTuple):
 class Forms:
     """Makes the forms of messages, and keeps each on its message."""
 
-    def __init__(self, rules: MediaRules) -> None:
+    def __init__(self, rules: MediaRules, own: str) -> None:
         self._rules = rules
-        self._key = (KEY, rules)
+        self._own = own
+        """Under which name the pieces of the model's own messages are kept."""
+        self._key = (own, rules)
 
     def form(self, message: Message, notice: Notice) -> Form:
         """The form of a message; tells once what of it is left out."""
@@ -85,9 +86,8 @@ class Forms:
     ) -> Form:
         lost: list[str] = []
         if message.role == "assistant":
-            form = _assistant(message, lost, ids or {}, without)
-            if any(name not in _OURS for name in foreign_state(message, KEY)):
-                others = sorted(name for name in foreign_state(message, KEY) if name not in _OURS)
+            form = _assistant(message, self._own, lost, ids or {}, without)
+            if others := sorted(name for name in foreign_state(message, self._own) if name != CONTAINER):
                 lost.append(f"what {', '.join(others)} wants back with its own message")
         elif message.role == "tool":
             form = self._result(message, lost, ids or {})
@@ -127,8 +127,8 @@ class Forms:
         return _form("user", [block])._replace(calls=(answered,), ids=(sent,))
 
 
-def _assistant(message: Message, lost: list[str], ids: Mapping[int, str], without: Collection[str]) -> Form:
-    blocks = list(_assistant_blocks(message, lost, ids, without))
+def _assistant(message: Message, own: str, lost: list[str], ids: Mapping[int, str], without: Collection[str]) -> Form:
+    blocks = list(_assistant_blocks(message, own, lost, ids, without))
     called = {block["id"] for block in blocks if _is_vendors_call(block)}
     answered = {block["tool_use_id"] for block in blocks if isinstance(block.get("tool_use_id"), str)}
     sent = tuple(ids.get(place) or sent_id(call.id) for place, call in enumerate(message.tool_calls))
@@ -148,10 +148,10 @@ def _assistant(message: Message, lost: list[str], ids: Mapping[int, str], withou
 
 
 def _assistant_blocks(
-    message: Message, lost: list[str], ids: Mapping[int, str], without: Collection[str]
+    message: Message, own: str, lost: list[str], ids: Mapping[int, str], without: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     places = {id(call): place for place, call in enumerate(message.tool_calls)}
-    for kind, value, extra in pieces_of(message, KEY):
+    for kind, value, extra in pieces_of(message, own):
         if kind == "text":
             text = cast("str", value)
             if text.strip():

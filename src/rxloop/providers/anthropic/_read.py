@@ -70,10 +70,9 @@ class _Block:
 class MessagesReader(EventReader):
     """Reads one answer; each block may stream beside others."""
 
-    key = KEY
-
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Draft, key: str = KEY) -> None:
         super().__init__(draft)
+        self.key = key
         self._blocks: dict[Any, _Block] = {}
         self._calls = 0
         self._usage: dict[str, Any] = {}

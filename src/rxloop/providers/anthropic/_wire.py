@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers._draft import Draft
 from rxloop.providers.anthropic._encode import BINDING, Host, MessagesEncoder
+from rxloop.providers.anthropic._messages import KEY
 from rxloop.providers.anthropic._models import abilities_of
 from rxloop.providers.anthropic._read import MessagesReader
 from rxloop.providers.presets import Preset
@@ -40,7 +41,10 @@ class MessagesWire:
         able = abilities_of(model)
         more = (BINDING,) if able.binds_thinking and BINDING not in betas else ()
         self._betas = (*betas, *more)
-        self._encoder = MessagesEncoder(model, stream, self.host, able, self._betas, citations)
+        # What another maker's model signs behind the same protocol is refused by Claude, and the other way round.
+        claude = "claude" in model.lower() or self.host.version is not None
+        self._key = KEY if claude else f"{KEY}:{model}"
+        self._encoder = MessagesEncoder(model, stream, self.host, able, self._betas, citations, self._key)
 
     @property
     def keeps_to_schema(self) -> bool:
@@ -68,4 +72,4 @@ class MessagesWire:
 
     def reader(self, draft: Draft) -> MessagesReader:
         """What reads one answer."""
-        return MessagesReader(draft)
+        return MessagesReader(draft, self._key)
