@@ -21,7 +21,7 @@ from postgres import PostgresServer, new_schema, nobody
 from rxloop import ConfigurationError, EventLogError, LogUnreachable, PostgresEventLog
 from rxloop.errors import UnknownRun
 from rxloop.eventlog import postgres as postgres_log
-from rxloop.eventlog._postgres import hearing, removing
+from rxloop.eventlog._postgres import address, hearing, removing
 from rxloop.eventlog._postgres.address import Connection
 from rxloop.eventlog._postgres.rows import Batch, write
 from rxloop.protocol.events import ContentDeltaEvent, Event
@@ -369,3 +369,42 @@ def bouncer(address: str, folder: Path) -> Generator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+async def test_a_role_that_owns_the_schema_needs_no_right_to_make_one(postgres: str) -> None:
+    schema, role = new_schema(), f"owner_{new_schema()}"
+    async with await psycopg.AsyncConnection.connect(postgres, autocommit=True) as connection:
+        await connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+        await connection.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {role}".encode())
+        log = PostgresEventLog(postgres.replace("//postgres@", f"//{role}@"), schema=schema)
+        await log.append("run", begun(), expected_seq=0)
+        assert ids(await log.runs()) == ["run"]
+        await log.aclose()
+        await connection.execute(f"DROP OWNED BY {role}".encode())
+        await connection.execute(f"DROP ROLE {role}".encode())
+
+
+async def test_a_process_that_is_frozen_in_a_transaction_holds_nobody_up_for_long(
+    new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "_SILENT_IN_TRANSACTION", 300)
+    frozen, log = new_log(), new_log()
+    await log.append("run", begun(), expected_seq=0)
+    began = asyncio.Event()
+    tries = 0
+
+    async def work(connection: Connection) -> int:
+        nonlocal tries
+        tries += 1
+        async with connection.transaction():
+            await connection.execute(f"SELECT FROM {frozen._address.schema}.runs FOR UPDATE".encode())
+            began.set()
+            # No word to the server for so long, the first time.
+            await asyncio.sleep(4 if tries == 1 else 0)
+        return tries
+
+    writing = asyncio.create_task(frozen._engine().writing(work))
+    await began.wait()
+    async with asyncio.timeout(3):
+        await log.append("run", [end(3)], expected_seq=2)
+    assert await writing == 2

@@ -27,6 +27,8 @@ _DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 8_000,
     "application_name": "rxloop",
 }
+_SILENT_IN_TRANSACTION = 5_000
+"""Milliseconds for which a process may be silent in the middle of a transaction: it may be frozen, and others wait."""
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
 
 
@@ -108,10 +110,15 @@ class Address:
             raise
 
     async def tuned(self, connection: Connection) -> None:
-        """Have each statement planned for the tables as they are; a plan that is kept may be of empty ones."""
-        # Where connections are shared, nothing is prepared, and so nothing kept.
+        """Have each statement planned for the tables as they are; a plan that is kept may be of empty ones.
+
+        And have a transaction end in whose middle this process falls silent.
+        """
+        # Where connections are shared, nothing is prepared, and so nothing kept; a pooler has a time-out of its own.
         if self.dsn == self.session_dsn:
-            await connection.execute(b"SET plan_cache_mode = force_custom_plan; SET jit = off")
+            settings = ("plan_cache_mode = force_custom_plan", "jit = off")
+            settings += (f"idle_in_transaction_session_timeout = {_SILENT_IN_TRANSACTION}",)
+            await connection.execute("; ".join(f"SET {setting}" for setting in settings).encode())
 
 
 @lru_cache(maxsize=512)

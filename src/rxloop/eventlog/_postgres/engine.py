@@ -162,7 +162,8 @@ class Engines:
             await engine.aclose()
 
     def _drop(self, wanted: Callable[[asyncio.AbstractEventLoop], bool], *, forked: bool = False) -> None:
-        for loop in [loop for loop in self._engines if wanted(loop)]:
+        # Other threads have loops of their own.
+        for loop in [loop for loop in list(self._engines) if wanted(loop)]:
             self._engines.pop(loop).drop(forked=forked)
 
     def __del__(self) -> None:

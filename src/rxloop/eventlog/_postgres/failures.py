@@ -6,9 +6,9 @@ import psycopg
 
 from rxloop.errors import EventLogError, LogUnreachable
 
-_PASSING = ("08", "40", "53", "55", "57", "25006")
-"""The classes of errors, and one error, that another try may not meet: connections, deadlocks, no room, a shutdown, and
-a server that is a standby still."""
+_PASSING = ("08", "40", "53", "55", "57", "25006", "25P03")
+"""The classes of errors, and two errors, that another try may not meet: connections, deadlocks, no room, a shutdown, a
+server that is a standby still, and a process that was silent in the middle of a transaction."""
 _REFUSED = ("authentication failed", "pg_hba.conf", "does not exist", "no password supplied", "not permitted to log in")
 """What stands in the message of a server that answers, and lets nobody in: such an error has no code."""
 _HINTS = {

@@ -181,7 +181,11 @@ async def migrate(connection: Connection, address: Address, grant: str | None = 
         cursor = await connection.execute(b"SELECT to_regclass(%s)", (f'"{address.schema}".version',))
         row = await cursor.fetchone()
         if row is None or row[0] is None:
-            await connection.execute(address.sql("CREATE SCHEMA IF NOT EXISTS $s"))
+            cursor = await connection.execute(b"SELECT to_regnamespace(%s)", (f'"{address.schema}"',))
+            [[there]] = await cursor.fetchall()
+            if there is None:
+                # Only then: who owns a schema need not have the right to make one.
+                await connection.execute(address.sql("CREATE SCHEMA $s"))
             await connection.execute(address.sql("CREATE TABLE $s.version (number int NOT NULL)"))
             await connection.execute(address.sql("INSERT INTO $s.version VALUES (0)"))
         if not await check(connection, address):
