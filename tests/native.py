@@ -128,7 +128,6 @@ def responses_told(expected: dict[str, Any]) -> Told:
 
 _QUEUED = "an answer that was only queued is an error, which says to stream it"
 _UNKNOWN = "a model that the vendor does not know is named as such, though the status is 400"
-_SUMMARIES = "the SDK's parts of a summary are joined by a blank line, as they are headings and paragraphs"
 
 NATIVE: dict[str, Native] = {
     "gen": Native(
@@ -151,7 +150,6 @@ NATIVE: dict[str, Native] = {
             "openai-resp-j-test-background-mode-with-tool-vcr-429acb84/1/error": _QUEUED,
             "openai-resp-s-openai-gpt-4o-responses-80810123/0/kind": _UNKNOWN,
             "openai-resp-s-openai-gpt-4o-responses-80810123/1/kind": _UNKNOWN,
-            "azure-resp-s-thinking-streaming-85f0ee27/1/reasoning": _SUMMARIES,
         },
     ),
     "msgs": Native(api="msgs", make=make_messages, told=told_by_messages),

@@ -112,7 +112,7 @@ def test_the_folder_of_the_command_is_for_its_user_alone(place: Place) -> None:
 async def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EventLogError, match=r"file/runs\.db cannot be made"):
-        async with opened(tmp_path / "file/runs.db", write=True):
+        async with opened(str(tmp_path / "file/runs.db"), write=True):
             pass
 
 

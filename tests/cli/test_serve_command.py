@@ -68,7 +68,7 @@ def module(place: Place, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
 async def test_it_serves_an_agent_several_a_runtime_and_what_a_function_makes(
     module: str, found: str, names: list[str], place: Place
 ) -> None:
-    async with runtime_of(f"{module}:{found}", place.database) as runtime:
+    async with runtime_of(f"{module}:{found}", str(place.database)) as runtime:
         assert list(runtime.agents) == names
         assert isinstance(runtime.log, MemoryEventLog) == (found == "runtime")
 

@@ -102,7 +102,7 @@ def _means(found: list[Any], expected: dict[str, Any]) -> None:
     assert isinstance(message, ContentCompleteEvent)
     assert message.content == (expected["text"] or "")
     assert "".join(event.delta for event in found if isinstance(event, ContentDeltaEvent)) == message.content
-    assert (message.reasoning or "").replace("\n\n", "") == (expected["reasoning"] or "").replace("\n\n", "")
+    assert (message.reasoning or "") == (expected["reasoning"] or "")
     assert [[call.id, call.name, call.raw] for call in message.tool_calls] == expected["tool_calls"]
 
 

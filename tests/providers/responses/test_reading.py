@@ -124,14 +124,14 @@ def test_items_that_come_mixed_go_back_in_their_order() -> None:
 def test_a_whole_answer_means_what_its_stream_does() -> None:
     streamed = last(read([added(HM), done(HM), *TEXT, done(HELLO), completed(HM, HELLO)]))
     whole = last(read(response(HM, HELLO)))
-    assert (streamed.content, streamed.reasoning) == (whole.content, whole.reasoning) == ("Hello", "First.\n\nSecond.")
+    assert (streamed.content, streamed.reasoning) == (whole.content, whole.reasoning) == ("Hello", "First.Second.")
     assert streamed.provider_state == whole.provider_state
 
 
 def test_of_two_forms_of_reasoning_one_is_shown_and_both_go_back() -> None:
     both = {**HM, "content": [{"type": "reasoning_text", "text": "All of it."}]}
     found = read(response(both, HELLO))
-    assert last(found).reasoning == "First.\n\nSecond."
+    assert last(found).reasoning == "First.Second."
     assert written([message_of(found)])["input"] == [both, HELLO]
 
 

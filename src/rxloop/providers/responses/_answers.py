@@ -69,8 +69,6 @@ def _sorted(pieces: list[Piece]) -> _Parts | None:
             elif response := text_of(fields.get("response")):
                 parts = parts._replace(response=response)
             continue
-        if extra.get("between"):
-            continue
         number = extra.get("item")
         if not isinstance(number, int):
             return None

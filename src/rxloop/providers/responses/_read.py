@@ -30,8 +30,6 @@ from rxloop.providers.responses._output import (
 from rxloop.providers.responses._server_tools import NOT_HERE, OTHERS, SERVER_TOOLS, tell_end, tell_start
 from rxloop.providers.wire import EventReader
 
-_BETWEEN = "\n\n"
-"""What stands between two parts of the reasoning."""
 _LENGTH = {"content_filter": "content_filter"}
 _QUIET = ("keepalive", "ping", "response.created", "response.in_progress", "response.queued")
 # What tells of parts that begin, and of the vendor's own tools at work: their items say the same.
@@ -228,9 +226,6 @@ class ResponsesReader(EventReader):
         """Begin a piece of the message: of a part that is new, or that goes on after another one."""
         draft = self.draft
         if part.item.type == "reasoning":
-            if draft.text.reasoned and not part.got.tell():
-                draft.begin_reasoning()["between"] = True
-                draft.think(_BETWEEN)
             extra = draft.begin_reasoning()
         else:
             extra = draft.begin_text()
