@@ -19,6 +19,8 @@ CONTAINER = "anthropic_container"
 """Under which name the container is kept that code of a message ran in."""
 _ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
+_NEVER_RAW = frozenset(("", "text", "thinking", "tool_use", "tool_result"))
+"""Types of parts that a message has itself."""
 _MARKED = frozenset(("text", "image", "document", "tool_use", "tool_result"))
 """The blocks up to which a request may be kept in the cache: never thinking, and not the blocks of others."""
 
@@ -166,12 +168,21 @@ def _assistant_blocks(
             yield {"type": "tool_use", "id": sent, "name": _sent_name(call.name), "input": call.arguments, **extra}
         elif kind == "raw":
             block = cast("dict[str, Any]", value)
-            if block.get("id") not in without or not _is_vendors_call(block):
-                yield {"type": "", **block}
+            if not _is_own(block):
+                lost.append("a part that is none of Claude's own")
+            elif not _is_vendors_call(block) or block["id"] not in without:
+                yield block
         else:
             part = cast("ImagePart | FilePart", value)
             lost.append(f"{part.placeholder}, since Claude takes none in its own messages")
             yield {"type": "text", "text": part.placeholder}
+
+
+def _is_own(block: dict[str, Any]) -> bool:
+    """Whether a part can be one that was kept as it came: whoever wrote the state may be another one than its reader."""
+    kind = block.get("type")
+    named = isinstance(kind, str) and kind not in _NEVER_RAW
+    return named and (not kind.endswith("_tool_use") or isinstance(block.get("id"), str))
 
 
 def _is_vendors_call(block: dict[str, Any]) -> bool:
