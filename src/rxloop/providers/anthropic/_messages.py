@@ -179,10 +179,11 @@ def _assistant_blocks(
 
 
 def _is_own(block: dict[str, Any]) -> bool:
-    """Whether a part can be one that was kept as it came: whoever wrote the state may be another one than its reader."""
+    """Whether a part can be one that was kept as it came: anybody may have written the state."""
     kind = block.get("type")
-    named = isinstance(kind, str) and kind not in _NEVER_RAW
-    return named and (not kind.endswith("_tool_use") or isinstance(block.get("id"), str))
+    if not isinstance(kind, str) or not kind.endswith("_tool_use"):
+        return isinstance(kind, str) and kind not in _NEVER_RAW
+    return isinstance(block.get("id"), str)
 
 
 def _is_vendors_call(block: dict[str, Any]) -> bool:
