@@ -41,3 +41,8 @@ def test_gemini_is_not_sent_a_service_tier_that_it_does_not_know() -> None:
     told = gemini.Told()
     assert "serviceTier" not in gemini.body(told=told, service_tier="auto")
     assert "'auto'" in told.all[0]
+
+
+def test_gemini_is_not_asked_what_its_tools_did_where_it_has_none() -> None:
+    assert "toolConfig" not in gemini.body(server_tools=[THEIRS])
+    assert "toolConfig" in gemini.body(server_tools=[GOOGLES])

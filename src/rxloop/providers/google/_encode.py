@@ -86,7 +86,7 @@ class RequestEncoder:
     def _choice(self, request: ModelRequest) -> dict[str, Any]:
         settings = request.settings
         made: dict[str, Any] = {}
-        told = bool(settings.server_tools) and self._rules.signs and not self._on_vertex
+        told = any("type" not in tool for tool in settings.server_tools) and self._rules.signs and not self._on_vertex
         if told:
             # So its own tools tell what they do, and may stand beside functions.
             made["includeServerSideToolInvocations"] = True
