@@ -11,6 +11,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
@@ -308,22 +309,23 @@ async def test_a_follower_here_has_at_once_what_was_written_though_its_answer_wa
 
 
 async def test_a_database_that_cannot_have_every_text_is_refused(postgres: str) -> None:
+    name = new_schema()
     async with await psycopg.AsyncConnection.connect(postgres, autocommit=True) as connection:
-        await connection.execute("CREATE DATABASE rxloop_latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'".encode())
         try:
-            log = PostgresEventLog(postgres.rpartition("/")[0] + "/rxloop_latin")
+            log = PostgresEventLog(f"{postgres.rpartition('/')[0]}/{name}")
             with pytest.raises(EventLogError, match="LATIN1, and UTF8"):
                 await log.append("run", begun(), expected_seq=0)
             await log.aclose()
         finally:
-            await connection.execute("DROP DATABASE rxloop_latin WITH (FORCE)")
+            await connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 @pytest.mark.skipif(
     shutil.which("pgbouncer") is None, reason="there is no pgbouncer (Debian: apt-get install pgbouncer)"
 )
-async def test_turns_are_refused_where_a_bouncer_shares_the_sessions(postgres: str, tmp_path: Path) -> None:
-    with bouncer(postgres, tmp_path) as shared:
+async def test_turns_are_refused_where_a_bouncer_shares_the_sessions(postgres: str) -> None:
+    with TemporaryDirectory() as folder, bouncer(postgres, Path(folder)) as shared:
         good = PostgresEventLog(shared, session_dsn=postgres, schema=new_schema())
         await good.append("run", begun(context_id="c"), expected_seq=0)
         follower = Follower(good)
@@ -355,9 +357,6 @@ def bouncer(address: str, folder: Path) -> Generator[str]:
     if user is not None:
         for path in (folder, *folder.iterdir()):
             shutil.chown(path, user)
-        for above in list(folder.parents)[:3]:
-            if above.owner() == "root" and above != Path("/tmp"):
-                above.chmod(0o755)
     process = subprocess.Popen(["pgbouncer", folder / "ini"], user=user, stderr=subprocess.DEVNULL)
     shared = f"postgresql://postgres@127.0.0.1:{port}/{there['dbname']}"
     try:
