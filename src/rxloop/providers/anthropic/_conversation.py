@@ -67,6 +67,8 @@ class Conversation:
         self._turns: list[Turn] = []
         self._used: set[str] = set()
         """The ids of calls that have been sent."""
+        self._numbers: dict[str, int] = {}
+        """The number that was added last to an id which is used again and again."""
         self._open: list[tuple[str, str]] = []
         """The calls of the newest turn of the model that are not answered: their ids, and those that were sent."""
         self._system: list[Place] = []
@@ -181,8 +183,9 @@ class Conversation:
         for place, each in enumerate(ids):
             free = each
             if free in self._used:
-                free = next(name for n in count(2) if (name := f"{each[:50]}_{n}") not in self._used)
-                new[place] = free
+                number = next(n for n in count(self._numbers.get(each, 1) + 1) if f"{each[:50]}_{n}" not in self._used)
+                self._numbers[each] = number
+                new[place] = free = f"{each[:50]}_{number}"
             self._used.add(free)
         return new
 

@@ -84,11 +84,11 @@ def copied(data: bytes) -> bytes:
 
 def _with_other_ids(message: Message, used: set[str]) -> Message:
     """The message with calls whose ids nobody else has, as another vendor's history may not have them."""
-    taken = set(used)
+    taken: set[str] = set()
     calls = list(message.tool_calls)
     for place, call in enumerate(calls):
         call_id, number = call_id_of(call.id), 1
-        while call_id in taken:
+        while call_id in used or call_id in taken:
             number += 1
             call_id = call_id_of(f"{call.id}.{len(used)}.{number}")
         taken.add(call_id)
