@@ -199,3 +199,11 @@ def test_elsewhere_the_user_says_what_it_says() -> None:
     assert [turn["role"] for turn in ask(before, model="claude-opus-4-8").messages] == ["user"]
     called = [Message.user("hi"), calling("a"), Message.system("Be brief."), Message.tool("a", "1")]
     assert [turn["role"] for turn in ask(called, model="claude-opus-4-8").messages] == ["user", "assistant", "user"]
+
+
+def test_the_turns_beside_one_of_which_nothing_is_left_are_one() -> None:
+    search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    cut = Message(role="assistant", provider_state={"anthropic": [{"raw": search}]})
+    assert ask([Message.user("Hi"), cut, Message.user("And?")]).messages == [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "And?"}]}
+    ]

@@ -45,10 +45,9 @@ class Turn:
         self.places: list[Place] = []
         """The messages of the model in it."""
 
-    def encoded(self) -> bytes:
-        """The turn as a message of the request; nothing where it is empty."""
-        blocks = b",".join(filter(None, (*self.results, *self.blocks, *(place.blocks for place in self.places))))
-        return b'{"role":"%b","content":[%b]}' % (self.role.encode(), blocks) if blocks else b""
+    def content(self) -> bytes:
+        """Its blocks, with commas between them; nothing where it is empty."""
+        return b",".join(filter(None, (*self.results, *self.blocks, *(place.blocks for place in self.places))))
 
 
 class Conversation:
@@ -107,7 +106,15 @@ class Conversation:
     @property
     def encoded(self) -> bytes:
         """The messages, with commas between them."""
-        return b",".join(filter(None, (turn.encoded() for turn in self._turns)))
+        # Where nothing is left of a turn, those beside it are one.
+        sent: list[tuple[str, list[bytes]]] = []
+        for turn in self._turns:
+            if content := turn.content():
+                if sent and sent[-1][0] == turn.role:
+                    sent[-1][1].append(content)
+                else:
+                    sent.append((turn.role, [content]))
+        return b",".join(b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(each)) for role, each in sent)
 
     @property
     def has_calls(self) -> bool:
