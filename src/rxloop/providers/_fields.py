@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from rxloop.protocol.storable import readable
 
@@ -25,11 +26,33 @@ def objects(value: Any) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
 
 
-def own_tools(server_tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The tools that may be Anthropic's or OpenAI's, and words for the others: Google's have neither type nor name."""
-    own = [tool for tool in server_tools if "type" in tool or "name" in tool]
-    others = (", ".join(map(repr, tool)) for tool in server_tools if "type" not in tool and "name" not in tool)
-    return own, [f"the tool {name[:100] or '{}'} of another vendor" for name in others]
+_CLAUDES = re.compile(r".*_20\d{6}|mcp_toolset")
+"""The types of Anthropic's tools: all but one have a date."""
+_OPENAIS = re.compile(
+    r"(web_search|file_search|code_interpreter|computer|computer_use|image_generation|mcp|local_shell|shell|apply_patch"
+    r"|tool_search)(_preview)?(_20\d\d_\d\d_\d\d)?"
+)
+
+
+def own_tools(
+    server_tools: Sequence[dict[str, Any]], vendor: Literal["anthropic", "openai"]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The tools that may be the vendor's, and words for those that are another one's.
+
+    Google's have neither type nor name. What nobody is known for may be new, and is the vendor's.
+    """
+    theirs = _OPENAIS if vendor == "anthropic" else _CLAUDES
+    own: list[dict[str, Any]] = []
+    others: list[str] = []
+    for tool in server_tools:
+        kind = text_of(tool.get("type"))
+        if theirs.fullmatch(kind):
+            others.append(repr(kind[:100]))
+        elif "type" in tool or "name" in tool:
+            own.append(tool)
+        else:
+            others.append(", ".join(map(repr, tool))[:100] or "{}")
+    return own, [f"the tool {name} of another vendor" for name in others]
 
 
 def text_of(value: Any) -> str:

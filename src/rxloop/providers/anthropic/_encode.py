@@ -210,7 +210,7 @@ class MessagesEncoder:
         return b",".join(blocks)
 
     def _all_tools(self, request: ModelRequest, conversation: Conversation, cache: _Breakpoints, tell: Tell) -> bytes:
-        server_tools, foreign = own_tools(request.settings.server_tools)
+        server_tools, foreign = own_tools(request.settings.server_tools, "anthropic")
         for tool in foreign:
             tell(tool)
         # Some are defined by the vendor and carried out by us, such as its `bash`: then its definition stands for ours.

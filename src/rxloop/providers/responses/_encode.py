@@ -46,7 +46,7 @@ class RequestEncoder:
         """
         extra = request.settings.extra_body
         fields, left_out = self._settings.fields(request)
-        for what in (*left_out, *own_tools(request.settings.server_tools)[1]):
+        for what in (*left_out, *own_tools(request.settings.server_tools, "openai")[1]):
             self._tell(what, notice)
         system = request.system if all(message.role == "system" for message in request.system) else ()
         if instructions := "\n\n".join(text for message in system if (text := message.text)):
@@ -123,7 +123,9 @@ class RequestEncoder:
         # Equal definitions are nearly always the same objects, which a comparison of tuples sees at once.
         if self._tools[0] != tools:
             self._tools = (tools, b",".join(dumped(self._settings.tool(tool)) for tool in tools))
-        return b",".join(filter(None, (self._tools[1], *map(dumped, own_tools(request.settings.server_tools)[0]))))
+        return b",".join(
+            filter(None, (self._tools[1], *map(dumped, own_tools(request.settings.server_tools, "openai")[0])))
+        )
 
 
 def _output(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
