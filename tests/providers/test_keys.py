@@ -198,3 +198,26 @@ async def test_a_signature_that_the_vendor_repeats_is_not_shown(server: Server) 
     )
     assert type(answer.error) is errors.PermissionDenied
     assert SECRET not in str(answer.error)
+
+
+def signs_badly(*_: object) -> dict[str, str]:
+    return {"x-signature": f"{SECRET}\nx"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"api_key": f"{SECRET}é"},
+        {"api_key": f"{SECRET}\nx"},
+        {"api_key": lambda: f"{SECRET}\u0085x"},
+        {"sign": signs_badly},
+    ],
+)
+async def test_a_key_that_no_header_takes_is_named_by_its_header_and_not_shown(
+    server: Server, options: dict[str, Any]
+) -> None:
+    error = (await asked(server, **options)).error
+    assert isinstance(error, errors.ConfigurationError)
+    assert ("'x-signature'" if "sign" in options else "'authorization'") in str(error)
+    assert SECRET not in f"{error!r} {error.__cause__!r} {error.__context__!r}"
+    assert not server.requests

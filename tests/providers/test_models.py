@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,16 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.seams import Provider
 from rxloop.protocol.messages import Message
-from rxloop.providers import PRESETS, HTTPModel, Preset, openai_chat, resolve_model, routed
+from rxloop.providers import (
+    PRESETS,
+    HTTPModel,
+    Preset,
+    anthropic_messages,
+    google_gemini,
+    openai_chat,
+    resolve_model,
+    routed,
+)
 from rxloop.providers.retry import Retry
 
 
@@ -150,3 +160,9 @@ def test_an_address_that_names_no_model_is_told_without_what_is_secret_in_it() -
     assert "http://h/v1" in str(raised.value)
     assert "pa55word" not in str(raised.value)
     assert "abcd1234" not in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [anthropic_messages, google_gemini])
+def test_a_wire_is_refused_for_the_preset_of_another_protocol(make: Callable[..., object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"'mistral' does not speak .* name the model 'mistral:large'"):
+        make("large", preset="mistral")

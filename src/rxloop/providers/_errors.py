@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,6 +19,8 @@ from rxloop.errors import (
 from rxloop.protocol.storable import readable
 from rxloop.providers._secrets import redacted, secrets_of, shown_address
 from rxloop.providers.bounds import Unreadable
+
+_NO_HEADER = re.compile(r"[^\t\x20-\x7e]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,20 @@ def missing_key(where: Endpoint) -> AuthenticationError:
         f"no API key for {where}: set the environment variable {where.key_env}, or pass api_key="
         + (f", or {where.key_hint}" if where.key_hint else "")
     )
+
+
+def check_headers(headers: Mapping[str, str], where: Endpoint) -> None:
+    """Check that the headers can be sent. What the libraries say of one that cannot has the key on it.
+
+    Raises:
+        ConfigurationError: A value has a character that no header takes, such as a line break.
+    """
+    for name, value in headers.items():
+        if _NO_HEADER.search(value):
+            raise ConfigurationError(
+                f"the request to {where} cannot be sent: its header {name!r} has a character that no header takes "
+                "(only those of ASCII, without line breaks); was the key copied whole, and nothing else?"
+            )
 
 
 def from_httpx(error: Exception, where: Endpoint) -> RxloopError:

@@ -71,7 +71,7 @@ class GoogleToken:
                 "api_key="
             ) from None
         except exceptions.TransportError as error:
-            raise ProviderConnectionError(f"no access token from Google: {error}") from None
+            raise ProviderConnectionError(f"no access token from Google: {str(error)[:_SHOWN]}") from None
         except exceptions.GoogleAuthError as error:
             may_pass = cast("bool", error.retryable)  # pyright: ignore[reportUnknownMemberType]
             kind = ServerError if may_pass else AuthenticationError

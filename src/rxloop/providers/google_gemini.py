@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
+from rxloop.errors import ConfigurationError
 from rxloop.providers._vendors import find_preset
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.presets import Preset
@@ -23,10 +24,15 @@ def google_gemini(
         **options: The address, the key, timeouts and the rest; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one.
+        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; or
+            the vendor speaks another protocol.
     """
     # Imported here: nobody needs the wires of other vendors.
     from rxloop.providers.google._wire import GeminiWire
 
     preset = find_preset(preset) if isinstance(preset, str) else preset
+    if preset.wire != "google_gemini":
+        raise ConfigurationError(
+            f"{preset.name!r} does not speak Gemini's protocol: name the model '{preset.name}:{model or '...'}'"
+        )
     return http_model(model, preset, GeminiWire, **options)

@@ -217,6 +217,7 @@ class HTTPModel:
 
         Raises:
             ProviderError: There is no key.
+            ConfigurationError: The key, or a header, has a character that no header takes.
         """
         own = {**self._headers, **{name.lower(): value for name, value in more.items()}} if more else self._headers
         header = self.preset.key_header
@@ -241,6 +242,7 @@ class HTTPModel:
         }
         if key is not None:
             headers[header] = f"Bearer {key}" if header == "authorization" else key
+        _errors.check_headers(headers, where)
         made = replace(where, headers=headers)
         # What is signed is another one each time.
         if not more and self._sign is None:
@@ -262,7 +264,9 @@ class HTTPModel:
             return await send(client, where, where.headers, self._wire.encode(request, draft.notice))
         body = self._wire.encode(request, draft.notice)
         # Into the headers of the endpoint, so that they are known for secrets.
-        where.headers.update(await signature(self._sign, where, body))
+        signed = await signature(self._sign, where, body)
+        where.headers.update(signed)
+        _errors.check_headers(signed, where)
         return await send(client, where, where.headers, body)
 
 
