@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
+from rxloop.providers._errors import Endpoint
 from rxloop.providers.presets import Preset
 
 
@@ -36,6 +37,14 @@ def responses_url(preset: Preset, base: str) -> str:
         path = path.partition("/deployments/")[0] or ("/openai" if version or "api-version=" in query else "/openai/v1")
         query = _with_version(query, version) if version else query
     return urlunsplit((scheme, host, f"{path}/responses", query, ""))
+
+
+def over_chat(where: Endpoint) -> str | None:
+    """The model string for chat completions, where an address of one's own stands in place of OpenAI's."""
+    vendor, _, model = where.name.partition(":")
+    if vendor not in ("openai", "openai_responses") or urlsplit(where.url).hostname == "api.openai.com":
+        return None
+    return f"openai_chat:{model}"
 
 
 def _version(preset: Preset) -> str:

@@ -8,10 +8,11 @@ import pytest
 
 from responses import added, call, completed, done, piece, reasoning, text
 from rxloop import Agent, MemoryEventLog, tool
+from rxloop.errors import RunError
 from rxloop.protocol.events import ContentDeltaEvent, LLMNoticeEvent, ToolCallDeltaEvent
 from rxloop.protocol.messages import Message
 from rxloop.protocol.visibility import messages_for_clients
-from rxloop.providers import Retry, fallback, openai_responses
+from rxloop.providers import Retry, fallback, openai_responses, resolve_model
 from rxloop.testing import ScriptedModel, turn
 from servers import Reply, Server, sse
 
@@ -92,3 +93,15 @@ async def test_a_failure_before_anything_is_said_falls_back(server: Server) -> N
     result = await Agent(fallback(model, ScriptedModel(turn("Me."))), thoughts=False).run("hi")
     await model.aclose()
     assert result.output == "Me."
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_gateway_without_responses_is_told_how_to_be_asked(
+    server: Server, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    server.answer(Reply([b"<html>no such page</html>"], status=status))
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    model = resolve_model("openai:gpt-5", api_key="k")
+    with pytest.raises(RunError, match="openai_chat:gpt-5"):
+        await Agent(model).run("Hi")
+    await model.aclose()

@@ -13,6 +13,7 @@ from rxloop.protocol.messages import ImagePart
 from rxloop.providers._calls import dumped
 from rxloop.providers._draft import Draft
 from rxloop.providers._fields import object_of, objects, text_of
+from rxloop.providers._openai_urls import over_chat
 from rxloop.providers._refusals import from_error_object
 from rxloop.providers.responses._items import ITEM_WEIGHT, OutputItems
 from rxloop.providers.responses._output import (
@@ -41,6 +42,7 @@ _QUIET_STARTS = (
     *(f"response.{name}" for name in ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_")),
     *(f"response.{name}" for name in ("image_generation_call", "shell_call", "tool_search_call", "compaction")),
 )
+_NOT_THERE = (404, 405, 501)
 
 
 class ChainLost(BadRequest):
@@ -110,6 +112,8 @@ class ResponsesReader(EventReader):
         if status in (400, 404) and b"previous_response" in body and b"not" in body:
             self._forget()
             return ChainLost(str(error), status=status, retry_after=0, request_id=error.request_id)
+        if status in _NOT_THERE and (chat := over_chat(self.draft.where)):
+            error.args = (f"{error.args[0]} ({chat!r} asks an endpoint that has chat completions alone)",)
         return error
 
     def item_added(self, event: dict[str, Any]) -> None:
