@@ -22,13 +22,13 @@ def request(*server_tools: dict[str, Any]) -> ModelRequest:
 def test_claude_is_not_sent_a_tool_of_google() -> None:
     asked = claude.ask(request(GOOGLES, {"type": "web_search_20250305", "name": "web_search"}))
     assert [tool["name"] for tool in asked["tools"]] == ["web_search"]
-    assert asked.notices == ["the tool 'googleSearch' of another vendor"]
+    assert asked.notices == ["anthropic:claude-sonnet-4-5 does not take the tool 'googleSearch' of another vendor"]
 
 
 def test_responses_is_not_sent_a_tool_of_google() -> None:
     left_out: list[str] = []
     assert responses.written(request(GOOGLES, THEIRS), left_out=left_out)["tools"] == [THEIRS]
-    assert left_out == ["the tool 'googleSearch' of another vendor"]
+    assert left_out == ["openai_responses:gpt-5 does not take the tool 'googleSearch' of another vendor"]
 
 
 def test_gemini_is_not_sent_a_tool_of_another_vendor() -> None:

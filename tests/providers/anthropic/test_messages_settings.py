@@ -59,7 +59,7 @@ def test_a_limit_beyond_that_of_the_model_is_lowered() -> None:
     assert known is not None
     found = asked(max_tokens=10**6)
     assert found["max_tokens"] == known.output
-    assert found.notices == ["max_tokens beyond 64000"]
+    assert found.notices == ["anthropic:claude-sonnet-4-5 does not take max_tokens beyond 64000"]
 
 
 ADAPTIVE = {"type": "adaptive", "display": "summarized"}
@@ -132,7 +132,7 @@ def test_what_a_model_refuses_is_left_out_and_told(model: str, settings: Any, ex
 def test_it_is_told_once_for_each_model() -> None:
     by = wire()
     request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(seed=1))
-    assert ask(request, by).notices == ["a seed"]
+    assert ask(request, by).notices == ["anthropic:claude-sonnet-4-5 does not take a seed"]
     assert not ask(request, by).notices
 
 
@@ -158,7 +158,7 @@ def test_a_tool_can_be_forced_beside_thinking_that_is_left_to_the_model_but_not_
     assert asked("claude-opus-4-8", tools=(LOOK,), **settings)["tool_choice"] == {"type": "any"}
     found = asked("claude-fable-5-1", tools=(LOOK,), **settings)
     assert "tool_choice" not in found.body
-    assert "which this model refuses" in found.notices[0]
+    assert "claude-fable-5-1 does not take that a tool has to be called" in found.notices[0]
 
 
 def test_a_turn_that_was_begun_without_thinking_goes_on_without() -> None:

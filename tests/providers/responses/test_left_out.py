@@ -27,7 +27,7 @@ def test_words_stand_for_images_and_files_that_are_not_read() -> None:
         {"type": "input_text", "text": heic.placeholder},
         {"type": "input_text", "text": video.placeholder},
     ]
-    assert told == [f"{heic.placeholder}, {video.placeholder}, which it does not take: words stand for it"]
+    assert told == [f"openai_responses:gpt-5 takes no {heic.placeholder}, {video.placeholder}: words stand for it"]
 
 
 def test_a_call_without_a_result_is_told_once() -> None:

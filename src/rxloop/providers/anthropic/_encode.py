@@ -68,6 +68,7 @@ class MessagesEncoder:
     def __init__(
         self,
         model: str,
+        name: str,
         stream: bool,
         host: Host,
         able: Abilities,
@@ -76,6 +77,7 @@ class MessagesEncoder:
         key: str = KEY,
     ) -> None:
         self._model = model
+        self._name = name
         self._stream = stream
         self._host = host
         self._betas = betas
@@ -229,7 +231,7 @@ class MessagesEncoder:
     def _tell(self, notice: Notice, what: str) -> None:
         if what not in self._told and len(self._told) < 100:
             self._told.add(what)
-            notice("left_out", what)
+            notice("left_out", f"{self._name} does not take {what}")
 
 
 class _Breakpoints:

@@ -50,7 +50,7 @@ def plain_fields(
     temperature, top_p = settings.temperature, settings.top_p
     if able.sampling == "none":
         if temperature is not None or top_p is not None:
-            tell("temperature and top_p, which this model does not take")
+            tell("temperature and top_p")
         temperature = top_p = None
     if temperature is not None and temperature > 1:
         tell(f"a temperature of {temperature}: 1 is the highest")
@@ -88,11 +88,11 @@ def thinking_of(settings: ModelSettings, able: Abilities, tell: Tell) -> tuple[d
         return None, None
     if effort == "none" or (effort is None and budget == 0):
         if able.always_thinks:
-            tell("that it is not to think: this model always does, here with low effort")
+            tell("that it is not to think: it always does, here with low effort")
             return None, "low"
         return (None if able.thinking == "none" else {"type": "disabled"}), None
     if able.thinking == "none":
-        tell("reasoning_effort and thinking_budget, since this model does not think")
+        tell("reasoning_effort and thinking_budget, since it does not think")
         return None, None
     level = None if effort is None else _level(effort, able, tell)
     if able.thinking == "budget" or (able.thinking == "both" and budget is not None):
@@ -101,7 +101,7 @@ def thinking_of(settings: ModelSettings, able: Abilities, tell: Tell) -> tuple[d
     if budget is not None:
         instead = _effort_of(budget)
         level = level or _level(instead, able, tell)
-        tell(f"a thinking_budget, in whose place this model has the effort {level!r}")
+        tell(f"a thinking_budget, in whose place it has the effort {level!r}")
     adaptive = {"type": "adaptive"}
     return (adaptive | {"display": "summarized"} if able.hides_thinking else adaptive), level
 
@@ -151,9 +151,9 @@ def tool_choice(
         made = {"type": "auto"}
     elif choice is not None:
         if not able.forced_tools:
-            tell("that a tool has to be called, which this model refuses")
+            tell("that a tool has to be called")
         elif thinking is not None and thinking.get("type") == "enabled":
-            tell("that a tool has to be called, which is refused beside a thinking budget")
+            tell("that a tool has to be called, beside a thinking budget")
         else:
             made = {"type": "any"} if choice == "required" else {"type": "tool", "name": choice}
     if several is not None:
@@ -168,7 +168,7 @@ def _level(effort: ReasoningEffort, able: Abilities, tell: Tell) -> str | None:
     below = [each for each in able.efforts if _LEVELS.index(each) <= _LEVELS.index(effort)]
     level = below[-1] if below else able.efforts[0]
     if level != effort and effort != "minimal":
-        tell(f"the effort {effort!r}, in whose place this model has {level!r}")
+        tell(f"the effort {effort!r}, in whose place it has {level!r}")
     return level
 
 

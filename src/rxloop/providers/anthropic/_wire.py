@@ -44,7 +44,16 @@ class MessagesWire:
         # What another maker's model signs behind the same protocol is refused by Claude, and the other way round.
         claude = "claude" in model.lower() or self.host.version is not None
         self._key = KEY if claude else f"{KEY}:{model}"
-        self._encoder = MessagesEncoder(model, stream, self.host, able, self._betas, citations, self._key)
+        self._encoder = MessagesEncoder(
+            model,
+            model if preset.nameless else f"{preset.name}:{model}",
+            stream,
+            self.host,
+            able,
+            self._betas,
+            citations,
+            self._key,
+        )
 
     @property
     def keeps_to_schema(self) -> bool:

@@ -47,7 +47,7 @@ class RequestEncoder:
         extra = request.settings.extra_body
         fields, left_out = self._settings.fields(request)
         for what in (*left_out, *own_tools(request.settings.server_tools, "openai")[1]):
-            self._tell(what, notice)
+            self._tell(f"{self._settings.name} does not take {what}", notice)
         system = request.system if all(message.role == "system" for message in request.system) else ()
         if instructions := "\n\n".join(text for message in system if (text := message.text)):
             fields["instructions"] = instructions
@@ -98,7 +98,7 @@ class RequestEncoder:
 
     def _made(self, message: Message, key: str, notice: Notice) -> Form:
         if left := [part.placeholder for part in message.media if message.role != "assistant" and not _is_taken(part)]:
-            notice("left_out", f"{', '.join(left)}, which it does not take: words stand for it")
+            notice("left_out", f"{self._settings.name} takes no {', '.join(left)}: words stand for it")
         if message.role == "tool":
             call_id = call_id_of(message.tool_call_id or "")
             return Form(result_of(call_id, _output(message.content)), (call_id,))

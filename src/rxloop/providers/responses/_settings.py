@@ -19,6 +19,7 @@ class SettingsEncoder:
     """Encodes the settings for one model; what it was not sent is told once."""
 
     def __init__(self, model: str, preset: Preset, *, stream: bool, store: bool, summary: str | None) -> None:
+        self.name = model if preset.nameless else f"{preset.name}:{model}"
         self._model = model
         self._preset = preset
         self._stream = stream
@@ -71,20 +72,20 @@ class SettingsEncoder:
     def _check(self, settings: ModelSettings) -> None:
         extra = settings.extra_body
         if extra.get("n", 1) != 1:
-            raise BadRequest(f"{self._preset.name}:{self._model} gives one answer to a request, not n={extra['n']!r}")
+            raise BadRequest(f"{self.name} gives one answer to a request, not n={extra['n']!r}")
         if extra.get("background") and not self._stream:
             raise BadRequest(
-                f"{self._preset.name}:{self._model}: an answer that is made in the background must be streamed "
+                f"{self.name}: an answer that is made in the background must be streamed "
                 "(stream=True), since nobody asks for it again"
             )
 
     def _add_reasoning(self, fields: dict[str, Any], settings: ModelSettings, left_out: list[str]) -> None:
         effort = settings.reasoning_effort
         if settings.thinking_budget is not None:
-            left_out.append("thinking_budget, for which it has no word: reasoning_effort says how much")
+            left_out.append("thinking_budget: reasoning_effort says how much")
         if self._never_reasons:
             if effort not in (None, "none"):
-                left_out.append("reasoning_effort, since the model does not reason")
+                left_out.append("reasoning_effort, since it does not reason")
             return
         reasoning = {"effort": effort, "summary": self._summary}
         if told := {name: value for name, value in reasoning.items() if value is not None}:
@@ -98,11 +99,10 @@ class SettingsEncoder:
             if (value := getattr(settings, name)) is None:
                 continue
             if fixed:
-                left_out.append(f"{name}, which models that reason do not take")
+                left_out.append(f"{name}, since it reasons")
             else:
                 fields[name] = value
-        unknown = [name for name in ("stop", "seed") if getattr(settings, name) is not None]
-        left_out += [f"{name}, for which it has no word" for name in unknown]
+        left_out += [name for name in ("stop", "seed") if getattr(settings, name) is not None]
         if (most := settings.max_tokens) is not None:
             if most < _LEAST_TOKENS and (self._reasons or self._never_reasons):
                 left_out.append(f"max_tokens={most}: it takes no fewer than {_LEAST_TOKENS}")
