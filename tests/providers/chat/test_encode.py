@@ -176,6 +176,21 @@ def test_a_preset_says_what_its_endpoint_calls_a_setting_and_what_it_cannot_do()
     assert with_settings(replace(OPENAI, effort="reasoning"), reasoning_effort="low")["reasoning"] == {"effort": "low"}
 
 
+def test_a_setting_that_the_endpoint_has_no_field_for_is_told_once() -> None:
+    settings = ModelSettings(thinking_budget=9, reasoning_effort="low", parallel_tool_calls=False)
+    request = ModelRequest(messages=[Message.user("hi")], tools=(LOOK,), settings=settings)
+    told: list[str] = []
+    encoder = RequestEncoder("m", replace(PRESETS["zai"], effort=None), stream=True)
+    for _ in range(2):
+        sent = orjson.loads(encoder.encode(request, lambda code, text: told.append(text)))
+        assert sent.keys() == {"model", "stream", "stream_options", "messages", "tools"}
+    assert told == [
+        "zai:m does not take thinking_budget: reasoning_effort says how much",
+        "zai:m does not take reasoning_effort",
+        "zai:m does not take parallel_tool_calls=False",
+    ]
+
+
 def test_a_request_that_is_not_streamed_asks_for_no_stream() -> None:
     plain = body(ModelRequest(messages=[Message.user("hi")]), stream=False)
     assert (plain["stream"], "stream_options" in plain) == (False, False)

@@ -54,11 +54,13 @@ class RequestEncoder:
         )
         self._format: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
         self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")
+        self._told: set[str] = set()
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
         """The body of the request; what the endpoint does not take is left out, and told to `notice`."""
         extra = request.settings.extra_body
         fields = self._fields(request)
+        self._tell_unsent(request, notice)
         for name, value in extra.items():
             mine = fields.get(name) if name != "response_format" else None
             both = isinstance(mine, dict) and isinstance(value, dict)
@@ -101,6 +103,22 @@ class RequestEncoder:
             if settings.parallel_tool_calls is not None and preset.parallel_tool_calls:
                 fields["parallel_tool_calls"] = settings.parallel_tool_calls
         return fields
+
+    def _tell_unsent(self, request: ModelRequest, notice: Notice) -> None:
+        """Tell, once for all requests, which settings the endpoint has no field for."""
+        settings, preset = request.settings, self._preset
+        unsent: list[str] = []
+        if settings.thinking_budget is not None:
+            unsent.append("thinking_budget: reasoning_effort says how much")
+        if settings.reasoning_effort is not None and preset.effort is None:
+            unsent.append("reasoning_effort")
+        if request.tools and settings.parallel_tool_calls is False and not preset.parallel_tool_calls:
+            unsent.append("parallel_tool_calls=False")
+        for what in unsent:
+            if what not in self._told:
+                self._told.add(what)
+                name = self._model if preset.nameless else f"{preset.name}:{self._model}"
+                notice("left_out", f"{name} does not take {what}")
 
     def _response_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
         if self._preset.response_format != "json_schema":
