@@ -17,6 +17,7 @@ from rxloop.providers import (
     anthropic_messages,
     google_gemini,
     openai_chat,
+    openai_responses,
     resolve_model,
     routed,
 )
@@ -166,3 +167,7 @@ def test_an_address_that_names_no_model_is_told_without_what_is_secret_in_it() -
 def test_a_wire_is_refused_for_the_preset_of_another_protocol(make: Callable[..., object]) -> None:
     with pytest.raises(ConfigurationError, match=r"'mistral' does not speak .* name the model 'mistral:large'"):
         make("large", preset="mistral")
+
+
+def test_a_deployment_of_azure_that_is_asked_over_responses_has_the_name_that_makes_it_again() -> None:
+    assert openai_responses("mine", preset="azure").name == "azure_responses:mine"

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.providers._openai_names import wants_responses
-from rxloop.providers._vendors import CUSTOM, find_preset
+from rxloop.providers._vendors import CUSTOM, PRESETS, find_preset
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.presets import Preset
 
@@ -63,6 +63,8 @@ def openai_responses(
         # Named on the stream by the model string that makes it.
         name = "openai" if wants_responses(model or preset.default_model or "") else "openai_responses"
         preset = replace(preset, name=name, thought_tags=())
+    elif preset is PRESETS["azure"]:
+        preset = PRESETS["azure_responses"]
     preset = replace(preset, wire="openai_responses")
     wire = partial(ResponsesWire, store=bool(store) or chain, chain=chain, summary=summary)
     return http_model(model, preset, wire, **options)
