@@ -143,5 +143,8 @@ def test_every_check_makes_its_own_logs_so_that_they_may_run_side_by_side() -> N
 
 async def test_two_logs_that_share_nothing_fail_the_checks_of_two() -> None:
     for check in SHARED_CHECKS:
+        if check.__name__ == "transient_events_come_behind_their_durable_one":
+            # It asks nothing of logs that pass no transient events on.
+            continue
         with pytest.raises((AssertionError, UnknownRun)):
             await check(lambda: (MemoryEventLog(), MemoryEventLog()))

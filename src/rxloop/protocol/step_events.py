@@ -79,7 +79,7 @@ class LLMNoticeEvent(Event):
 
     visibility = "internal"
     kind: Literal["llm-notice"] = "llm-notice"
-    marble = "n"
+    marble = "N"
     incidental_fields = ("code", "message")
     code: NoticeCode
     message: str
@@ -93,7 +93,7 @@ class ServerToolEvent(Event):
     """A tool that the vendor carries out itself, such as its web search, is at work, or has ended."""
 
     kind: Literal["server-tool"] = "server-tool"
-    marble = "v"
+    marble = "S"
     public_fields = ("tool_call_id", "name", "phase", "arguments", "result", "success")
     incidental_fields = ("tool_call_id",)
     tool_call_id: str

@@ -33,6 +33,7 @@ _KNOWN = frozenset(("redacted_thinking", "container_upload", "compaction", "fall
 _COUNTED = frozenset(
     (
         "input_tokens",
+        "cache_creation",
         "cache_creation_input_tokens",
         "cache_read_input_tokens",
         "output_tokens",

@@ -168,5 +168,6 @@ def count(draft: Draft, usage: dict[str, Any]) -> None:
         output=usage.get("output_tokens"),
         cached=read.get("cached_tokens"),
         cache_write=read.get("cache_write_tokens"),
+        cache_write_long=object_of(read.get("cache_write_tokens_details")).get("ttl_12h_tokens"),
         reasoning=written.get("reasoning_tokens"),
     )
