@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import pytest_asyncio
 
-from rxloop.providers._pool import TRANSPORT_ENV, Transport
+from rxloop.providers.transport._pool import TRANSPORT_ENV, Transport
 from servers import Server, serving
 
 

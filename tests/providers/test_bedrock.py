@@ -13,7 +13,7 @@ from aws_events import chunk, message
 from recorded import CORPUS, body, needs_recordings, recording
 from rxloop import errors
 from rxloop.providers import Retry, anthropic_messages
-from rxloop.providers._sse import SSEDecoder
+from rxloop.providers.transport._sse import SSEDecoder
 from servers import REQUEST, Answer, Reply, Server, collect, text
 
 pytestmark = pytest.mark.usefixtures("transport")

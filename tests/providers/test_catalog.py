@@ -5,9 +5,9 @@ import pytest
 from rxloop.protocol.events import Event, UsageEvent
 from rxloop.protocol.messages import Usage
 from rxloop.providers import CATALOG, PRESETS, PRICES, KnownModel, Price, find_model, find_price
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import Endpoint
+from rxloop.providers.failures._errors import Endpoint
 from rxloop.providers.prices import LONG_KEPT, long_kept
+from rxloop.providers.reading._draft import Draft
 
 MILLION = 1_000_000
 WITHOUT = {"openrouter", "huggingface", "ollama", "llama_cpp"}

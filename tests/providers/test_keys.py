@@ -14,7 +14,7 @@ from rxloop import errors
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
-from rxloop.providers import PRESETS, Preset, Retry, openai_chat
+from rxloop.providers import PRESETS, Preset, Retry, Timeouts, openai_chat
 from servers import REQUEST, Answer, Reply, Server, collect, say
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -221,3 +221,24 @@ async def test_a_key_that_no_header_takes_is_named_by_its_header_and_not_shown(
     assert ("'x-signature'" if "sign" in options else "'authorization'") in str(error)
     assert SECRET not in f"{error!r} {error.__cause__!r} {error.__context__!r}"
     assert not server.requests
+
+
+@pytest.mark.parametrize("name", ["api_key", "sign"])
+async def test_a_function_that_hangs_is_named_by_the_error_that_ends_it(server: Server, name: str) -> None:
+    async def never(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    options: dict[str, Any] = {name: never}
+    answer = await asked(server, timeout=Timeouts(key=0.01), **options)
+    assert type(answer.error) is errors.ProviderTimeout
+    assert f"what {name}= calls gave nothing within 0.01 s" in str(answer.error)
+    assert "Timeouts(key=...)" in str(answer.error)
+    assert server.requests == []
+
+
+async def test_a_timeout_of_the_function_s_own_is_its_own_failure(server: Server) -> None:
+    async def late() -> str:
+        raise TimeoutError
+
+    answer = await asked(server, api_key=late)
+    assert "what api_key= calls raised TimeoutError" in str(answer.error)

@@ -10,10 +10,10 @@ import pytest
 from rxloop import op
 from rxloop.protocol.events import Event, LLMCallEvent, UsageEvent
 from rxloop.providers import PRESETS
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import Endpoint
 from rxloop.providers.anthropic._wire import MessagesWire
+from rxloop.providers.failures._errors import Endpoint
 from rxloop.providers.prices import long_kept
+from rxloop.providers.reading._draft import Draft
 from rxloop.providers.responses._wire import ResponsesWire
 from rxloop.providers.wire import MakesWire
 from rxloop.stream.bridges import emit

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from rxloop.providers import (
     resolve_model,
     routed,
 )
+from rxloop.providers._secrets import shown_address
 from rxloop.providers.retry import Retry
+from rxloop.providers.vendors._model_names import names_of
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,7 @@ from rxloop.providers.retry import Retry
         ("openai", "openai:gpt-5"),
         ("ollama:qwen3:8b", "ollama:qwen3:8b"),
         ("http://localhost:8000/v1#my/model", "http://localhost:8000/v1#my/model"),
+        ("openai_responses:http://localhost:8000/v1#my/model", "openai_responses:http://localhost:8000/v1#my/model"),
     ],
 )
 def test_a_model_string_makes_a_provider_whose_name_makes_it_again(text: str, name: str) -> None:
@@ -40,6 +44,35 @@ def test_a_model_string_makes_a_provider_whose_name_makes_it_again(text: str, na
     assert provider.name == name
     assert resolve_model(provider.name).name == name
     assert resolve_model(text) is not provider
+
+
+def test_an_address_of_one_s_own_speaks_the_protocol_that_its_string_names() -> None:
+    chat, responses = (resolve_model(f"{before}http://host/v1#m") for before in ("", "openai_responses:"))
+    assert isinstance(chat, HTTPModel)
+    assert isinstance(responses, HTTPModel)
+    assert (chat.preset.wire, responses.preset.wire) == ("openai_chat", "openai_responses")
+    assert openai_responses("m", base_url="http://host/v1").name == responses.name
+
+
+def test_a_model_string_that_is_a_member_of_an_enumeration_is_the_model_of_its_text() -> None:
+    class Models(StrEnum):
+        CHAT = "http://localhost:8000/v1#m"
+        RESPONSES = "openai_responses:http://localhost:8000/v1#m"
+
+    for model in Models:
+        assert resolve_model(model).name == model.value
+
+
+def test_a_key_in_the_address_of_a_model_string_is_not_shown() -> None:
+    shown = shown_address("openai_responses:https://u:secret@host/v1?key=secret#m")
+    assert shown == "openai_responses:https://host/v1#m"
+    assert resolve_model("openai_responses:https://u:secret@host/v1?key=secret#m").name == shown
+
+
+def test_a_model_at_an_address_of_one_s_own_has_not_the_price_of_its_name() -> None:
+    assert list(names_of("openai_responses:http://host/v1#openai/gpt-5")) == [
+        "openai_responses:http://host/v1#openai/gpt-5"
+    ]
 
 
 def test_a_provider_is_taken_as_it_is() -> None:
@@ -56,6 +89,7 @@ def test_a_provider_is_taken_as_it_is() -> None:
         ("gemini-3.5-flash", "write 'google:gemini-3.5-flash'"),
         ("zai:", "default model"),
         ("http://localhost:8000/v1", "#model"),
+        ("openai_responses:http://u:p@localhost:8000/v1", "as in 'openai_responses:http://localhost:8000/v1#model'"),
         ("", "zai:glm-4.7"),
     ],
 )

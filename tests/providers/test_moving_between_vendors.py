@@ -10,12 +10,12 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from messages_of import message_of
 from other_vendors import LOOK, OTHERS, sent
-from recorded_histories import message_of
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import Endpoint
+from rxloop.providers.failures._errors import Endpoint
+from rxloop.providers.reading._draft import Draft
 from rxloop.providers.wire import Wire
 from vendor_rules import Json
 

@@ -9,7 +9,7 @@ from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, HTTPModel, Preset, openai_chat, resolve_model
-from rxloop.providers._openai_urls import chat_url, responses_url
+from rxloop.providers.vendors._openai_urls import chat_url, responses_url
 from servers import REQUEST, Server, collect, say
 
 ALL = sorted(PRESETS)

@@ -30,7 +30,7 @@ from rxloop.protocol.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.providers._pool import Transport
+from rxloop.providers.transport._pool import Transport
 from servers import REQUEST, Answer, collect
 
 KINDS: dict[int | None, type[ProviderError]] = {

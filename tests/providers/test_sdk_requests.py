@@ -17,7 +17,15 @@ from google.oauth2.credentials import Credentials
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.settings import ModelSettings
-from rxloop.providers import HTTPModel, anthropic_messages, google_gemini, openai_chat, openai_responses, vertex_url
+from rxloop.providers import (
+    HTTPModel,
+    Retry,
+    anthropic_messages,
+    google_gemini,
+    openai_chat,
+    openai_responses,
+    vertex_url,
+)
 from servers import REQUEST, Received, Server, collect, say
 
 pytestmark = [
@@ -28,6 +36,8 @@ pytestmark = [
 HI: Any = [{"role": "user", "content": "hi"}]
 KEYS = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "anthropic-beta", "content-type")
 VERSION = "2025-04-01-preview"
+ONCE = Retry(attempts=1)
+"""Most of these models can read nothing of the answer, and would ask again in a second."""
 NINE = replace(REQUEST, settings=ModelSettings(max_tokens=9))
 
 
@@ -76,7 +86,7 @@ async def test_a_deployment_of_azure_s_gets_what_its_sdk_sends(
     auth: Any = {"azure_ad_token_provider": key} if token else {"api_key": "key"}
     async with openai.AsyncAzureOpenAI(azure_endpoint=root(server), max_retries=0, **auth) as client:
         expected = await theirs(server, client.chat.completions.create(model="gpt", messages=HI, stream=True))
-    model = openai_chat("gpt", preset="azure", base_url=root(server), api_key=key if token else "key")
+    model = openai_chat("gpt", preset="azure", base_url=root(server), api_key=key if token else "key", retry=ONCE)
     # The usage of a stream is asked for.
     same(expected, await ours(server, model), "stream_options")
 
@@ -90,7 +100,7 @@ async def test_azure_s_newer_interface_gets_what_the_sdk_sends_there(server: Ser
 
     async with openai.AsyncOpenAI(base_url=base, api_key=token, max_retries=0) as client:
         expected = await theirs(server, client.chat.completions.create(model="gpt", messages=HI, stream=True))
-    model = openai_chat("gpt", preset="azure", base_url=base, api_key=key)
+    model = openai_chat("gpt", preset="azure", base_url=base, api_key=key, retry=ONCE)
     same(expected, await ours(server, model), "stream_options")
 
 
@@ -106,7 +116,10 @@ async def test_gemini_on_vertex_gets_what_its_sdk_sends(server: Server) -> None:
     expected = await theirs(server, client.models.generate_content_stream(model="gemini-2.5-flash", contents="hi"))
     await client.aclose()
     base = at(server, vertex_url("my-project", "europe-west1"))
-    same(expected, await ours(server, google_gemini("gemini-2.5-flash", preset="vertex", base_url=base, api_key=key)))
+    same(
+        expected,
+        await ours(server, google_gemini("gemini-2.5-flash", preset="vertex", base_url=base, api_key=key, retry=ONCE)),
+    )
 
 
 async def test_gemini_of_google_s_own_gets_what_its_sdk_sends(server: Server) -> None:
@@ -114,7 +127,10 @@ async def test_gemini_of_google_s_own_gets_what_its_sdk_sends(server: Server) ->
     client = Client(api_key="key", http_options={"base_url": root(server), "api_version": "v1beta"}).aio
     expected = await theirs(server, client.models.generate_content_stream(model="gemini-2.5-flash", contents="hi"))
     await client.aclose()
-    same(expected, await ours(server, google_gemini("gemini-2.5-flash", base_url=root(server), api_key="key")))
+    same(
+        expected,
+        await ours(server, google_gemini("gemini-2.5-flash", base_url=root(server), api_key="key", retry=ONCE)),
+    )
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -127,7 +143,9 @@ async def test_claude_on_vertex_gets_what_its_sdk_sends(server: Server, stream: 
         call = client.messages.create(model=model, max_tokens=9, messages=HI, stream=stream)
         expected = await theirs(server, call)
     base = at(server, vertex_url(*place, publisher="anthropic"))
-    provider = anthropic_messages(model, preset="vertex_anthropic", base_url=base, api_key=key, stream=stream)
+    provider = anthropic_messages(
+        model, preset="vertex_anthropic", base_url=base, api_key=key, stream=stream, retry=ONCE
+    )
     got = await ours(server, provider, NINE)
     # The version is the one that Google's pages ask for, and the one that the answers are read by.
     assert got.body["anthropic_version"] == "vertex-2023-10-16"
@@ -146,7 +164,9 @@ async def test_claude_on_bedrock_gets_what_its_sdk_sends(server: Server, stream:
     ) as client:
         call = client.beta.messages.create(model=model, max_tokens=9, messages=HI, stream=stream, betas=["one", "two"])
         expected = await theirs(server, call)
-    provider = anthropic_messages(model, preset="bedrock", base_url=root(server), api_key="key", stream=stream)
+    provider = anthropic_messages(
+        model, preset="bedrock", base_url=root(server), api_key="key", stream=stream, retry=ONCE
+    )
     request = replace(NINE, settings=ModelSettings(max_tokens=9, headers={"anthropic-beta": "one,two"}))
     got = await ours(server, provider, request)
     assert got.body["anthropic_version"] == "bedrock-2023-05-31"
@@ -157,7 +177,9 @@ async def test_betas_of_a_model_stand_in_the_body_of_bedrock_and_in_a_header_of_
     server.answer(say("ok"))
     bodies: list[Any] = []
     for preset in ("bedrock", "vertex_anthropic"):
-        provider = anthropic_messages("m", preset=preset, base_url=root(server), api_key="key", betas=["one", "two"])
+        provider = anthropic_messages(
+            "m", preset=preset, base_url=root(server), api_key="key", betas=["one", "two"], retry=ONCE
+        )
         got = await ours(server, provider)
         bodies.append((got.body.get("anthropic_beta"), got.headers.get("anthropic-beta")))
     assert bodies == [(["one", "two"], None), (None, "one,two")]
@@ -176,5 +198,5 @@ async def test_azure_s_responses_get_what_the_sdk_sends(
     )
     async with client:
         expected = await theirs(server, client.responses.create(model="gpt", input=HI, stream=True, store=False))
-    provider = openai_responses("gpt", preset="azure_responses", base_url=root(server) + base, api_key=key)
+    provider = openai_responses("gpt", preset="azure_responses", base_url=root(server) + base, api_key=key, retry=ONCE)
     same(expected, await ours(server, provider), "input", "include", "reasoning")

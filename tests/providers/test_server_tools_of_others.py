@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+import pytest
+
 import claude
 import gemini
 import responses
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
+from rxloop.providers import PRESETS
+from rxloop.providers.chat._wire import ChatWire
+from rxloop.providers.vendors._presets import CUSTOM
 
 GOOGLES = {"googleSearch": {}}
 THEIRS: dict[str, Any] = {"type": "web_search", "name": "web_search"}
@@ -46,3 +52,16 @@ def test_gemini_is_not_sent_a_service_tier_that_it_does_not_know() -> None:
 def test_gemini_is_not_asked_what_its_tools_did_where_it_has_none() -> None:
     assert "toolConfig" not in gemini.body(server_tools=[THEIRS])
     assert "toolConfig" in gemini.body(server_tools=[GOOGLES])
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_chat_endpoint_that_has_a_name_is_sent_no_tool_of_another_vendor(named: bool) -> None:
+    claudes: dict[str, Any] = {"type": "web_search_20250305", "name": "web_search"}
+    told: list[str] = []
+    # An address of one's own may be a gateway that knows the tools of any vendor.
+    wire = ChatWire("m", PRESETS["zai"] if named else CUSTOM, stream=True)
+    for _ in range(2):
+        encoded = wire.encode(request(GOOGLES, claudes, THEIRS), lambda code, text: told.append(text))
+        assert orjson.loads(encoded)["tools"] == ([THEIRS] if named else [GOOGLES, claudes, THEIRS])
+    tools = ("googleSearch", "web_search_20250305") if named else ()
+    assert told == [f"zai:m does not take the tool {tool!r} of another vendor" for tool in tools]

@@ -1,10 +1,13 @@
-"""Models: wires (OpenAI chat and Responses, Anthropic, Gemini), transports, catalog, retry, fallback, limits."""
+"""Models: wires (OpenAI chat and Responses, Anthropic, Gemini), transports, catalog, retry, fallback, limits.
+
+What people make models from lies here. The rest has rooms of its own: each vendor's protocol (`chat/`, `responses/`,
+`anthropic/`, `google/`), what all of these share (`writing/` for requests, `reading/` for answers, `failures/`), the
+bytes (`transport/`), and the table of endpoints (`vendors/`).
+"""
 
 from __future__ import annotations
 
 from rxloop.providers._keys import KeySource, Sign
-from rxloop.providers._timeouts import Timeouts
-from rxloop.providers._vendors import PRESETS
 from rxloop.providers.anthropic_messages import anthropic_messages
 from rxloop.providers.bounds import Bounds
 from rxloop.providers.catalog import CATALOG, PRICES, KnownModel, find_model, find_price
@@ -21,6 +24,8 @@ from rxloop.providers.presets import Preset
 from rxloop.providers.prices import Price
 from rxloop.providers.retry import Retry, retrying
 from rxloop.providers.routed import Routed, routed
+from rxloop.providers.transport._timeouts import Timeouts
+from rxloop.providers.vendors._presets import PRESETS
 
 __all__ = [
     "CATALOG",

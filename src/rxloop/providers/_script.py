@@ -21,8 +21,8 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall, Usage
 from rxloop.protocol.storable import storable
-from rxloop.providers._gate import gate_of
-from rxloop.providers._text import text_delta
+from rxloop.providers.reading._gate import gate_of
+from rxloop.providers.reading._text import text_delta
 from rxloop.stream.bridges import Push
 
 

@@ -31,9 +31,14 @@ _NAMED = re.compile(
 )
 _USERINFO = re.compile(r"(\bhttps?://)[^\s/@\"']{1,300}@", re.IGNORECASE)
 
+_PROTOCOL = re.compile(r"[a-z_]+:(?=https?://)")
+"""What a model string may say before an address."""
+
 
 def shown_address(url: str) -> str:
     """An address, or a model string, without the name, the password and the query in it, where keys may be."""
+    if protocol := _PROTOCOL.match(url):
+        return protocol[0] + shown_address(url[protocol.end() :])
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
-from rxloop.providers._vendors import find_preset
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.presets import Preset, WireName
+from rxloop.providers.vendors._presets import find_preset
 
 if TYPE_CHECKING:
     from rxloop.providers.anthropic._wire import MessagesWire

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from rxloop.providers._model_names import GATEWAYS, host_of, names_of
 from rxloop.providers.prices import Price
+from rxloop.providers.vendors._model_names import GATEWAYS, host_of, names_of
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
-from rxloop.providers._vendors import find_preset
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.presets import Preset
+from rxloop.providers.vendors._presets import find_preset
 
 
 def google_gemini(

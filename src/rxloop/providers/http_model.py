@@ -15,19 +15,19 @@ from typing_extensions import Unpack
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import Event
-from rxloop.providers import _errors
-from rxloop.providers._draft import Draft
-from rxloop.providers._gate import gate_of
 from rxloop.providers._keys import KeySource, Sign, called_key, signature
-from rxloop.providers._pool import ClientPool, Transport
-from rxloop.providers._sanitize import TEMPLATE_TOKENS
 from rxloop.providers._secrets import shown_address
-from rxloop.providers._tags import THOUGHT_TAGS
-from rxloop.providers._text import TextRules
-from rxloop.providers._timeouts import Timeouts
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, Unreadable
+from rxloop.providers.failures import _errors
 from rxloop.providers.presets import Preset, checked_url
+from rxloop.providers.reading._draft import Draft
+from rxloop.providers.reading._gate import gate_of
+from rxloop.providers.reading._sanitize import TEMPLATE_TOKENS
+from rxloop.providers.reading._tags import THOUGHT_TAGS
+from rxloop.providers.reading._text import TextRules
 from rxloop.providers.retry import Attempts, Retry
+from rxloop.providers.transport._pool import ClientPool, Transport
+from rxloop.providers.transport._timeouts import Timeouts
 from rxloop.providers.wire import MakesWire, Wire
 from rxloop.stream.bridges import from_task
 from rxloop.stream.connect import Cold
@@ -35,10 +35,12 @@ from rxloop.stream.connect import Cold
 if TYPE_CHECKING:
     import httpx
 
-    from rxloop.providers._exchange import Answer, Client
-    from rxloop.providers._watch import Watch
+    from rxloop.providers.transport._exchange import Answer, Client
+    from rxloop.providers.transport._watch import Watch
 
 Push = Callable[[Event], None]
+RESPONSES_AT = "openai_responses:"
+"""What stands before an address in the model string of an endpoint that speaks Responses."""
 
 
 class ModelOptions(TypedDict, total=False):
@@ -132,7 +134,10 @@ class HTTPModel:
     @property
     def name(self) -> str:
         """What the model is called on the stream: the model string that makes it."""
-        return f"{self._address}#{self.model}" if self.preset.nameless else f"{self.preset.name}:{self.model}"
+        if not self.preset.nameless:
+            return f"{self.preset.name}:{self.model}"
+        protocol = RESPONSES_AT if self.preset.wire == "openai_responses" else ""
+        return f"{protocol}{self._address}#{self.model}"
 
     @property
     def keeps_to_schema(self) -> bool:
@@ -147,7 +152,7 @@ class HTTPModel:
             out  --content-delta--content-delta--tool-call-delta--(usage, content-complete)|
         """
         # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
-        from rxloop.providers._watch import Watch
+        from rxloop.providers.transport._watch import Watch
 
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
@@ -170,7 +175,7 @@ class HTTPModel:
         await self._pool.aclose_unused()
 
     async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
-        from rxloop.providers._exchange import receive
+        from rxloop.providers.transport._exchange import receive
 
         where = self._endpoint()
         failure: RxloopError | None = None
@@ -224,7 +229,7 @@ class HTTPModel:
         if self._sign is not None or header in own or "authorization" in own:
             key = None
         elif callable(source := self._api_key or self._key_of_preset()):
-            key = await called_key(source, where)
+            key = await called_key(source, where, self._timeout.key)
             header = "authorization" if self.preset.token_source else header
         elif source is None and self.preset.key_env is not None and not self.preset.key_optional:
             raise _errors.missing_key(where)
@@ -257,14 +262,14 @@ class HTTPModel:
         return self._api_key
 
     async def _post(self, client: Client, where: _errors.Endpoint, request: ModelRequest, draft: Draft) -> Answer:
-        from rxloop.providers._exchange import send
+        from rxloop.providers.transport._exchange import send
 
         if self._sign is None:
             # A variable for the body would keep it until the answer begins.
             return await send(client, where, where.headers, self._wire.encode(request, draft.notice))
         body = self._wire.encode(request, draft.notice)
         # Into the headers of the endpoint, so that they are known for secrets.
-        signed = await signature(self._sign, where, body)
+        signed = await signature(self._sign, where, body, self._timeout.key)
         where.headers.update(signed)
         _errors.check_headers(signed, where)
         return await send(client, where, where.headers, body)

@@ -6,16 +6,16 @@ from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.seams import Provider
-from rxloop.providers._model_names import maker_of
-from rxloop.providers._openai_names import wants_responses
 from rxloop.providers._secrets import shown_address
-from rxloop.providers._vendors import PRESETS, find_preset
 from rxloop.providers.anthropic_messages import anthropic_messages
 from rxloop.providers.google_gemini import google_gemini
-from rxloop.providers.http_model import HTTPModel, ModelOptions
+from rxloop.providers.http_model import RESPONSES_AT, HTTPModel, ModelOptions
 from rxloop.providers.openai_chat import openai_chat
 from rxloop.providers.openai_responses import openai_responses
 from rxloop.providers.presets import Preset
+from rxloop.providers.vendors._model_names import maker_of
+from rxloop.providers.vendors._openai_names import wants_responses
+from rxloop.providers.vendors._presets import PRESETS, find_preset
 
 _ELSEWHERE = {
     "claude": "write 'anthropic:{0}'",
@@ -33,7 +33,8 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
 
     Args:
         model: `preset:model`; `preset` alone for its default model; `http://host/v1#model` for any other endpoint that
-            speaks OpenAI's chat protocol; or a provider, which is returned as it is.
+            speaks OpenAI's chat protocol, and `openai_responses:http://host/v1#model` for one that speaks Responses; or
+            a provider, which is returned as it is.
         **options: What a string cannot say; see `ModelOptions`.
 
     Raises:
@@ -44,12 +45,14 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
         if options:
             raise ConfigurationError(f"{model.name} is made already: {next(iter(options))}= comes too late for it")
         return model
-    if model.startswith(("http://", "https://")):
-        url, _, name = model.partition("#")
+    address = model.removeprefix(RESPONSES_AT)
+    if address.startswith(("http://", "https://")):
+        url, _, name = address.partition("#")
         if not name:
-            shown = shown_address(url)
+            shown = model.removesuffix(address) + shown_address(url)
             raise ConfigurationError(f"{shown!r} names no model: add one, as in '{shown}#model'")
-        return openai_chat(name, **{"base_url": url, **options})
+        made = openai_chat if address == model else openai_responses
+        return made(name, **{"base_url": url, **options})
     prefix, colon, name = model.partition(":")
     if prefix in _ELSEWHERE:
         instead = _ELSEWHERE[prefix].format(name or "MODEL")

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
-from rxloop.providers._openai_names import wants_responses
-from rxloop.providers._vendors import CUSTOM, find_preset
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
 from rxloop.providers.presets import Preset
+from rxloop.providers.vendors._openai_names import wants_responses
+from rxloop.providers.vendors._presets import CUSTOM, find_preset
 
 
 def openai_chat(

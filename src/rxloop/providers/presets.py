@@ -1,4 +1,4 @@
-"""What is particular about a vendor's endpoint, as data; the table of those we know is in `_vendors.py`."""
+"""What is particular about a vendor's endpoint, as data; the table of those we know is in `vendors/_presets.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from rxloop.errors import ConfigurationError
 from rxloop.providers._keys import KeySource
 from rxloop.providers._secrets import redacted, shown_address
-from rxloop.providers._tags import THOUGHT_TAGS
+from rxloop.providers.reading._tags import THOUGHT_TAGS
 
 WireName = Literal[
     "openai_chat",

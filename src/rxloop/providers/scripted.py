@@ -35,7 +35,7 @@ from rxloop.providers._script import (
     push_reasoning,
     stay_open,
 )
-from rxloop.providers._text import text_delta
+from rxloop.providers.reading._text import text_delta
 from rxloop.stream.bridges import Push, from_task
 
 

@@ -14,13 +14,13 @@ from rxloop.errors import ProviderError, ProviderProtocolError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers._documents import SMALL, check_document
-from rxloop.providers._draft import Draft as Draft
-from rxloop.providers._errors import cut_short
-from rxloop.providers._fields import lenient_json
-from rxloop.providers._pieces import Piece as Piece
-from rxloop.providers._pieces import foreign_state as foreign_state
-from rxloop.providers._pieces import pieces_of as pieces_of
-from rxloop.providers._refusals import from_response
+from rxloop.providers.failures._errors import cut_short
+from rxloop.providers.failures._refusals import from_response
+from rxloop.providers.reading._draft import Draft as Draft
+from rxloop.providers.reading._fields import lenient_json
+from rxloop.providers.reading._pieces import Piece as Piece
+from rxloop.providers.reading._pieces import foreign_state as foreign_state
+from rxloop.providers.reading._pieces import pieces_of as pieces_of
 
 if TYPE_CHECKING:
     from rxloop.providers.presets import Preset

@@ -13,9 +13,9 @@ import pytest
 
 from claude import Json, block, start, wire
 from rxloop.errors import ProviderProtocolError
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import Endpoint
 from rxloop.providers.bounds import Bounds, OutOfBounds
+from rxloop.providers.failures._errors import Endpoint
+from rxloop.providers.reading._draft import Draft
 
 BOUNDS = Bounds(text=100_000, arguments=20_000)
 MOST = 8_000_000

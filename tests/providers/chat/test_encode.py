@@ -138,7 +138,8 @@ def test_what_is_left_out_of_a_result_or_an_answer_is_told_once(message: Message
         encoder.encode(ModelRequest(messages=history), lambda *notice: told.append(notice))
     [(code, text)] = told
     assert code == "left_out"
-    assert text.startswith(", ".join(["[image/png, 4.0 kB]"] * len(message.media)) + ", since only text")
+    left_out = ", ".join(["[image/png, 4.0 kB]"] * len(message.media))
+    assert text.startswith(f"openai:m does not get {left_out}, since only text")
 
 
 def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:

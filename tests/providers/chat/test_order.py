@@ -11,7 +11,6 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.providers import PRESETS
 from rxloop.providers.chat._encode import RequestEncoder
-from rxloop.providers.chat._order import is_paired
 from rxloop.state.history import History
 from wires import unheard
 
@@ -64,7 +63,7 @@ def test_what_is_put_in_other_words_is_told_once() -> None:
     for _ in range(2):
         encoder.encode(ModelRequest(messages=history), lambda code, text: told.append(text))
         history = history.append(Message.user("And?"))
-    assert told == ["the call 'x' that a result belongs to: the result goes as a text"]
+    assert told == ["openai:m gets the result of call 'x', which is not there, as a text"]
 
 
 def test_ids_are_as_short_as_the_endpoint_wants_them_and_fit_each_other() -> None:
@@ -86,14 +85,21 @@ def test_mistral_answers_the_user_or_a_tool() -> None:
     assert outline(Message.user("Hi"), Message.assistant("Ho"), preset=PRESETS["mistral"])[-1][0] == "user"
 
 
-def test_of_a_history_only_what_is_new_is_looked_at() -> None:
-    history = History([Message.user("Hi"), asks("a"), Message.tool("a", "1")])
-    assert is_paired(history)
-    assert history.paired == 3
-    waits = history.append(asks("b"))
-    assert not is_paired(waits)
-    assert waits.paired == 3
-    done = waits.append(Message.tool("b", "1"))
-    assert is_paired(done)
-    assert done.paired == 5
-    assert not is_paired(history.append(Message.tool("a", "1")))
+def test_calls_of_one_message_that_share_an_id_get_ids_of_their_own_and_so_do_their_results() -> None:
+    said = [asks("0", "0", "0_2"), *(Message.tool(each, text) for each, text in (("0", "a"), ("0_2", "c"), ("0", "b")))]
+    encoder = RequestEncoder("m", replace(OPENAI, longest_call_id=None), stream=True)
+    bodies = [
+        orjson.loads(encoder.encode(ModelRequest(messages=history), unheard))["messages"]
+        for history in (History(said), History(said).append(Message.user("And?")))
+    ]
+    assert [call["id"] for call in bodies[0][0]["tool_calls"]] == ["0", "0_3", "0_2"]
+    assert [(each["tool_call_id"], each["content"]) for each in bodies[0][1:]] == [
+        ("0", "a"),
+        ("0_2", "c"),
+        ("0_3", "b"),
+    ]
+    assert bodies[1][:4] == bodies[0]
+
+
+def test_calls_that_share_an_id_and_have_no_results_are_answered_each() -> None:
+    assert outline(asks("0", "0"), Message.user("And?"))[1:3] == [("tool", "0"), ("tool", "0_2")]

@@ -12,8 +12,8 @@ from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
 from rxloop.providers import PRESETS, openai_chat
-from rxloop.providers._vendors import CUSTOM
 from rxloop.providers.chat._encode import RequestEncoder
+from rxloop.providers.vendors._presets import CUSTOM
 from servers import collect
 from wires import unheard
 

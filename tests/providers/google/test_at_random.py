@@ -15,9 +15,9 @@ from rxloop.errors import RxloopError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentDeltaEvent, LLMNoticeEvent, ThoughtDeltaEvent
 from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
-from rxloop.providers._draft import Draft
 from rxloop.providers.bounds import OutOfBounds
 from rxloop.providers.google._read import GeminiReader
+from rxloop.providers.reading._draft import Draft
 from wires import unheard
 
 VALUES = st.recursive(

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from gemini import WHERE, chunk
-from rxloop.providers._draft import Draft
 from rxloop.providers.bounds import Bounds, OutOfBounds
 from rxloop.providers.google._read import GeminiReader
+from rxloop.providers.reading._draft import Draft
 
 MOST = 50_000
 """Characters of a message here; the default is far more."""

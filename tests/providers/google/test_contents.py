@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gemini import THREE, TWO, Told, body, chunk, complete_of, contents, message_of, wire
+from gemini import THREE, TWO, Told, body, chunk, complete_of, contents, wire
+from messages_of import message_of
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
 from rxloop.providers import PRESETS

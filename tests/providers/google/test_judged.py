@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini import THREE, TWO, body, chunk, complete_of, message_of
+from gemini import THREE, TWO, body, chunk, complete_of
+from messages_of import message_of
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
 

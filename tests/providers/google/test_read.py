@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini import WHERE, chunk, complete_of, contents, events_of, message_of, wire
+from gemini import WHERE, chunk, complete_of, contents, events_of, wire
+from messages_of import message_of
 from rxloop.errors import BadRequest, ProviderProtocolError, RateLimited, RxloopError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import (
@@ -23,9 +24,9 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import FilePart, ImagePart, Message
-from rxloop.providers._draft import Draft
 from rxloop.providers.bounds import Bounds, OutOfBounds
 from rxloop.providers.google._read import GeminiReader
+from rxloop.providers.reading._draft import Draft
 from wires import unheard
 
 CALL = {"name": "look", "args": {"at": "Oslo"}}

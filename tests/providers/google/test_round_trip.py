@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gemini import THREE, TWO, body, message_of
+from gemini import THREE, TWO, body
+from messages_of import message_of
 from native import make_gemini
 from recorded import names, needs_recordings, recording, replaying
 from rxloop.protocol.events import ContentCompleteEvent

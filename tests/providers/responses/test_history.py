@@ -75,7 +75,8 @@ def test_nobody_gets_what_another_endpoint_has_encrypted(model: str, base: str) 
     told: list[str] = []
     message = answer(HM, HELLO, LOOK)
     assert written([message, RESULT], wire(model, base), told)["input"] == [*PLAIN, OUTPUT]
-    assert told == ["what responses@api.openai.com wants back with its own message"]
+    theirs = "what responses@api.openai.com wants back with its own message"
+    assert told == [f"openai_responses:{model} does not get {theirs}"]
     written([message, RESULT], wire(model, base), told)
     assert len(told) == 1  # once for a message
 
@@ -86,7 +87,7 @@ def test_what_another_vendor_wants_back_is_left_out_and_told() -> None:
         role="assistant", content="Hello", reasoning="Hm.", provider_state={"anthropic_messages": [{"raw": {}}]}
     )
     assert written([foreign], left_out=told)["input"] == [{"role": "assistant", "content": "Hello"}]
-    assert told == ["what anthropic_messages wants back with its own message"]
+    assert told == ["openai_responses:gpt-5 does not get what anthropic_messages wants back with its own message"]
 
 
 def test_images_and_files_go_as_what_they_are_and_those_of_the_model_as_words() -> None:
@@ -105,7 +106,7 @@ def test_images_and_files_go_as_what_they_are_and_those_of_the_model_as_words() 
     assert sent[0] == {"role": "user", "content": forms}
     assert sent[1] == {"role": "assistant", "content": "See:"}
     assert sent[3] == {"type": "function_call_output", "call_id": "call_1", "output": forms}
-    assert told == ["of a message of the model: images and files of the model itself"]
+    assert told == ["openai_responses:gpt-5 does not get images and files of the model itself"]
 
 
 def test_every_call_has_a_result_and_every_result_a_call() -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from responses import WHERE, call, message_of, read, response, text, wire, written
+from responses import WHERE, call, message_of, read, reasoning, response, text, wire, written
 from rxloop.errors import BadRequest, ConfigurationError
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import HTTPModel, Preset, openai_responses, resolve_model
-from rxloop.providers._draft import Draft
+from rxloop.providers.reading._draft import Draft
+from rxloop.state.history import History
 
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}})
 SCHEMA: dict[str, Any] = {
@@ -158,6 +159,27 @@ def test_a_conversation_that_is_another_one_goes_whole_and_that_is_told(history:
     assert "previous_response_id" in told[0]
 
 
+def test_what_a_wire_without_a_chain_has_built_tells_no_chain_which_conversation_it_is() -> None:
+    by, plain = wire(chain=True), wire()
+    mine, other = History([Message.user("hi")]), History([Message.user("hi!")])
+    for each in (mine, other):
+        written(ModelRequest(messages=each), plain)
+    written(ModelRequest(messages=mine), by)
+    found = written(ModelRequest(messages=other.append(*NEXT[1:])), by)
+    assert "previous_response_id" not in found
+
+
+def test_results_for_a_stored_answer_have_the_ids_that_the_vendor_has_stored() -> None:
+    # Gateways count the ids of calls anew in each answer.
+    again = message_of(read(response(call("look", "{}"), store=True, id="resp_2")))
+    before = [Message.user("hi"), FIRST[1], Message.tool("call_1", "a cat")]
+    by = wire(chain=True)
+    written(before, by)
+    found = written([*before, again, Message.tool("call_1", "a dog")], by)
+    assert found["previous_response_id"] == "resp_2"
+    assert found["input"] == [{"type": "function_call_output", "call_id": "call_1", "output": "a dog"}]
+
+
 def test_an_answer_that_the_vendor_no_longer_has_is_asked_for_again_whole() -> None:
     by = wire(chain=True)
     written(FIRST[:1], by)
@@ -178,7 +200,7 @@ def test_an_answer_that_the_vendor_no_longer_has_is_asked_for_again_whole() -> N
         (resolve_model("openai_responses:gpt-4o"), "openai_responses:gpt-4o"),
         (openai_responses("gpt-5", preset="openai"), "openai:gpt-5"),
         (openai_responses("gpt-4o", preset="openai"), "openai_responses:gpt-4o"),
-        (openai_responses("m", base_url="http://localhost:8000/v1"), "http://localhost:8000/v1#m"),
+        (openai_responses("m", base_url="http://localhost:8000/v1"), "openai_responses:http://localhost:8000/v1#m"),
         (openai_responses("m", preset=Preset(name="mine", base_url="http://m/v1")), "mine:m"),
         (openai_responses("openai/gpt-5", preset="openrouter"), "openrouter:openai/gpt-5"),
     ],
@@ -186,6 +208,18 @@ def test_an_answer_that_the_vendor_no_longer_has_is_asked_for_again_whole() -> N
 def test_a_model_is_called_by_what_makes_it_and_speaks_responses(made: HTTPModel, name: str) -> None:
     assert made.name == name
     assert made._wire.url("http://m/v1") == "http://m/v1/responses"  # pyright: ignore[reportPrivateUsage]
+
+
+def test_two_models_of_which_one_takes_reasoning_share_a_history_and_not_what_was_built_of_it() -> None:
+    thought = message_of(read(response(reasoning("Hm."), text("Hello"))))
+    history = History([Message.user("hi"), thought, Message.user("And?")])
+    for model, kinds in (
+        ("gpt-5", {"reasoning", "message"}),
+        ("gpt-4o", {"message"}),
+        ("gpt-5", {"reasoning", "message"}),
+    ):
+        found = written(ModelRequest(messages=history), wire(model))
+        assert {item.get("type", "message") for item in found["input"]} == kinds
 
 
 def test_a_chain_of_what_is_not_stored_and_another_vendor_are_refused() -> None:

@@ -6,14 +6,14 @@ and no id is used twice. What a conversation says otherwise, another vendor's or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
 from rxloop.protocol.messages import Message
-from rxloop.providers._json import dumps
 from rxloop.providers.anthropic._messages import Form, Forms
-from rxloop.providers.wire import Notice
+from rxloop.providers.writing._json import dumps
+from rxloop.state.history import Ledger
 
 _BEGAN = b'{"type":"text","text":"[The conversation began before this.]"}'
 _BEGIN = b'{"type":"text","text":"Please begin."}'
@@ -45,9 +45,73 @@ class Turn:
         self.places: list[Place] = []
         """The messages of the model in it."""
 
+    def copy(self) -> Turn:
+        """One that grows by itself."""
+        other = Turn(self.role)
+        other.results, other.blocks, other.places = self.results.copy(), self.blocks.copy(), self.places.copy()
+        return other
+
     def content(self) -> bytes:
         """Its blocks, with commas between them; nothing where it is empty."""
         return b",".join(filter(None, (*self.results, *self.blocks, *(place.blocks for place in self.places))))
+
+
+class Working(NamedTuple):
+    """What the model is in the middle of: its messages since the user said something."""
+
+    begun: bool = False
+    """There are such messages."""
+    thinks: bool = False
+    """The first of them begins with thinking."""
+    container: str | None = None
+    """Where the newest code of them ran."""
+
+    def after(self, turn: Turn) -> Working:
+        """The same once a turn is over."""
+        if turn.role == "user":
+            return self if turn.results else _IDLE
+        if not turn.places or turn.role != "assistant":
+            return self
+        thinks = self.thinks if self.begun else turn.places[0].form.thinks
+        newest = (place.form.container for place in reversed(turn.places) if place.form.container)
+        return Working(True, thinks, next(newest, self.container))
+
+
+_IDLE = Working()
+
+
+class Sent:
+    """The turns that are over, as they are sent. Where nothing is left of one, those beside it are one."""
+
+    def __init__(self) -> None:
+        self._joined: list[bytes] = []
+        self._role = ""
+        self._contents: list[bytes] = []
+
+    def copy(self) -> Sent:
+        """One that grows by itself; what nothing is added to any more is joined in both."""
+        if len(self._joined) > 1:
+            self._joined = [b",".join(self._joined)]
+        other = Sent()
+        other._joined, other._role, other._contents = self._joined.copy(), self._role, self._contents.copy()
+        return other
+
+    def add(self, role: str, content: bytes) -> None:
+        """Add a turn, which may be empty."""
+        if not content:
+            return
+        if self._role and role != self._role:
+            self._joined.append(self._newest())
+            self._contents = []
+        self._role = role
+        self._contents.append(content)
+
+    def joined(self) -> bytes:
+        """All of them, with commas between them."""
+        return b",".join([*self._joined, self._newest()] if self._role else self._joined)
+
+    def _newest(self) -> bytes:
+        return b'{"role":"%b","content":[%b]}' % (self._role.encode(), b",".join(self._contents))
 
 
 class Conversation:
@@ -55,16 +119,18 @@ class Conversation:
 
     Args:
         forms: Makes the forms of messages.
-        notice: Is told what is left out.
         late_system: System messages in the middle go as such; otherwise the user says what they say.
     """
 
-    def __init__(self, forms: Forms, notice: Notice, *, late_system: bool) -> None:
+    def __init__(self, forms: Forms, *, late_system: bool) -> None:
         self._forms = forms
-        self._notice = notice
         self._late_system = late_system
-        self._turns: list[Turn] = []
-        self._used: set[str] = set()
+        self._sent = Sent()
+        """All turns but the newest one: they do not change any more."""
+        self._newest: Turn | None = None
+        self._before = _IDLE
+        """What the model is in the middle of, without the newest turn."""
+        self._used: Ledger[str, None] = Ledger()
         """The ids of calls that have been sent."""
         self._numbers: dict[str, int] = {}
         """The number that was added last to an id which is used again and again."""
@@ -72,21 +138,32 @@ class Conversation:
         """The calls of the newest turn of the model that are not answered: their ids, and those that were sent."""
         self._system: list[Place] = []
         """System messages of which it is not known yet what comes after them."""
+        self.has_thinking = False
+        """Whether thinking goes back in it."""
 
-    def add(self, places: Iterable[Place]) -> None:
-        """Add messages behind those that are there."""
-        for place in places:
-            form = place.form
-            if not form.blocks:
-                continue
-            if form.role == "system":
-                self._system.append(place)
-            elif form.role == "assistant":
-                self._settle_system(followed=True)
-                self._add_assistant(place)
-            else:
-                self._settle_system(followed=False)
-                self._add_user(place)
+    def copy(self) -> Conversation:
+        """One that grows by itself."""
+        other = Conversation(self._forms, late_system=self._late_system)
+        other._sent, other._newest = self._sent.copy(), None if self._newest is None else self._newest.copy()
+        other._before, other.has_thinking = self._before, self.has_thinking
+        other._used, other._numbers = self._used, self._numbers.copy()
+        other._open, other._system = self._open.copy(), self._system.copy()
+        return other
+
+    def add(self, place: Place) -> None:
+        """Add a message behind those that are there."""
+        form = place.form
+        if not form.blocks:
+            return
+        self.has_thinking = self.has_thinking or form.thought
+        if form.role == "system":
+            self._system.append(place)
+        elif form.role == "assistant":
+            self._settle_system(followed=True)
+            self._add_assistant(place)
+        else:
+            self._settle_system(followed=False)
+            self._add_user(place)
 
     def end(self, *, prefill: bool) -> None:
         """End the request so that the model answers it.
@@ -96,25 +173,20 @@ class Conversation:
         """
         self._settle_system(followed=True)
         self._answer_open()
-        if not self._turns:
+        last = self._newest
+        if last is None:
             self._turn("user").blocks.append(_BEGIN)
-        last = self._turns[-1]
-        if last.role == "assistant" and not self._pauses(prefill):
+        elif last.role == "assistant" and not self._pauses(last, prefill):
             self._leave_open_out(last)
             self._turn("user").blocks.append(_GO_ON)
 
     @property
     def encoded(self) -> bytes:
         """The messages, with commas between them."""
-        # Where nothing is left of a turn, those beside it are one.
-        sent: list[tuple[str, list[bytes]]] = []
-        for turn in self._turns:
-            if content := turn.content():
-                if sent and sent[-1][0] == turn.role:
-                    sent[-1][1].append(content)
-                else:
-                    sent.append((turn.role, [content]))
-        return b",".join(b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(each)) for role, each in sent)
+        sent = self._sent.copy()
+        if self._newest is not None:
+            sent.add(self._newest.role, self._newest.content())
+        return sent.joined()
 
     @property
     def has_calls(self) -> bool:
@@ -122,27 +194,21 @@ class Conversation:
         return bool(self._used)
 
     @property
-    def has_thinking(self) -> bool:
-        """Whether thinking goes back in it."""
-        return any(place.form.thought for turn in self._turns for place in turn.places)
-
-    def working(self) -> Sequence[Place]:
-        """The messages of the model since the user said something: what it is in the middle of."""
-        found: list[Place] = []
-        for turn in reversed(self._turns):
-            if turn.role == "assistant":
-                found[:0] = turn.places
-            elif turn.role == "user" and not turn.results:
-                break
-        return found
+    def working(self) -> Working:
+        """What the model is in the middle of."""
+        return self._before if self._newest is None else self._before.after(self._newest)
 
     def _turn(self, role: str) -> Turn:
         """The newest turn, or a new one where that is of the other side."""
-        if not self._turns and role == "assistant":
+        if self._newest is None and role == "assistant":
             self._turn("user").blocks.append(_BEGAN)
-        if not self._turns or self._turns[-1].role != role:
-            self._turns.append(Turn(role))
-        return self._turns[-1]
+        turn = self._newest
+        if turn is None or turn.role != role:
+            if turn is not None:
+                self._sent.add(turn.role, turn.content())
+                self._before = self._before.after(turn)
+            self._newest = turn = Turn(role)
+        return turn
 
     def _add_assistant(self, place: Place) -> None:
         self._answer_open()
@@ -173,8 +239,8 @@ class Conversation:
 
     def _closed(self) -> Turn:
         """The turn of the user for what answers no call."""
-        if self._turns and self._turns[-1].role == "assistant":
-            self._leave_open_out(self._turns[-1])
+        if self._newest is not None and self._newest.role == "assistant":
+            self._leave_open_out(self._newest)
         return self._turn("user")
 
     def _answer_open(self) -> None:
@@ -193,7 +259,7 @@ class Conversation:
                 number = next(n for n in count(self._numbers.get(each, 1) + 1) if f"{each[:50]}_{n}" not in self._used)
                 self._numbers[each] = number
                 new[place] = free = f"{each[:50]}_{number}"
-            self._used.add(free)
+            self._used = self._used.add(free, None)
         return new
 
     def _settle_system(self, *, followed: bool) -> None:
@@ -205,17 +271,16 @@ class Conversation:
         places, self._system = self._system, []
         if not places:
             return
-        if followed and self._late_system and not self._open and self._turns and self._turns[-1].role == "user":
-            turn = Turn("system")
-            turn.blocks += [place.blocks for place in places]
-            self._turns.append(turn)
+        after_user = self._newest is not None and self._newest.role == "user"
+        if followed and self._late_system and not self._open and after_user:
+            self._turn("system").blocks += [place.blocks for place in places]
             return
         for place in places:
             self._closed().blocks.append(_text(f"<system>\n{place.message.text_alone}\n</system>", place.control))
 
-    def _pauses(self, prefill: bool) -> bool:
+    def _pauses(self, turn: Turn, prefill: bool) -> bool:
         """Whether the model goes on with its own message at the end."""
-        form = self._turns[-1].places[-1].form
+        form = turn.places[-1].form
         return form.vendors or (prefill and form.prefix)
 
     def _leave_open_out(self, turn: Turn) -> None:

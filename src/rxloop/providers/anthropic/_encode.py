@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, takewhile
@@ -11,8 +11,7 @@ from typing import Any, cast
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings, PromptCache
-from rxloop.providers._fields import own_tools
-from rxloop.providers._json import dumps
+from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers.anthropic._conversation import Conversation, Place
 from rxloop.providers.anthropic._media import MediaRules
 from rxloop.providers.anthropic._messages import KEY, Forms
@@ -20,7 +19,10 @@ from rxloop.providers.anthropic._models import Abilities
 from rxloop.providers.anthropic._schemas import fitted
 from rxloop.providers.anthropic._settings import Tell, check, plain_fields, thinking_of, tool_choice, with_room
 from rxloop.providers.anthropic._tools import encoded_tools, remembered_tools
+from rxloop.providers.reading._fields import own_tools
 from rxloop.providers.wire import Notice
+from rxloop.providers.writing._built import built
+from rxloop.providers.writing._json import dumps
 
 BINDING = "thinking-binding-controls-2026-08-01"
 """The beta by which thinking that does not fit any more is dropped, and not refused."""
@@ -96,6 +98,10 @@ class MessagesEncoder:
         """
         settings, extra = request.settings, request.settings.extra_body
         tell = partial(self._tell, notice)
+
+        def lost(code: NoticeCode, what: str) -> None:
+            notice(code, f"{self._name} does not get {what}")
+
         check(settings)
         first = tuple(takewhile(lambda message: message.role == "system", request.messages))
         schema, words = self._schema(request)
@@ -103,7 +109,7 @@ class MessagesEncoder:
         cache = _Breakpoints(request, len(first))
         if cache.left:
             tell(f"the places of the cache after the first {_BREAKPOINTS}")
-        conversation = self._conversation(request, len(first), cache, notice)
+        conversation = self._conversation(request, len(first), cache, lost)
         ends_alone = self._able.prefill and (thinking or {}).get("type") != "enabled" and schema is None
         conversation.end(prefill=ends_alone)
         thinking = self._fitting(request, thinking, conversation, tell)
@@ -131,7 +137,7 @@ class MessagesEncoder:
             both = isinstance(config, dict) and isinstance(value, dict)
             fields[name] = {**cast("dict[str, Any]", config), **cast("dict[str, Any]", value)} if both else value
         parts = [dumps(fields)[:-1]]
-        if "system" not in extra and (system := self._system((*request.system, *first), words, cache, notice)):
+        if "system" not in extra and (system := self._system((*request.system, *first), words, cache, lost)):
             parts += (b',"system":[', system, b"]")
         if "tools" not in extra and tools:
             parts += (b',"tools":[', tools, b"]")
@@ -164,26 +170,41 @@ class MessagesEncoder:
         return {"type": "json_schema", "schema": found}, None
 
     def _conversation(self, request: ModelRequest, first: int, cache: _Breakpoints, notice: Notice) -> Conversation:
-        late = self._able.late_system and self._host.late_system
-        conversation = Conversation(self._forms, notice, late_system=late)
-        form = self._forms.form
-        places = [Place(message, form(message, notice)) for message in request.messages[first:]]
-        for wanted in cache.messages:
-            # The nearest one before that may have it.
-            place = next((n for n in range(wanted, -1, -1) if places[n].form.cut >= 0), None)
-            if place is not None:
-                places[place] = places[place]._replace(control=cache.control)
-        conversation.add(places)
-        conversation.add(Place(message, form(message, notice)) for message in request.tail)
+        """What the messages make, from the first one that is no system prompt."""
+        messages, late = request.messages, self._able.late_system and self._host.late_system
+        fixed = self._marked(messages, cache.fixed, first, notice)
+        moving = self._marked(messages, cache.moving, first, notice)
+
+        def new() -> Conversation:
+            return Conversation(self._forms, late_system=late)
+
+        def add(conversation: Conversation, place: int, message: Message) -> None:
+            control = cache.control if place in fixed or place in moving else b""
+            conversation.add(Place(message, self._forms.form(message, notice), control))
+
+        # What moves on with each request stands behind what is kept for the next one.
+        end = min(moving, default=len(messages))
+        key = (self._forms.key, late, *((cache.control, *sorted(fixed)) if fixed else ()))
+        conversation = built(messages, key, new, add, first=first, end=end)
+        for place in range(end, len(messages)):
+            add(conversation, place, messages[place])
+        for message in request.tail:
+            conversation.add(Place(message, self._forms.form(message, notice)))
         return conversation
+
+    def _marked(self, messages: Sequence[Message], wanted: Iterable[int], first: int, notice: Notice) -> set[int]:
+        """The places that get a breakpoint: those that are wanted, or the nearest ones before that may have it."""
+        form = self._forms.form
+        nearest = ((n for n in range(place, first - 1, -1) if form(messages[n], notice).cut >= 0) for place in wanted)
+        return {place for places in nearest if (place := next(places, None)) is not None}
 
     def _fitting(
         self, request: ModelRequest, thinking: dict[str, Any] | None, conversation: Conversation, tell: Tell
     ) -> dict[str, Any] | None:
         """The thinking that the conversation allows."""
         if thinking is not None and thinking["type"] == "enabled":
-            working = conversation.working()
-            if working and not working[0].form.thinks:
+            working = conversation.working
+            if working.begun and not working.thinks:
                 tell("thinking, since this turn was begun without it")
                 return None
         if BINDING in self._switched_on(request) and self._able.binds_thinking and conversation.has_thinking:
@@ -253,17 +274,18 @@ class _Breakpoints:
         self.tools = "tools" in points
         self.system = "system" in points
         count = len(request.messages)
-        wanted = (count - 1 if point == "newest" else point for point in points if point not in ("tools", "system"))
-        places = (int(place) if int(place) >= 0 else count + int(place) for place in wanted)
-        self.messages = sorted({place - first for place in places if first <= place < count})
-        """Places among the messages that are no system prompt."""
+        places = [-1 if point == "newest" else int(point) for point in points if point not in ("tools", "system")]
+        self.fixed = {place for place in places if first <= place < count}
+        """Places among the messages that are no system prompt, counted from the first message."""
+        self.moving = {count + place for place in places if first - count <= place < 0}
+        """Those that are counted from the newest message."""
 
 
 def _container(conversation: Conversation, server_tools: Sequence[Mapping[str, Any]]) -> str | None:
     """Where the code of this turn runs, so that it goes on there."""
     if not any(str(tool.get("type")).startswith("code_execution") for tool in server_tools):
         return None
-    return next((place.form.container for place in reversed(conversation.working()) if place.form.container), None)
+    return conversation.working.container
 
 
 def _betas_of(settings: ModelSettings) -> list[str]:

@@ -8,10 +8,10 @@ from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
-from rxloop.providers._json import dumps
-from rxloop.providers._kept import keep, kept
 from rxloop.providers.anthropic._media import MediaRules, media_block
 from rxloop.providers.wire import Notice, foreign_state, pieces_of
+from rxloop.providers.writing._json import dumps
+from rxloop.providers.writing._kept import keep, kept
 
 KEY = "anthropic"
 """Under which name the pieces of a message of Claude's are kept for the way back, wherever it is served."""
@@ -67,11 +67,12 @@ class Forms:
         self._rules = rules
         self._own = own
         """Under which name the pieces of the model's own messages are kept."""
-        self._key = (own, rules)
+        self.key = ("anthropic-messages", own, rules)
+        """Names what the forms depend on."""
 
     def form(self, message: Message, notice: Notice) -> Form:
         """The form of a message; tells once what of it is left out."""
-        return kept(message, self._key, Form) or keep(message, self._key, self._made(message, notice))
+        return kept(message, self.key, Form) or keep(message, self.key, self._made(message, notice))
 
     def again(self, message: Message, ids: Mapping[int, str] | None = None, without: Collection[str] = ()) -> Form:
         """The form of a message with other ids for its calls, and without some calls of the vendor's own tools.

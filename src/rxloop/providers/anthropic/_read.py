@@ -9,12 +9,12 @@ import orjson
 from rxloop.errors import ProviderProtocolError
 from rxloop.protocol.messages import Citation
 from rxloop.protocol.storable import readable
-from rxloop.providers._calls import dumped
 from rxloop.providers._documents import check_document
-from rxloop.providers._draft import Draft
-from rxloop.providers._fields import object_of, objects, text_of, tokens
-from rxloop.providers._refusals import from_error_object
 from rxloop.providers.anthropic._messages import CONTAINER, KEY
+from rxloop.providers.failures._refusals import from_error_object
+from rxloop.providers.reading._calls import dumped
+from rxloop.providers.reading._draft import Draft
+from rxloop.providers.reading._fields import object_of, objects, text_of, tokens
 from rxloop.providers.wire import EventReader
 
 _REASONS = {

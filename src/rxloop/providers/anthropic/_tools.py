@@ -8,9 +8,9 @@ from typing import Any
 
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import Message
-from rxloop.providers._json import dumps
 from rxloop.providers.anthropic._schemas import demands, fitted
 from rxloop.providers.anthropic._settings import Tell
+from rxloop.providers.writing._json import dumps
 
 _STRICT, _OPTIONAL, _UNIONS = 20, 24, 16
 """The most strict tools of a request, and the optional arguments and unions in all of them."""

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from urllib.parse import urlsplit, urlunsplit
 
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.providers._draft import Draft
 from rxloop.providers.anthropic._encode import BINDING, Host, MessagesEncoder
 from rxloop.providers.anthropic._messages import KEY
 from rxloop.providers.anthropic._models import abilities_of
 from rxloop.providers.anthropic._read import MessagesReader
 from rxloop.providers.presets import Preset
+from rxloop.providers.reading._draft import Draft
 from rxloop.providers.wire import Notice
 
 VERSION = "2023-06-01"

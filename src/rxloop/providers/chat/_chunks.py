@@ -9,11 +9,11 @@ import orjson
 
 from rxloop.errors import ProviderError, ProviderProtocolError
 from rxloop.providers._documents import SMALL, check_document
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import cut_short
-from rxloop.providers._fields import lenient_json, object_of, objects, text_of, unwrapped
-from rxloop.providers._refusals import from_error_object, from_response
 from rxloop.providers.chat._details import ReasoningDetails
+from rxloop.providers.failures._errors import cut_short
+from rxloop.providers.failures._refusals import from_error_object, from_response
+from rxloop.providers.reading._draft import Draft
+from rxloop.providers.reading._fields import lenient_json, object_of, objects, text_of, unwrapped
 
 DONE = b"[DONE]"
 _PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))

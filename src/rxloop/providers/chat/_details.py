@@ -5,8 +5,8 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any
 
-from rxloop.providers._calls import dumped
-from rxloop.providers._fields import text_of
+from rxloop.providers.reading._calls import dumped
+from rxloop.providers.reading._fields import text_of
 
 
 class ReasoningDetails:

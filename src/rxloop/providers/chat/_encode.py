@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from itertools import chain
 from mimetypes import guess_extension
 from typing import Any, cast
 
@@ -14,13 +12,14 @@ from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings
-from rxloop.providers._json import dumps
-from rxloop.providers._kept import keep, kept
-from rxloop.providers._schemas import response_format
-from rxloop.providers.chat._order import in_turns, is_paired, paired
+from rxloop.providers.chat._order import Ordered, unique_ids
 from rxloop.providers.presets import Preset
+from rxloop.providers.reading._fields import own_tools
 from rxloop.providers.wire import Notice
-from rxloop.state.history import History
+from rxloop.providers.writing._built import built
+from rxloop.providers.writing._json import dumps
+from rxloop.providers.writing._kept import keep, kept
+from rxloop.providers.writing._schemas import response_format
 
 _WireKey = tuple[str | int | bool | None, ...]
 _NOTHING = "(No answer.)"
@@ -54,6 +53,7 @@ class RequestEncoder:
         )
         self._format: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
         self._tools: tuple[tuple[ToolDefinition, ...], bytes] = ((), b"")
+        self._name = model if preset.nameless else f"{preset.name}:{model}"
         self._told: set[str] = set()
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
@@ -69,7 +69,7 @@ class RequestEncoder:
         if "messages" not in extra:
             parts.append(b',"messages":[')
             parts += (self._all_messages(request, notice), b"]")
-        server_tools = request.settings.server_tools
+        server_tools = self._server_tools(request.settings)[0]
         if (request.tools or server_tools) and "tools" not in extra:
             tools = self._tool_list(request.tools)
             if server_tools:
@@ -104,8 +104,15 @@ class RequestEncoder:
                 fields["parallel_tool_calls"] = settings.parallel_tool_calls
         return fields
 
+    def _server_tools(self, settings: ModelSettings) -> tuple[list[dict[str, Any]], list[str]]:
+        """The tools that the endpoint may carry out, and words for those that are another vendor's."""
+        if self._preset.nameless:
+            # A gateway of one's own may know the tools of any vendor.
+            return settings.server_tools, []
+        return own_tools(settings.server_tools, "openai")
+
     def _tell_unsent(self, request: ModelRequest, notice: Notice) -> None:
-        """Tell, once for all requests, which settings the endpoint has no field for."""
+        """Tell, once for all requests, which settings and tools the endpoint does not take."""
         settings, preset = request.settings, self._preset
         unsent: list[str] = []
         if settings.thinking_budget is not None:
@@ -114,11 +121,10 @@ class RequestEncoder:
             unsent.append("reasoning_effort")
         if request.tools and settings.parallel_tool_calls is False and not preset.parallel_tool_calls:
             unsent.append("parallel_tool_calls=False")
-        for what in unsent:
+        for what in (*unsent, *self._server_tools(settings)[1]):
             if what not in self._told:
                 self._told.add(what)
-                name = self._model if preset.nameless else f"{preset.name}:{self._model}"
-                notice("left_out", f"{name} does not take {what}")
+                notice("left_out", f"{self._name} does not take {what}")
 
     def _response_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
         if self._preset.response_format != "json_schema":
@@ -128,16 +134,27 @@ class RequestEncoder:
         return self._format[1]
 
     def _all_messages(self, request: ModelRequest, notice: Notice) -> bytes:
-        groups = (request.system, request.messages, request.tail)
-        ordered = all(map(is_paired, groups))
-        if ordered and not self._preset.assistant_after_tool:
-            return b",".join([encoded for group in groups if (encoded := self._messages(group, notice))])
-        messages: Iterable[Message] = chain(*groups)
-        if not ordered:
-            messages = paired(messages, lambda message: self._stray(message, notice))
-        if self._preset.assistant_after_tool:
-            messages = in_turns(messages)
-        return self._messages(list(messages), notice)
+        def encode(message: Message) -> bytes:
+            return self._message(message, notice)
+
+        def as_text(message: Message) -> Message:
+            return self._stray(message, notice)
+
+        def add(ordered: Ordered, place: int, message: Message) -> None:
+            ordered.add(message, encode, as_text)
+
+        def new() -> Ordered:
+            return Ordered(in_turns=in_turns)
+
+        in_turns = self._preset.assistant_after_tool
+        system, messages = request.system, request.messages
+        if not all(message.role == "system" for message in system):
+            # What comes behind them may depend on them.
+            system, messages = (), [*system, *messages]
+        ordered = built(messages, (*self._key, in_turns), new, add)
+        for message in request.tail:
+            ordered.add(message, encode, as_text)
+        return b",".join([*map(encode, system), *ordered.ended(encode)])
 
     def _stray(self, message: Message, notice: Notice) -> Message:
         """The result of a call that is not there, as words of the user."""
@@ -145,16 +162,10 @@ class RequestEncoder:
         found = kept(message, key, Message)
         if found is not None:
             return found
-        notice("left_out", f"the call {message.tool_call_id!r} that a result belongs to: the result goes as a text")
+        notice(
+            "left_out", f"{self._name} gets the result of call {message.tool_call_id!r}, which is not there, as a text"
+        )
         return keep(message, key, Message.user(f"{_STRAY}\n{message.text_alone}"))
-
-    def _messages(self, messages: Sequence[Message], notice: Notice) -> bytes:
-        def encode(message: Message) -> bytes:
-            return self._message(message, notice)
-
-        if isinstance(messages, History):
-            return messages.joined(self._key, encode)
-        return b",".join(map(encode, messages))
 
     def _message(self, message: Message, notice: Notice) -> bytes:
         found = kept(message, self._key, bytes)
@@ -169,7 +180,7 @@ class RequestEncoder:
             placeholders = ", ".join(part.placeholder for part in message.media)
             lost.append(f"{placeholders}, since only text of tools and models is sent in this protocol")
         if lost:
-            notice("left_out", "; ".join(lost))
+            notice("left_out", f"{self._name} does not get {'; '.join(lost)}")
         return keep(message, self._key, encoded)
 
     def _plain_message(self, message: Message) -> dict[str, Any]:
@@ -187,7 +198,8 @@ class RequestEncoder:
         if message.role == "assistant":
             if message.tool_calls:
                 plain["content"] = plain["content"] or None
-                plain["tool_calls"] = [_tool_call(call, self._call_id(call.id)) for call in message.tool_calls]
+                ids = map(self._call_id, unique_ids(message.tool_calls))
+                plain["tool_calls"] = list(map(_tool_call, message.tool_calls, ids))
                 extra = (message.provider_state or {}).get("extra_content")
                 if self._preset.extra_content and extra:
                     _add_extra(plain["tool_calls"], extra)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.providers._draft import Draft
-from rxloop.providers._openai_urls import chat_url
 from rxloop.providers.chat._chunks import ChatReader
 from rxloop.providers.chat._encode import RequestEncoder
 from rxloop.providers.presets import Preset
+from rxloop.providers.reading._draft import Draft
+from rxloop.providers.vendors._openai_urls import chat_url
 from rxloop.providers.wire import Notice
 
 _NONE: Mapping[str, str] = MappingProxyType({})

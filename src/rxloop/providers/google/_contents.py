@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
-from rxloop.providers._calls import dumped
-from rxloop.providers._fields import text_of
-from rxloop.providers._kept import keep, kept
 from rxloop.providers.google._models import ModelRules
 from rxloop.providers.google._parts import fits_results, media
+from rxloop.providers.reading._calls import dumped
+from rxloop.providers.reading._fields import text_of
 from rxloop.providers.wire import Notice, foreign_state, pieces_of
+from rxloop.providers.writing._built import built
+from rxloop.providers.writing._kept import keep, kept
 
 UNSIGNED = "skip_thought_signature_validator"
 """What Google documents as the signature of calls that its models have not made."""
@@ -51,31 +52,44 @@ class Contents:
         self._vendor = vendor
         self._key = (key, rules.signs, rules.shows_results)
 
-    def encode(self, messages: Iterable[Message], notice: Notice) -> bytes:
-        """The contents, as JSON without the brackets of the list."""
-        turns = _Turns()
-        for message in messages:
-            if message.role != "tool":
-                turns.end_calls()
-            if message.role == "assistant":
-                sent = self._assistant(message, notice)
-                turns.add("model", sent.parts)
-                turns.calls = list(sent.calls)
-            elif message.role == "tool":
-                place = turns.answered(message.tool_call_id)
-                if place is None:
-                    turns.beside += self._orphan(message, notice).parts
-                else:
-                    sent = self._result(message, turns.calls[place], notice)
-                    turns.results[place] = sent.parts[0]
-                    turns.beside += sent.beside
-            elif message.role == "system":
-                # There is no place for it here: the user says what it says.
-                turns.add("user", (_text(f"<system>\n{message.text_alone}\n</system>"),) if message.text_alone else ())
-            else:
-                turns.add("user", self._user(message, notice).parts)
-        turns.end_calls()
+    def encode(self, messages: Sequence[Message], first: int, tail: Iterable[Message], notice: Notice) -> bytes:
+        """The contents, as JSON without the brackets of the list.
+
+        Args:
+            messages: The history.
+            first: The place of the first message that is no system prompt.
+            tail: The messages behind the history.
+            notice: Told of what is left out.
+        """
+
+        def add(turns: _Turns, place: int, message: Message) -> None:
+            self._add(turns, message, notice)
+
+        turns = built(messages, self._key, _Turns, add, first=first)
+        for message in tail:
+            self._add(turns, message, notice)
         return turns.joined()
+
+    def _add(self, turns: _Turns, message: Message, notice: Notice) -> None:
+        if message.role != "tool":
+            turns.end_calls()
+        if message.role == "assistant":
+            sent = self._assistant(message, notice)
+            turns.add("model", sent.parts)
+            turns.calls = sent.calls
+        elif message.role == "tool":
+            place = turns.answered(message.tool_call_id)
+            if place is None:
+                turns.beside += self._orphan(message, notice).parts
+            else:
+                sent = self._result(message, turns.calls[place], notice)
+                turns.results[place] = sent.parts[0]
+                turns.beside += sent.beside
+        elif message.role == "system":
+            # There is no place for it here: the user says what it says.
+            turns.add("user", (_text(f"<system>\n{message.text_alone}\n</system>"),) if message.text_alone else ())
+        else:
+            turns.add("user", self._user(message, notice).parts)
 
     def _user(self, message: Message, notice: Notice) -> _Sent:
         key = (*self._key, "user")
@@ -141,7 +155,10 @@ class Contents:
         if unsigned:
             notice("left_out", f"calls without a signature: {self._vendor} is told not to look for one")
         if others := foreign_state(message, self._state):
-            notice("left_out", f"what {', '.join(sorted(others))} wants back with its own message")
+            notice(
+                "left_out",
+                f"{self._vendor} does not get what {', '.join(sorted(others))} wants back with its own message",
+            )
         return _Sent(tuple(map(_bytes, parts)), tuple(calls))
 
     def _result(self, message: Message, call: _Call, notice: Notice) -> _Sent:
@@ -178,7 +195,10 @@ class Contents:
         key = (*self._key, "orphan")
         if (sent := kept(message, key, _Sent)) is not None:
             return sent
-        notice("left_out", f"the call {message.tool_call_id!r} that a result belongs to: the result goes as a text")
+        notice(
+            "left_out",
+            f"{self._vendor} gets the result of call {message.tool_call_id!r}, which is not there, as a text",
+        )
         parts = [_text("The result of a call that is not shown:"), *self._content(message, notice)]
         return keep(message, key, _Sent(tuple(parts)))
 
@@ -187,21 +207,37 @@ class _Turns:
     """Puts turns together: those of the model stand between those of the user, and each call has its result."""
 
     def __init__(self) -> None:
-        self.calls: list[_Call] = []
+        self.calls: tuple[_Call, ...] = ()
         """The calls of the model's turn that ended last, none of which has been answered before."""
         self.results: dict[int, bytes] = {}
         """By the place of the call."""
         self.beside: tuple[bytes, ...] = ()
-        self._turns: list[tuple[str, list[bytes]]] = []
+        self._ended: list[bytes] = []
+        """The turns before the newest one."""
+        self._kind = ""
+        """Of the newest one; empty before there is one."""
+        self._parts: list[bytes] = []
+
+    def copy(self) -> _Turns:
+        """One that grows by itself; what has ended is joined in both."""
+        if len(self._ended) > 1:
+            self._ended = [b",".join(self._ended)]
+        other = _Turns()
+        other.calls, other.results, other.beside = self.calls, self.results.copy(), self.beside
+        other._ended, other._kind, other._parts = self._ended.copy(), self._kind, self._parts.copy()
+        return other
 
     def add(self, kind: str, parts: tuple[bytes, ...]) -> None:
         """Add parts to the last turn, if it is of this kind, or a turn with them."""
         if not parts:
             return
-        if self._turns and self._turns[-1][0] == kind:
-            self._turns[-1][1].extend(parts)
-        else:
-            self._turns.append((kind, list(parts)))
+        if self._kind != kind:
+            if self._kind:
+                self._ended.append(_turn(self._kind, self._parts))
+            elif kind == "model":
+                self._ended.append(_turn("user", [_BEGIN]))
+            self._kind, self._parts = kind, []
+        self._parts.extend(parts)
 
     def answered(self, call_id: str | None) -> int | None:
         """The place of the call of that id which has no result yet."""
@@ -213,16 +249,20 @@ class _Turns:
         parts = [self.results.get(place) or _missing(call) for place, call in enumerate(self.calls)]
         self.add("results", tuple(parts))
         self.add("user", self.beside)
-        self.calls, self.results, self.beside = [], {}, ()
+        self.calls, self.results, self.beside = (), {}, ()
 
     def joined(self) -> bytes:
         """All turns; it begins and ends with one of the user."""
-        turns = self._turns
-        if not turns or turns[0][0] == "model":
-            turns.insert(0, ("user", [_BEGIN]))
-        if turns[-1][0] == "model":
-            turns.append(("user", [_GO_ON]))
-        return b",".join([b'{"role":"%b","parts":[%b]}' % (_ROLES[kind], b",".join(parts)) for kind, parts in turns])
+        self.end_calls()
+        if not self._kind:
+            return _turn("user", [_BEGIN])
+        if self._kind == "model":
+            self.add("user", (_GO_ON,))
+        return b",".join([*self._ended, _turn(self._kind, self._parts)])
+
+
+def _turn(kind: str, parts: list[bytes]) -> bytes:
+    return b'{"role":"%b","parts":[%b]}' % (_ROLES[kind], b",".join(parts))
 
 
 def _function_call(call: _Call, given: ToolCall) -> dict[str, Any]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import chain, dropwhile, takewhile
+from itertools import chain, takewhile
 from typing import Any, cast
 
 from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
-from rxloop.providers._calls import dumped
 from rxloop.providers.google._contents import Contents
 from rxloop.providers.google._models import ModelRules
 from rxloop.providers.google._schemas import gemini_schema
 from rxloop.providers.presets import Preset
+from rxloop.providers.reading._calls import dumped
 from rxloop.providers.wire import Notice
 
 _TIERS = ("flex", "standard", "priority")
@@ -54,9 +54,9 @@ class RequestEncoder:
             tools = b""
         parts = [dumped(fields)[:-1]] if fields else [b"{"]
         if "contents" not in extra:
-            messages = dropwhile(_is_system, request.messages)
-            contents = self._contents.encode(chain(messages, request.tail), notice)
-            parts.append(b'%b"contents":[%b]' % (b"," if fields else b"", contents))
+            first = sum(1 for _ in takewhile(_is_system, request.messages))
+            contents = self._contents.encode(request.messages, first, request.tail, notice)
+            parts += (b',"contents":[' if fields else b'"contents":[', contents, b"]")
             fields = fields or {"contents": None}
         if tools:
             parts.append(b'%b"tools":%b' % (b"," if fields else b"", tools))

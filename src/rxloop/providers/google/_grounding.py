@@ -9,7 +9,7 @@ from typing import Any
 
 from rxloop.protocol.messages import Citation
 from rxloop.protocol.storable import readable
-from rxloop.providers._fields import object_of, objects
+from rxloop.providers.reading._fields import object_of, objects
 
 _Source = tuple[str | None, str | None, str | None, int | None, int | None]
 """What a citation says: its address, its title, its words, and the place in the answer."""

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from rxloop.errors import ProviderProtocolError
-from rxloop.providers._calls import dumped
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
+from rxloop.providers.reading._calls import dumped
 
 _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\["((?:[^"\\]|\\.)*)"\]""")
 _VALUES = ("stringValue", "numberValue", "boolValue", "nullValue")

@@ -10,12 +10,12 @@ from typing import Any
 from rxloop.errors import ProviderProtocolError
 from rxloop.protocol.messages import FilePart, ImagePart
 from rxloop.protocol.storable import readable
-from rxloop.providers._calls import dumped
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import cut_short
-from rxloop.providers._fields import object_of, objects, text_of, tokens
-from rxloop.providers._refusals import from_error_object
+from rxloop.providers.failures._errors import cut_short
+from rxloop.providers.failures._refusals import from_error_object
 from rxloop.providers.google._partial import PartialArguments
+from rxloop.providers.reading._calls import dumped
+from rxloop.providers.reading._draft import Draft
+from rxloop.providers.reading._fields import object_of, objects, text_of, tokens
 from rxloop.providers.wire import EventReader
 
 _FINISH = {

@@ -7,11 +7,11 @@ from types import MappingProxyType
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.providers._draft import Draft
 from rxloop.providers.google._encode import RequestEncoder
 from rxloop.providers.google._models import rules_of
 from rxloop.providers.google._read import GeminiReader
 from rxloop.providers.presets import Preset
+from rxloop.providers.reading._draft import Draft
 from rxloop.providers.wire import Notice
 
 _NONE: Mapping[str, str] = MappingProxyType({})

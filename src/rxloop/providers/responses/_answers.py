@@ -6,9 +6,9 @@ from base64 import b64encode
 from typing import Any, NamedTuple, cast
 
 from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
-from rxloop.providers._calls import dumped
-from rxloop.providers._fields import object_of, text_of
-from rxloop.providers._pieces import Piece, pieces_of
+from rxloop.providers.reading._calls import dumped
+from rxloop.providers.reading._fields import object_of, text_of
+from rxloop.providers.reading._pieces import Piece, pieces_of
 from rxloop.providers.responses._output import CALLS, FIELD_OF
 from rxloop.providers.responses._server_tools import NOT_HERE
 

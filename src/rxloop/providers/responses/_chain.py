@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from hashlib import sha256
 from typing import NamedTuple
-
-from rxloop.protocol.messages import Message
-from rxloop.providers.wire import Notice
 
 _KEPT = 1_000
 """How many conversations are known by what has been sent of them."""
@@ -41,30 +36,20 @@ class Chain:
         """Send everything whole from now on, until it has been sent once."""
         self._sent.clear()
 
-    def find(self, forms: Sequence[tuple[Message, Form]], notice: Notice) -> tuple[int, str | None]:
-        """From which message on a conversation is new to the vendor, and the id of the answer before that.
+    def goes_on(self, before: bytes | None, whole: bytes) -> bool:
+        """Whether the vendor has what was said before an answer that it has stored, so that it knows the conversation.
 
         Args:
-            forms: The messages, and what they became.
-            notice: Told where a conversation that has such an answer is sent whole.
+            before: The digest of the messages before that answer; None where nothing comes after it.
+            whole: That of all messages.
         """
-        newest = next((place for place in reversed(range(len(forms))) if forms[place][1].response), None)
-        digest, before = sha256(), b""
-        for place, (message, form) in enumerate(forms):
-            if place == newest:
-                before = digest.digest()
-            digest.update(b"%b %d %b " % (message.role.encode(), len(form.data), form.data))
-        fits = newest is not None and newest + 1 < len(forms) and before in self._sent
-        self._note(digest.digest())
-        if newest is None:
-            return 0, None
-        if not fits:
-            notice("left_out", "previous_response_id: the conversation is not the one that was sent, and goes whole")
-            return 0, None
-        return newest + 1, forms[newest][1].response
+        fits = before in self._sent
+        self.note(whole)
+        return fits
 
-    def _note(self, digest: bytes) -> None:
-        self._sent[digest] = None
-        self._sent.move_to_end(digest)
+    def note(self, whole: bytes) -> None:
+        """Note that the vendor will have a conversation, by its digest."""
+        self._sent[whole] = None
+        self._sent.move_to_end(whole)
         if len(self._sent) > _KEPT:
             self._sent.popitem(last=False)

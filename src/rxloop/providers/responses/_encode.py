@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from mimetypes import guess_extension
 from typing import Any, cast
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
 from rxloop.protocol.step_events import NoticeCode
-from rxloop.providers._calls import dumped
-from rxloop.providers._fields import own_tools
-from rxloop.providers._kept import keep, kept
-from rxloop.providers._pieces import foreign_state
+from rxloop.providers.reading._calls import dumped
+from rxloop.providers.reading._fields import own_tools
+from rxloop.providers.reading._pieces import foreign_state
 from rxloop.providers.responses._answers import answer_of
 from rxloop.providers.responses._chain import Chain, Form
-from rxloop.providers.responses._pairs import call_id_of, copied, item_bytes, paired, result_of
+from rxloop.providers.responses._pairs import Items, call_id_of, copied, item_bytes, result_of, with_form
 from rxloop.providers.responses._settings import SettingsEncoder
 from rxloop.providers.wire import Notice
+from rxloop.providers.writing._built import built
+from rxloop.providers.writing._kept import keep, kept
 
 _NOT_IN_A_NAME = re.compile("[^0-9A-Za-z_-]")
 _IMAGES = frozenset(("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"))
@@ -53,8 +53,8 @@ class RequestEncoder:
             fields["instructions"] = instructions
         items: bytes | None = None
         if "input" not in extra:
-            forms = self._forms(chain(() if system else request.system, request.messages, request.tail), key, notice)
-            previous, items = self._joined(forms, notice)
+            messages = request.messages if system or not request.system else [*request.system, *request.messages]
+            previous, items = self._items(messages, request.tail, key, notice)
             if previous is not None:
                 fields["previous_response_id"] = previous
         for name, value in extra.items():
@@ -69,22 +69,51 @@ class RequestEncoder:
         parts.append(b"}")
         return b"".join(parts)
 
-    def _forms(self, messages: Iterable[Message], key: str, notice: Notice) -> list[tuple[Message, Form]]:
-        return [(message, self._form(message, key, notice)) for message in messages]
-
-    def _joined(self, forms: list[tuple[Message, Form]], notice: Notice) -> tuple[str | None, bytes]:
+    def _items(
+        self, messages: Sequence[Message], tail: Sequence[Message], key: str, notice: Notice
+    ) -> tuple[str | None, bytes]:
         """The items, or those that are new since an answer that the vendor has; and the id of that."""
-        first, previous = 0, None
-        if self._chain is not None:
-            first, previous = self._chain.find(forms, notice)
+        chain = self._chain
 
-        def renamed(message: Message) -> bytes:
-            return self._made(message, "", unheard).data
+        def form_of(message: Message) -> tuple[Message, Form]:
+            return message, self._form(message, key, notice)
+
+        def add(items: Items, place: int, message: Message) -> None:
+            items.add(*form_of(message), self._renamed, tell, hashed=chain is not None)
 
         def tell(code: NoticeCode, what: str) -> None:
-            self._tell(what, notice)
+            self._tell(f"{self._settings.name} {what}", notice)
 
-        return previous, b",".join(paired(forms, first, renamed, tell)) or item_bytes({"role": "user", "content": ""})
+        stored = None if chain is None else self._stored(messages, key, notice)
+        end = len(messages) if stored is None else stored
+        items = built(messages, (*self._form_key(key), chain is not None), Items, add, end=end)
+        rest, previous = list(map(form_of, (*messages[end:], *tail))), None
+        if chain is not None:
+            whole = items.digest
+            for message, form in rest:
+                whole = with_form(whole, message, form)
+            if stored is None:
+                chain.note(whole)
+            elif not chain.goes_on(items.digest if len(rest) > 1 else None, whole):
+                why = "previous_response_id: the conversation is not the one that was sent, and goes whole"
+                notice("left_out", f"{self._settings.name} does not get {why}")
+            else:
+                (message, form), *rest = rest
+                items, previous = items.only_new(), form.response
+                items.add(message, form, self._renamed, tell, hashed=False, known=True)
+        for message, form in rest:
+            items.add(message, form, self._renamed, tell, hashed=False)
+        return previous, items.joined(tell) or item_bytes({"role": "user", "content": ""})
+
+    def _stored(self, messages: Sequence[Message], key: str, notice: Notice) -> int | None:
+        """The place of the newest answer that the vendor has stored."""
+        for place in reversed(range(len(messages))):
+            if messages[place].role == "assistant" and self._form(messages[place], key, notice).response:
+                return place
+        return None
+
+    def _renamed(self, message: Message) -> bytes:
+        return self._made(message, "", unheard).data
 
     def _tell(self, what: str, notice: Notice) -> None:
         """Tell, once for all requests, what is left out."""
@@ -92,8 +121,11 @@ class RequestEncoder:
             self._told.add(what)
             notice("left_out", what)
 
+    def _form_key(self, key: str) -> tuple[object, ...]:
+        return "openai-responses", key, self._settings.takes_reasoning
+
     def _form(self, message: Message, key: str, notice: Notice) -> Form:
-        name = ("openai-responses", key, self._settings.takes_reasoning)
+        name = self._form_key(key)
         return kept(message, name, Form) or keep(message, name, self._made(message, key, notice))
 
     def _made(self, message: Message, key: str, notice: Notice) -> Form:
@@ -106,10 +138,13 @@ class RequestEncoder:
             content = message.content if isinstance(message.content, str) else _parts(message.content)
             return Form(item_bytes({"role": message.role, "content": content}) if content else b"")
         if others := foreign_state(message, key):
-            notice("left_out", f"what {', '.join(sorted(others))} wants back with its own message")
+            notice(
+                "left_out",
+                f"{self._settings.name} does not get what {', '.join(sorted(others))} wants back with its own message",
+            )
         answer = answer_of(message, key, self._settings.takes_reasoning)
         if answer.left_out is not None:
-            notice("left_out", f"of a message of the model: {answer.left_out}")
+            notice("left_out", f"{self._settings.name} does not get {answer.left_out}")
         for item in answer.items:
             if "call_id" in item and item.get("type") in ("function_call", "custom_tool_call"):
                 item["call_id"] = call_id_of(item["call_id"])

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeGuard
 import orjson
 
 from rxloop.protocol.messages import Citation
-from rxloop.providers._draft import Draft
-from rxloop.providers._fields import object_of, text_of
+from rxloop.providers.reading._draft import Draft
+from rxloop.providers.reading._fields import object_of, text_of
 
 PartKind = Literal["output_text", "refusal", "summary_text", "reasoning_text"]
 

@@ -3,66 +3,106 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from hashlib import sha256
 from typing import Any
 
 from rxloop.protocol.messages import Message
-from rxloop.providers._calls import dumped
+from rxloop.providers.reading._calls import dumped
 from rxloop.providers.responses._chain import Form
 from rxloop.providers.wire import Notice
+from rxloop.state.history import Ledger
 
 _CALL_ID = re.compile("[0-9A-Za-z_.:|-]{1,64}")
 _NO_RESULT = "There is no result of this call."
 
 
-def paired(
-    forms: Sequence[tuple[Message, Form]], first: int, renamed: Callable[[Message], bytes], notice: Notice
-) -> list[bytes]:
-    """The items from one message on, in which every call has its result and every result its call.
+class Items:
+    """The items of a request, in which every call has its result and every result its call."""
 
-    Args:
-        forms: All messages, and what they became.
-        first: The message from which on they are sent.
-        renamed: Encodes a message whose calls got other ids.
-        notice: Told of what is added or put in other words.
-    """
-    items: list[bytes] = []
-    strays: list[bytes] = []
-    waiting: dict[str, list[tuple[str, bool]]] = {}
-    used: set[str] = set()
+    def __init__(self) -> None:
+        self.digest = b""
+        """What tells the messages from all others."""
+        self._items: list[bytes] = []
+        self._strays: list[bytes] = []
+        self._waiting: dict[str, list[tuple[str, bool]]] = {}
+        """The calls without a result: as they are sent, and whether the result has another form, by their ids."""
+        self._used: Ledger[str, None] = Ledger()
 
-    def close() -> None:
-        for call_id, custom in (call for calls in waiting.values() for call in calls):
-            notice("left_out", f"nothing of the conversation: call {call_id} has no result, and is told so")
-            items.append(_for(result_of(call_id, _NO_RESULT), call_id, call_id, custom))
-        waiting.clear()
-        items.extend(strays)
-        strays.clear()
+    def copy(self) -> Items:
+        """One that grows by itself; the items that are there are joined in both."""
+        if len(self._items) > 1:
+            self._items = [b",".join(self._items)]
+        other = self.only_new()
+        other._items, other._strays = self._items.copy(), self._strays.copy()
+        other._waiting = {call_id: calls.copy() for call_id, calls in self._waiting.items()}
+        return other
 
-    for place, (message, form) in enumerate(forms):
+    def only_new(self) -> Items:
+        """One for what comes behind these items, without them."""
+        other = Items()
+        other.digest, other._used = self.digest, self._used
+        return other
+
+    def add(
+        self,
+        message: Message,
+        form: Form,
+        renamed: Callable[[Message], bytes],
+        notice: Notice,
+        *,
+        hashed: bool,
+        known: bool = False,
+    ) -> None:
+        """Add a message.
+
+        Args:
+            message: The message.
+            form: What it became.
+            renamed: Encodes a message whose calls got other ids.
+            notice: Told of what is added or put in other words.
+            hashed: The digest is wanted.
+            known: The vendor has it already, and may still want the results of its calls.
+        """
+        if hashed:
+            self.digest = with_form(self.digest, message, form)
         if message.role == "tool":
             call_id = form.calls[0]
-            if made := waiting.get(call_id):
-                items.append(_for(form.data, call_id, *made.pop(0)))
-            elif place >= first:
-                notice("left_out", f"that a text is the result of call {call_id}, which nobody made")
-                strays.append(item_bytes({"role": "user", "content": message.text_alone}))
-            continue
-        if waiting or strays:
-            close()
+            if made := self._waiting.get(call_id):
+                self._items.append(_for(form.data, call_id, *made.pop(0)))
+            else:
+                notice("left_out", f"gets the result of call {call_id}, which is not there, as a text")
+                self._strays.append(item_bytes({"role": "user", "content": message.text_alone}))
+            return
+        if self._waiting or self._strays:
+            self._close(notice)
         data, calls = form.data, form.calls
-        if not used.isdisjoint(calls) or len(set(calls)) < len(calls):
-            message = _with_other_ids(message, used)
+        if not known and (any(call_id in self._used for call_id in calls) or len(set(calls)) < len(calls)):
+            message = _with_other_ids(message, self._used)
             data, calls = renamed(message), tuple(call_id_of(call.id) for call in message.tool_calls)
-        used.update(calls)
-        if place >= first and data:
-            items.append(data)
-        if place >= first - 1:
-            for call_id, sent in zip(form.calls, calls, strict=True):
-                waiting.setdefault(call_id, []).append((sent, sent in form.custom))
-    close()
-    return items
+        self._used = self._used.add_all((call_id, None) for call_id in calls) if calls else self._used
+        if data and not known:
+            self._items.append(data)
+        for call_id, sent in zip(form.calls, calls, strict=True):
+            self._waiting.setdefault(call_id, []).append((sent, sent in form.custom))
+
+    def joined(self, notice: Notice) -> bytes:
+        """All of them, with commas between them; the last calls have their results, too."""
+        self._close(notice)
+        return b",".join(self._items)
+
+    def _close(self, notice: Notice) -> None:
+        for call_id, custom in (call for calls in self._waiting.values() for call in calls):
+            notice("left_out", f"is told that call {call_id} has no result")
+            self._items.append(_for(result_of(call_id, _NO_RESULT), call_id, call_id, custom))
+        self._waiting.clear()
+        self._items.extend(self._strays)
+        self._strays.clear()
+
+
+def with_form(digest: bytes, message: Message, form: Form) -> bytes:
+    """The digest of some messages and of one more, by what it became."""
+    return sha256(b"%b%b %b" % (digest, message.role.encode(), form.data)).digest()
 
 
 def call_id_of(call_id: str) -> str:
@@ -82,7 +122,7 @@ def copied(data: bytes) -> bytes:
     return b"%b" % data
 
 
-def _with_other_ids(message: Message, used: set[str]) -> Message:
+def _with_other_ids(message: Message, used: Collection[str]) -> Message:
     """The message with calls whose ids nobody else has, as another vendor's history may not have them."""
     taken: set[str] = set()
     calls = list(message.tool_calls)

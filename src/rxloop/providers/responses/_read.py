@@ -10,11 +10,10 @@ from typing import Any, cast
 
 from rxloop.errors import BadRequest, ProviderError, ProviderProtocolError
 from rxloop.protocol.messages import ImagePart
-from rxloop.providers._calls import dumped
-from rxloop.providers._draft import Draft
-from rxloop.providers._fields import object_of, objects, text_of
-from rxloop.providers._openai_urls import over_chat
-from rxloop.providers._refusals import from_error_object
+from rxloop.providers.failures._refusals import from_error_object
+from rxloop.providers.reading._calls import dumped
+from rxloop.providers.reading._draft import Draft
+from rxloop.providers.reading._fields import object_of, objects, text_of
 from rxloop.providers.responses._items import ITEM_WEIGHT, OutputItems
 from rxloop.providers.responses._output import (
     CALLS,
@@ -29,6 +28,7 @@ from rxloop.providers.responses._output import (
     kind_of,
 )
 from rxloop.providers.responses._server_tools import NOT_HERE, OTHERS, SERVER_TOOLS, tell_end, tell_start
+from rxloop.providers.vendors._openai_urls import over_chat
 from rxloop.providers.wire import EventReader
 
 _LENGTH = {"content_filter": "content_filter"}

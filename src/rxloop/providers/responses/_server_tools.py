@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rxloop.providers._draft import Draft
-from rxloop.providers._fields import text_of
+from rxloop.providers.reading._draft import Draft
+from rxloop.providers.reading._fields import text_of
 from rxloop.providers.responses._output import OutputItem
 
 SERVER_TOOLS = frozenset(

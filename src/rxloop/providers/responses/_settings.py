@@ -7,9 +7,9 @@ from typing import Any
 from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.settings import ModelSettings
-from rxloop.providers._openai_names import never_reasons, wants_responses
-from rxloop.providers._schemas import response_format
 from rxloop.providers.presets import Preset
+from rxloop.providers.vendors._openai_names import never_reasons, wants_responses
+from rxloop.providers.writing._schemas import response_format
 
 _LEAST_TOKENS = 16
 """OpenAI refuses to be held to fewer."""

@@ -7,13 +7,13 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.providers._draft import Draft
-from rxloop.providers._openai_urls import responses_url
 from rxloop.providers.presets import Preset
+from rxloop.providers.reading._draft import Draft
 from rxloop.providers.responses._chain import Chain
 from rxloop.providers.responses._encode import RequestEncoder
 from rxloop.providers.responses._read import ResponsesReader
 from rxloop.providers.responses._settings import SettingsEncoder
+from rxloop.providers.vendors._openai_urls import responses_url
 from rxloop.providers.wire import Notice
 
 _NONE: Mapping[str, str] = MappingProxyType({})

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from rxloop import errors
+from rxloop.providers.failures._errors import Endpoint, from_httpx
+
+WHERE = Endpoint("ollama:qwen3", "http://localhost:11434/v1/chat/completions", "THE_KEY", "Start it.")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (httpx.ConnectError("refused"), errors.ProviderConnectionError, "Start it."),
+        (httpx.ConnectTimeout(""), errors.ProviderTimeout, "connect timeout"),
+        (httpx.ReadTimeout(""), errors.ProviderTimeout, "idle timeout"),
+        (httpx.RemoteProtocolError("peer closed"), errors.ProviderConnectionError, "peer closed"),
+        (httpx.DecodingError("gzip"), errors.ProviderProtocolError, "gzip"),
+        (httpx.LocalProtocolError("Illegal header value"), errors.ConfigurationError, "Illegal header value"),
+    ],
+)
+def test_a_failure_of_the_connection_says_what_to_do(error: Exception, kind: type[Exception], words: str) -> None:
+    found = from_httpx(error, WHERE)
+    assert type(found) is kind
+    assert words in str(found)

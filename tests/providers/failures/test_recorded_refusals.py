@@ -1,0 +1,58 @@
+"""The errors that real vendors answered with, on all their protocols, against what the vendors' SDKs read in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from recorded import CORPUS, body, needs_recordings, oracle, recording
+from rxloop import errors
+from rxloop.providers.failures._errors import Endpoint
+from rxloop.providers.failures._refusals import from_response
+
+WHERE = Endpoint("vendor:model", "http://localhost:1/v1")
+KINDS: dict[str, type[errors.ProviderError]] = {
+    "400": errors.BadRequest,
+    "401": errors.AuthenticationError,
+    "404": errors.UnknownModel,
+    "429": errors.RateLimited,
+    # What the status does not say.
+    "model_not_found": errors.UnknownModel,
+    "API key not valid": errors.AuthenticationError,
+}
+pytestmark = needs_recordings
+
+
+def refused() -> list[str]:
+    """The conversations in which a vendor answered with an HTTP error."""
+    found = (path for path in (CORPUS / "exchanges").glob("*.json") if _statuses(path))
+    return sorted(path.stem for path in found) or ["nothing"]
+
+
+def _statuses(path: Path) -> list[int]:
+    statuses = [exchange["response"]["status"] for exchange in recording(path.stem)["exchanges"]]
+    return [status for status in statuses if status >= 400]
+
+
+@pytest.mark.parametrize("name", refused())
+def test_a_recorded_error_is_the_one_that_the_vendor_meant(name: str) -> None:
+    pairs = zip(recording(name)["exchanges"], oracle(name), strict=True)
+    seen = [pair for pair in pairs if pair[0]["response"]["status"] >= 400]
+    assert seen
+    for exchange, expected in seen:
+        _compare(exchange, expected)
+
+
+def _compare(exchange: Any, expected: Any) -> None:
+    response = exchange["response"]
+    told = body(exchange)
+    error = from_response(response["status"], response["headers"], told, WHERE)
+    said = f"{response['status']} {expected.get('code')} {told.decode()}"
+    assert type(error) is next(kind for key, kind in reversed(KINDS.items()) if key in said), said
+    assert error.status == expected["status"]
+    request_id = orjson.loads(told).get("request_id")
+    assert error.request_id == request_id
+    assert str(request_id or "") in str(error)

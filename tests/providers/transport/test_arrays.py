@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counting import extra_memory, operations
+from cutting import bytewise, cut, decoded
+from recorded import body, needs_recordings, recording
+from rxloop.providers.bounds import Bounds, OutOfBounds
+from rxloop.providers.transport._arrays import ArrayDecoder
+
+SMALL = Bounds(document=12, depth=3)
+texts = st.text(st.sampled_from('ab"\\[]{},: \n\r\té😀'), max_size=8)
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.integers() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+spaces = st.sampled_from([b"", b"\n", b"\r\n", b" \t", b"\n,\r\n"])
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
+    """An array of objects, however it is written, and its elements."""
+    elements = draw(st.lists(st.dictionaries(texts, values, max_size=3), max_size=5))
+    parts = [draw(spaces).replace(b",", b""), b"["]
+    for number, element in enumerate(elements):
+        escaped, indent = draw(st.booleans()), draw(st.sampled_from([None, 1]))
+        between = draw(spaces.filter(lambda space: b"," not in space)) + b","
+        parts.append((between if number else b"") + draw(st.sampled_from([b"", b"\r\n"])))
+        parts.append(json.dumps(element, ensure_ascii=escaped, indent=indent).encode())
+    parts += [b"\n]", draw(spaces).replace(b",", b"")]
+    return b"".join(parts), elements
+
+
+def read(pieces: list[bytes]) -> list[Any]:
+    found, failure = decoded(ArrayDecoder(), pieces)
+    assert failure is None
+    return [json.loads(each) for each in found]
+
+
+@given(st.data(), arrays())
+def test_any_array_gives_its_elements_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[Any]]) -> None:
+    stream, elements = made
+    assert read(data.draw(cut(stream))) == elements
+
+
+@given(arrays())
+def test_an_array_that_comes_byte_by_byte_gives_its_elements(made: tuple[bytes, list[Any]]) -> None:
+    stream, elements = made
+    assert read(bytewise(stream)) == elements
+
+
+@settings(max_examples=500)
+@given(st.data(), st.lists(st.sampled_from([b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"x", b" ", b"\xff"])))
+def test_any_bytes_mean_the_same_however_they_are_cut(data: st.DataObject, made: list[bytes]) -> None:
+    stream = b"".join(made)
+    whole = decoded(ArrayDecoder(SMALL), [stream])
+    assert decoded(ArrayDecoder(SMALL), data.draw(cut(stream))) == whole
+    assert decoded(ArrayDecoder(SMALL), bytewise(stream)) == whole
+
+
+def test_an_element_is_given_as_soon_as_its_last_bracket_is_there() -> None:
+    decoder = ArrayDecoder()
+    assert decoder.feed(b'[{"a": [1, {"b": "}"}]') == []
+    assert decoder.feed(b"}") == [b'{"a": [1, {"b": "}"}]}']
+    assert decoder.feed(b'\n,\r\n{"c": "\\"}"}, {') == [b'{"c": "\\"}"}']
+    assert decoder.flush() == [b"{"]
+
+
+def test_what_is_no_object_is_handed_on_too() -> None:
+    assert decoded(ArrayDecoder(), [b'[1, "a, {b}", {"c": 2}, null] tail']) == (
+        [b'1, "a, {b}"', b'{"c": 2}', b"null", b"tail"],
+        None,
+    )
+
+
+def test_elements_before_one_that_is_too_deep_are_given_first() -> None:
+    decoder = ArrayDecoder(Bounds(depth=3))
+    assert decoder.feed(b'[{"a": 1}, {"b": [[[') == [b'{"a": 1}']
+    for failing in (lambda: decoder.feed(b"]"), decoder.flush):
+        with pytest.raises(OutOfBounds, match="nested more than 3 deep"):
+            failing()
+
+
+def test_an_element_that_does_not_end_is_refused() -> None:
+    decoder = ArrayDecoder(Bounds(document=1000))
+    assert [decoder.feed(b'{"text": "' + b"x" * 90) for _ in range(10)] == [[]] * 10
+    with pytest.raises(OutOfBounds, match="more than 1,000 bytes"):
+        decoder.feed(b"x")
+
+
+def test_spaces_between_the_elements_take_no_memory() -> None:
+    decoder = ArrayDecoder(Bounds(document=1000))
+    decoder.feed(b'[{"a": 1}')
+    assert [decoder.feed(b" \n,\r\n" * 20) for _ in range(100)] == [[]] * 100
+
+
+@pytest.mark.parametrize("piece", [b"x", b"\\\\", b'"a","', b"[1],", b"\\"])
+def test_a_further_piece_of_an_element_costs_the_same_however_much_there_is(piece: bytes) -> None:
+    decoder = ArrayDecoder()
+    decoder.feed(b'[{"text": ["')
+    costs = [operations(lambda: decoder.feed(piece * 2)) for _ in range(4)]
+    for _ in range(20_000):
+        assert decoder.feed(piece * 2) == []
+    assert operations(lambda: decoder.feed(piece * 2)) <= max(costs) + 20
+    assert extra_memory(lambda: decoder.feed(piece * 2)) < 100_000
+
+
+@needs_recordings
+@pytest.mark.parametrize(
+    "name", ["google-gen-s-test-prompt-bfea1c8b", "google-gen-s-test-tools-with-nested-pydantic-models-aca74d10"]
+)
+def test_a_recorded_array_gives_its_elements(name: str) -> None:
+    for exchange in recording(name)["exchanges"]:
+        stream = body(exchange)
+        assert read([stream]) == read(bytewise(stream)) == json.loads(stream)

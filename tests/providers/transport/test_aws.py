@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aws_events import chunk, header, message, prelude
+from counting import extra_memory, operations
+from cutting import bytewise, cut, decoded
+from rxloop.providers.bounds import Bounds, OutOfBounds, Unreadable
+from rxloop.providers.transport._aws import AWSDecoder
+
+SMALL = Bounds(document=300)
+OTHERS = [
+    message(b"{}", {":event-type": "metadata", ":message-type": "event"}),
+    message(b"", extra=header("a", 0) + header("b", 1) + header("c", 2, b"x") + header("d", 3, b"xx")),
+    message(b"", extra=header("e", 4, b"4444") + header("f", 5, b"8" * 8) + header("g", 8, b"8" * 8)),
+    message(b"", extra=header("h", 9, b"u" * 16) + header("i", 6, b"\0\3xyz")),
+]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """Messages with documents, others between them, and the documents."""
+    payloads = draw(st.lists(st.binary(max_size=60), max_size=6))
+    parts: list[bytes] = []
+    for payload in payloads:
+        parts += draw(st.lists(st.sampled_from(OTHERS), max_size=2))
+        parts.append(chunk(payload, padding=draw(st.sampled_from(["", "abcdefgh"]))))
+    return b"".join(parts), payloads
+
+
+@given(st.data(), streams())
+def test_any_stream_gives_its_documents_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[bytes]]) -> None:
+    stream, payloads = made
+    assert decoded(AWSDecoder(), data.draw(cut(stream))) == (payloads, None)
+    assert decoded(AWSDecoder(), bytewise(stream)) == (payloads, None)
+
+
+@given(st.data(), streams())
+def test_a_damaged_stream_gives_what_was_whole_and_means_the_same_however_it_is_cut(
+    data: st.DataObject, made: tuple[bytes, list[bytes]]
+) -> None:
+    stream, payloads = bytearray(made[0] + OTHERS[0]), made[1]
+    place = data.draw(st.integers(0, len(stream) - 1))
+    stream[place] ^= data.draw(st.integers(1, 255))
+    whole = decoded(AWSDecoder(SMALL), [bytes(stream)])
+    assert whole[0] == payloads[: len(whole[0])]
+    assert decoded(AWSDecoder(SMALL), data.draw(cut(bytes(stream)))) == whole
+    assert decoded(AWSDecoder(SMALL), bytewise(bytes(stream))) == whole
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_read_or_refused(stream: bytes) -> None:
+    assert decoded(AWSDecoder(SMALL), bytewise(stream)) == decoded(AWSDecoder(SMALL), [stream])
+
+
+def test_a_document_is_given_as_soon_as_its_message_is_there() -> None:
+    decoder = AWSDecoder()
+    first = chunk(b'{"a":1}')
+    assert decoder.feed(first[:-1]) == []
+    assert decoder.feed(first[-1:] + first[:20]) == [b'{"a":1}']
+    assert decoder.flush() == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "headers", "kind", "words"),
+    [
+        (b'{"message":"slow down"}', {":exception-type": "throttlingException"}, "throttlingException", "slow down"),
+        (
+            b'{"message":"it failed","originalStatusCode":500,"originalMessage":"why"}',
+            {":exception-type": "modelStreamErrorException"},
+            "modelStreamErrorException",
+            "it failed: why",
+        ),
+        (b"no JSON", {":exception-type": "validationException"}, "validationException", "no JSON"),
+        (b"", {":message-type": "error", ":error-code": "Broken", ":error-message": "oops"}, "Broken", "oops"),
+        (b"[1]", {":message-type": "odd"}, "error", "[1]"),
+    ],
+)
+def test_an_exception_becomes_an_error_in_anthropic_s_form(
+    payload: bytes, headers: dict[str, str], kind: str, words: str
+) -> None:
+    (found,) = AWSDecoder().feed(message(payload, {":message-type": "exception", **headers}))
+    assert json.loads(found) == {"type": "error", "error": {"type": kind, "message": words}}
+
+
+def damaged(place: int) -> bytes:
+    stream = bytearray(chunk(b'{"a":1}'))
+    stream[place] ^= 1
+    return bytes(stream)
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        (damaged(0), "prelude"),
+        (damaged(9), "prelude"),
+        (damaged(40), "wrong checksum of a message"),
+        (damaged(-1), "wrong checksum of a message"),
+        (prelude(15, 0), "shorter than its parts"),
+        (prelude(40, 25), "shorter than its parts"),
+        (message(b"", extra=b"\3ab"), "headers"),
+        (message(b"", extra=b"\1a\7\0\5abc"), "headers"),
+        (message(b"", extra=b"\1a\12"), "headers"),
+        (message(b"", extra=b"\1\xff\0"), "headers"),
+        (message(b'{"bytes":"a b"}', {":event-type": "chunk"}), "not base64"),
+        (message(b'{"bytes":"abc"}', {":event-type": "chunk"}), "not base64"),
+    ],
+)
+def test_what_is_no_such_stream_is_refused(stream: bytes, words: str) -> None:
+    with pytest.raises(Unreadable, match=words):
+        AWSDecoder().feed(stream)
+
+
+def test_messages_before_a_damaged_one_are_given_first() -> None:
+    decoder = AWSDecoder()
+    assert decoder.feed(chunk(b"a") + damaged(-1) + chunk(b"b")) == [b"a"]
+    for failing in (lambda: decoder.feed(chunk(b"c")), decoder.flush):
+        with pytest.raises(Unreadable, match="checksum"):
+            failing()
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_comes() -> None:
+    with pytest.raises(OutOfBounds, match="more than 300 bytes"):
+        AWSDecoder(SMALL).feed(prelude(301, 0))
+
+
+def test_slashes_may_be_escaped_as_json_allows() -> None:
+    payload = b64encode(b"\xff\xff\xff").replace(b"/", b"\\/")
+    assert AWSDecoder().feed(message(b'{"p": "x", "bytes" : "' + payload + b'"}')) == [b"\xff\xff\xff"]
+
+
+def test_a_further_piece_of_a_message_costs_the_same_however_much_there_is() -> None:
+    decoder = AWSDecoder()
+    decoder.feed(prelude(3_000_000, 0))
+    cost = max(operations(lambda: decoder.feed(b"x")) for _ in range(4))
+    for _ in range(20_000):
+        assert decoder.feed(b"x" * 50) == []
+    assert operations(lambda: decoder.feed(b"x")) <= cost
+    assert extra_memory(lambda: decoder.feed(b"x")) < 300_000
+
+
+def test_amazon_s_own_reader_reads_the_same() -> None:
+    eventstream = pytest.importorskip("botocore.eventstream", reason="botocore is not installed")
+    payloads = [b'{"a":1}', b"\xff" * 9]
+    stream = b"".join([chunk(payloads[0], padding="abc"), *OTHERS, chunk(payloads[1])])
+    buffer = eventstream.EventStreamBuffer()
+    buffer.add_data(stream)
+    theirs = [json.loads(each.payload or b"{}").get("bytes") for each in buffer]
+    assert [b64decode(each) for each in theirs if each] == payloads
+    assert decoded(AWSDecoder(), [stream]) == (payloads, None)

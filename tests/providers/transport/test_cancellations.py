@@ -1,0 +1,109 @@
+"""Whole runs over sockets, cancelled at any moment: no connection stays checked out, whatever carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from run_checks import other_tasks, until
+from rxloop import Agent, tool
+from rxloop.errors import RunCancelled
+from rxloop.pipeline.seams import Provider
+from rxloop.providers import HTTPModel, Retry, fallback, hedge, limited
+from servers import Reply, Server, active, chat, delta, say, sse
+
+pytestmark = pytest.mark.usefixtures("transport")
+
+# Where the task is cancelled and not its scope, one run in thirty leaves a connection behind. RXLOOP_CANCELLED=1500
+# tries more of them.
+RUNS, AT_ONCE = int(os.environ.get("RXLOOP_CANCELLED", "300")), 50
+WRAPPED: dict[str, Callable[[HTTPModel, HTTPModel], Provider]] = {
+    "hedge": lambda first, second: hedge(first, second, after=0),
+    "limited": lambda first, _: limited(first, concurrent=1),
+    "fallback": fallback,
+}
+FUNCTION = {"index": 0, "id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALL = Reply(sse(delta(role="assistant", tool_calls=[FUNCTION]), delta("tool_calls")))
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    await asyncio.sleep(0)
+    return "seen"
+
+
+@pytest.mark.timeout(300)
+async def test_runs_cancelled_at_random_leave_no_connection_checked_out(server: Server) -> None:
+    server.answer(*[CALL, say(*["word "] * 10), say("Hello ", end="hang", finished=False)] * (2 * RUNS))
+    provider = chat(server, retry=Retry(first=0))
+    agent = Agent(provider, tools=[look])
+    chance = random.Random(8)
+    ended = Counter[str]()
+
+    async def one() -> None:
+        run = agent.run("Go.")
+        waiting = asyncio.ensure_future(run.result())
+        for _ in range(chance.randrange(60)):
+            await asyncio.sleep(0)
+        run.cancel()
+        try:
+            result = await waiting
+        except RunCancelled as error:
+            result = error.result
+        ended[f"{result.state} after {result.messages[-1].role}"] += 1
+
+    async with asyncio.timeout(280):
+        for _ in range(0, RUNS, AT_ONCE):
+            await asyncio.gather(*(one() for _ in range(AT_ONCE)))
+        await until(lambda: not other_tasks() - server.tasks)
+    assert active(provider) == []
+    # They were caught before the answer, between two requests and behind the end.
+    assert len(+(ended - Counter(dict.fromkeys(ended, RUNS // 75)))) >= 3
+    await answers_once_more(agent, server)
+    await provider.aclose()
+    async with asyncio.timeout(5):
+        await server.all_closed.wait()
+
+
+async def answers_once_more(agent: Agent[None, str], server: Server) -> None:
+    server.answer(*[say("Hello")] * (len(server.requests) + 1))
+    assert (await agent.run("Go.")).output == "Hello"
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+async def test_models_around_models_let_go_of_their_connections(server: Server, wrapped: str) -> None:
+    server.answer(say(*["word "] * 10), say("Hello ", end="hang", finished=False))
+    providers = [chat(server), chat(server)]
+    agent = Agent(WRAPPED[wrapped](*providers))
+    for number in range(40):
+        run = agent.run("Go.")
+        async for event in run:
+            if event.kind == "content-delta":
+                break
+        run.cancel()
+        with contextlib.suppress(RunCancelled):
+            await run
+        del run
+        assert [active(provider) for provider in providers] == [[], []], number
+    await answers_once_more(agent, server)
+    for provider in providers:
+        await provider.aclose()
+    async with asyncio.timeout(5):
+        await server.all_closed.wait()
+
+
+async def test_runs_one_after_the_other_use_one_connection(server: Server) -> None:
+    server.answer(*[CALL, say("Hello ", "you.")] * 50)
+    provider = chat(server)
+    agent = Agent(provider, tools=[look])
+    for _ in range(50):
+        assert (await agent.run("Go.")).output == "Hello you."
+    assert (server.connections, len(server.requests)) == (1, 100)
+    await provider.aclose()

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from rxloop.errors import ConfigurationError
+from rxloop.providers import Timeouts, openai_chat
+from rxloop.providers.transport import _pool
+from rxloop.providers.transport._exchange import Client
+from rxloop.providers.transport._httpx import STREAMS, HttpxClient
+from rxloop.providers.transport._pool import TRANSPORT_ENV, ClientPool
+from rxloop.testing import virtual_time
+from servers import REQUEST, Server, chat, collect, say, text
+
+
+async def test_every_few_streams_have_a_client_of_their_own() -> None:
+    pool = ClientPool(Timeouts(), transport="httpx")
+    async with AsyncExitStack() as streams:
+        lent = [await streams.enter_async_context(pool.lease()) for _ in range(STREAMS + 1)]
+        assert len(set(map(id, lent))) == len(pool.clients) == 2
+    async with pool.lease() as again:
+        assert again is lent[0]
+    await pool.aclose()
+    assert all(client.is_closed for client in lent)
+
+
+async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_anew() -> None:
+    pool = ClientPool(Timeouts())
+    assert pool.clients == []
+    await pool.aclose()
+    async with pool.lease() as client:
+        assert not client.is_closed
+    await pool.aclose()
+    await pool.aclose()
+
+
+def test_a_client_beyond_the_first_is_closed_when_nobody_has_used_it_for_a_while() -> None:
+    async def use() -> None:
+        pool = ClientPool(Timeouts(), transport="httpx")
+        async with AsyncExitStack() as most, AsyncExitStack() as one, AsyncExitStack() as last:
+            for _ in range(STREAMS):
+                await most.enter_async_context(pool.lease())
+            await one.enter_async_context(pool.lease())
+            for _ in range(STREAMS):
+                await last.enter_async_context(pool.lease())
+            first, second, third = pool.clients
+            await last.aclose()
+            pool.tidy()
+            await asyncio.sleep(_pool.IDLE_SECONDS - 1)
+            # Not yet: the next moment may need it.
+            assert pool.clients == [first, second, third]
+            await most.aclose()
+            await asyncio.sleep(2)
+            # The one that is in use stays, and so does the first.
+            assert pool.clients == [first, second]
+            assert [client.is_closed for client in (first, second, third)] == [False, False, True]
+        pool.tidy()
+        await asyncio.sleep(_pool.IDLE_SECONDS + 1)
+        assert pool.clients == [first]
+        assert second.is_closed
+        await pool.aclose()
+        assert first.is_closed
+
+    with virtual_time() as time:
+        time.run(use())
+
+
+async def test_many_calls_at_once_share_few_clients_and_no_connection_is_left(server: Server, transport: str) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server)
+    for _ in range(2):
+        answers = await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(3 * STREAMS)))
+        assert {text(answer) for answer in answers} == {"Hello"}
+    assert len(provider._pool.clients) == (3 if transport == "httpx" else 1)
+    assert server.connections == 3 * STREAMS
+    await provider.aclose()
+    async with asyncio.timeout(1):
+        await server.all_closed.wait()
+
+
+def test_each_event_loop_has_its_own_clients() -> None:
+    pool = ClientPool(Timeouts())
+    seen: list[Client] = []
+
+    async def stream() -> None:
+        async with pool.lease() as client:
+            seen.append(client)
+        assert pool.clients == [client]
+
+    asyncio.run(stream())
+    asyncio.run(stream())
+    assert seen[0] is not seen[1]
+
+
+async def test_a_client_of_the_users_is_used_and_never_closed() -> None:
+    async with httpx.AsyncClient() as own:
+        pool = ClientPool(Timeouts(), own=own)
+        async with AsyncExitStack() as streams:
+            for _ in range(STREAMS + 1):
+                client = await streams.enter_async_context(pool.lease())
+                assert isinstance(client, HttpxClient)
+                assert client.http is own
+        await pool.aclose()
+        assert not own.is_closed
+
+
+async def test_the_transport_is_httpx_unless_the_environment_or_the_call_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def used(pool: ClientPool) -> str:
+        async with pool.lease() as client:
+            name = type(client).__name__
+        await pool.aclose()
+        return name
+
+    monkeypatch.delenv(TRANSPORT_ENV, raising=False)
+    assert await used(ClientPool(Timeouts())) == "HttpxClient"
+    assert await used(ClientPool(Timeouts(), transport="aiohttp")) == "AiohttpClient"
+    monkeypatch.setenv(TRANSPORT_ENV, "aiohttp")
+    assert await used(ClientPool(Timeouts())) == "AiohttpClient"
+    assert await used(ClientPool(Timeouts(), transport="httpx")) == "HttpxClient"
+
+
+async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = "'curl' is not a transport: transport= and RXLOOP_TRANSPORT take 'httpx' or 'aiohttp'"
+    with pytest.raises(ConfigurationError, match=unknown):
+        openai_chat("m", base_url=server.base_url, transport="curl")  # pyright: ignore[reportArgumentType]
+    monkeypatch.setenv(TRANSPORT_ENV, "curl")
+    assert str((await collect(chat(server).call(REQUEST))).error) == unknown
+    monkeypatch.setitem(__import__("sys").modules, "rxloop.providers.transport._aiohttp", None)
+    missing = (await collect(chat(server, transport="aiohttp").call(REQUEST))).error
+    assert isinstance(missing, ConfigurationError)
+    assert "pip install 'rxloop[fast]'" in str(missing)
+    assert server.requests == []
+
+
+async def test_a_client_of_the_users_and_a_transport_do_not_go_together() -> None:
+    async with httpx.AsyncClient() as own:
+        with pytest.raises(ConfigurationError, match="pass one of them"):
+            openai_chat("m", base_url="http://localhost/v1", http_client=own, transport="httpx")
+
+
+async def test_where_the_environment_names_a_proxy_the_transport_is_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    assert not ClientPool(Timeouts(), transport="aiohttp").shielded
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    assert ClientPool(Timeouts(), transport="aiohttp").shielded
+
+
+async def test_a_provider_that_is_dropped_takes_its_pool_along(server: Server, transport: str) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server)
+    await collect(provider.call(REQUEST))
+    pool = weakref.ref(provider._pool)
+    await provider.aclose()
+    gc.collect()
+    gc.disable()
+    try:
+        del provider
+        assert pool() is None
+    finally:
+        gc.enable()
+
+
+def test_after_a_peak_few_clients_rest_and_no_more_than_are_at_work() -> None:
+    async def use() -> None:
+        pool = ClientPool(Timeouts(), transport="httpx")
+        async with AsyncExitStack() as peak, AsyncExitStack() as work:
+            for _ in range(10 * STREAMS):
+                await work.enter_async_context(pool.lease())
+            for _ in range(30 * STREAMS):
+                await peak.enter_async_context(pool.lease())
+            every = pool.clients
+            assert len(every) == 40
+            await peak.aclose()
+            pool.tidy()
+            await asyncio.sleep(2 * _pool.PEAK_SECONDS)
+            assert len(pool.clients) == 20
+        pool.tidy()
+        await asyncio.sleep(2 * _pool.PEAK_SECONDS)
+        assert len(pool.clients) == 1 + _pool.IDLE_CLIENTS
+        assert sum(not client.is_closed for client in every) == 1 + _pool.IDLE_CLIENTS
+        await pool.aclose()
+
+    with virtual_time() as time:
+        time.run(use())
+
+
+def test_what_is_being_closed_is_closed_when_the_pool_is() -> None:
+    async def use() -> None:
+        pool = ClientPool(Timeouts(), transport="httpx")
+        async with AsyncExitStack() as peak:
+            for _ in range(20 * STREAMS):
+                await peak.enter_async_context(pool.lease())
+            every = pool.clients
+        pool.tidy()
+        while len(pool.clients) == len(every):  # noqa: ASYNC110 (in virtual time)
+            await asyncio.sleep(_pool.PEAK_SECONDS)
+        await pool.aclose()
+        assert all(client.is_closed for client in every)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with virtual_time() as time:
+        time.run(use())
+
+
+async def test_a_peak_goes_on_with_the_connections_that_it_has(server: Server) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server, transport="httpx")
+
+    async def one_after_the_other() -> None:
+        for _ in range(3):
+            await collect(provider.call(REQUEST))
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(60)))
+    # Each connection is made once, though between two calls all clients may rest.
+    assert server.connections <= 60
+    await provider.aclose()
+
+
+async def test_the_sockets_of_a_peak_are_closed_with_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pool, "PEAK_SECONDS", 0.05)
+    server.answer(say("Hello"))
+    provider = chat(server, transport="httpx")
+    await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(100)))
+    async with asyncio.timeout(5):
+        while server.open > STREAMS * (1 + _pool.IDLE_CLIENTS):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await provider.aclose()

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rxloop.providers.transport._httpx import before_waiting
+
+
+class Chunks:
+    """Gives some chunks at once, and the rest when it is told to."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+            await self.gate.wait()
+            yield 3
+        finally:
+            # A clean-up that waits, as that of a connection does.
+            await asyncio.sleep(0)
+            self.closed = True
+
+
+async def test_it_calls_only_before_a_wait() -> None:
+    chunks = Chunks()
+    source = aiter(chunks)
+    calls: list[str] = []
+    assert await before_waiting(anext(source), lambda: calls.append("a")) == 1
+    assert await before_waiting(anext(source), lambda: calls.append("b")) == 2
+    assert calls == []
+    asyncio.get_running_loop().call_soon(chunks.gate.set)
+    assert await before_waiting(anext(source), lambda: calls.append("c")) == 3
+    assert calls == ["c"]
+
+
+async def test_a_wait_that_is_cancelled_unwinds_the_awaitable() -> None:
+    chunks = Chunks()
+    source = aiter(chunks)
+    waits = asyncio.Event()
+
+    async def read() -> None:
+        while True:
+            await before_waiting(anext(source), waits.set)
+
+    task = asyncio.ensure_future(read())
+    await waits.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert chunks.closed
+
+
+async def test_the_end_and_the_errors_of_the_awaitable_come_through() -> None:
+    chunks = Chunks()
+    chunks.gate.set()
+    source = aiter(chunks)
+    assert [await before_waiting(anext(source), lambda: None) for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(StopAsyncIteration):
+        await before_waiting(anext(source), lambda: None)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await before_waiting(fail(), lambda: None)
+
+
+async def test_an_await_that_is_dropped_closes_the_awaitable() -> None:
+    closed: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            closed.append("closed")
+
+    async def waiting() -> None:
+        await before_waiting(work(), lambda: None)
+
+    steps = waiting()
+    steps.send(None)
+    steps.close()
+    assert closed == ["closed"]

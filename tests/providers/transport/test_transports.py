@@ -1,0 +1,253 @@
+"""What every transport does alike: TLS, proxies, limits of time, and connections that break or are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trustme
+
+from rxloop.errors import ConfigurationError, ProviderConnectionError, ProviderTimeout
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import Message
+from rxloop.protocol.settings import ModelSettings
+from rxloop.providers import HTTPModel, Retry, Timeouts, openai_chat
+from rxloop.providers.transport import _pool
+from servers import REQUEST, Answer, Server, active, chat, collect, say, text
+
+pytestmark = pytest.mark.usefixtures("transport")
+
+ONCE = Retry(attempts=1)
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Who vouches for the certificates of the tests."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: trustme.CA) -> trustme.LeafCert:
+    """A certificate for this machine."""
+    return authority.issue_cert("127.0.0.1")
+
+
+@pytest.fixture
+def trusted(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    with authority.cert_pem.tempfile() as file:
+        monkeypatch.setenv("SSL_CERT_FILE", file)
+        _pool._ssl_context.cache_clear()
+        yield
+    _pool._ssl_context.cache_clear()
+
+
+@contextlib.asynccontextmanager
+async def secure(certificate: trustme.LeafCert) -> AsyncGenerator[Server]:
+    """A model server behind TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certificate.configure_cert(context)
+    made = Server()
+    made.answer(say("Hello"))
+    listener = await asyncio.start_server(made.handle, "127.0.0.1", 0, ssl=context)
+    made.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        listener.close()
+        await asyncio.gather(*made.tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def tunnel(asked: list[str]) -> AsyncGenerator[str]:
+    """A proxy that carries bytes to where it is told to; its address."""
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        line = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0].decode()
+        asked.append(line)
+        host, _, port = line.split()[1].partition(":")
+        there, out = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+        await asyncio.gather(carry(reader, out), carry(there, writer))
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        listener.close()
+        await asyncio.gather(*tasks)
+
+
+async def called(base_url: str, key: str = "k") -> Answer:
+    """What a provider makes of an answer; it leaves no connection behind."""
+    provider = openai_chat("m", base_url=base_url, retry=ONCE, api_key=key)
+    return (await answers(provider, 1))[0]
+
+
+async def answers(provider: HTTPModel, count: int) -> list[Answer]:
+    """The answers to calls that are made one after the other."""
+    async with asyncio.timeout(5):
+        found = [await collect(provider.call(REQUEST)) for _ in range(count)]
+        assert active(provider) == []
+        await provider.aclose()
+    return found
+
+
+@pytest.mark.usefixtures("trusted")
+async def test_a_server_with_a_good_certificate_is_spoken_to_over_one_connection(certificate: trustme.LeafCert) -> None:
+    async with secure(certificate) as server:
+        provider = openai_chat("m", base_url=f"https://127.0.0.1:{server.port}/v1", retry=ONCE)
+        assert [text(answer) for answer in await answers(provider, 3)] == ["Hello"] * 3
+        assert (server.connections, len(server.requests)) == (1, 3)
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_no_connection(certificate: trustme.LeafCert) -> None:
+    async with secure(certificate) as server:
+        answer = await called(f"https://127.0.0.1:{server.port}/v1")
+        assert isinstance(answer.error, ProviderConnectionError)
+        assert "certificate" in str(answer.error).lower()
+        assert server.requests == []
+
+
+async def test_a_proxy_of_the_environment_gets_the_request_with_its_whole_address(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer(say("Hello"))
+    monkeypatch.setenv("HTTP_PROXY", f"http://ann:pass@127.0.0.1:{server.port}")
+    answer = await called("http://model.example/v1")
+    assert (answer.error, text(answer)) == (None, "Hello")
+    assert server.requests[0].path == "http://model.example/v1/chat/completions"
+    assert server.requests[0].headers["proxy-authorization"] == "Basic YW5uOnBhc3M="
+    assert server.requests[0].headers["authorization"] == "Bearer k"
+
+
+async def test_an_address_that_needs_no_proxy_is_asked_itself(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.answer(say("Hello"))
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert text(await called(server.base_url)) == "Hello"
+    monkeypatch.delenv("NO_PROXY")
+    assert isinstance((await called(server.base_url)).error, ProviderConnectionError)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.usefixtures("trusted")
+async def test_tls_goes_through_the_tunnel_of_a_proxy(
+    certificate: trustme.LeafCert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    async with tunnel(asked) as address, secure(certificate) as server:
+        monkeypatch.setenv("HTTPS_PROXY", address)
+        provider = openai_chat("m", base_url=f"https://127.0.0.1:{server.port}/v1", retry=ONCE)
+        assert [text(answer) for answer in await answers(provider, 2)] == ["Hello"] * 2
+        assert asked == [f"CONNECT 127.0.0.1:{server.port} HTTP/1.1"]
+
+
+async def test_a_request_that_the_server_does_not_take_is_a_timeout() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Reads the head and no more.
+        await reader.readuntil(b"\r\n\r\n")
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await leave.wait()
+        writer.close()
+
+    leave = asyncio.Event()
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    timeout = Timeouts(connect=0.1, idle=0.1)
+    provider = openai_chat("m", base_url=f"http://127.0.0.1:{port}/v1", retry=ONCE, timeout=timeout)
+    async with asyncio.timeout(5):
+        answer = await collect(provider.call(ModelRequest(messages=[Message.user("x" * 30_000_000)])))
+    assert isinstance(answer.error, ProviderTimeout)
+    assert active(provider) == []
+    await provider.aclose()
+    leave.set()
+    listener.close()
+
+
+async def test_a_key_that_cannot_be_a_header_is_a_mistake_and_nothing_is_sent(server: Server) -> None:
+    answer = await called(server.base_url, key="a\nb")
+    assert isinstance(answer.error, ConfigurationError)
+    assert server.requests == []
+
+
+async def test_the_cookies_of_a_gateway_come_back_to_it(server: Server) -> None:
+    plain = say("Hello")
+    cookies = ["a=1; Path=/", "b=2; Path=/elsewhere", "a=3; Path=/"]
+    server.answer(*[replace(plain, headers={"set-cookie": cookie}) for cookie in cookies], plain)
+    provider = chat(server)
+    await answers(provider, 5)
+    assert [request.headers.get("cookie") for request in server.requests] == [None, "a=1", "a=1", "a=3", "a=3"]
+    server.requests.clear()
+    mine = chat(server, headers={"Cookie": "mine=1"})
+    await answers(mine, 2)
+    assert [request.headers.get("cookie") for request in server.requests] == ["mine=1", "mine=1"]
+
+
+async def test_a_request_has_the_headers_of_its_own_call(server: Server) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server)
+    for number in (1, 1, 2, 10_000):
+        settings = ModelSettings(headers={"X-Number": str(number)})
+        message = Message.user("x" * number)
+        await collect(provider.call(ModelRequest(messages=[message], settings=settings)))
+    sent = [(request.headers["x-number"], request.body["messages"][0]["content"]) for request in server.requests]
+    assert sent == [("1", "x"), ("1", "x"), ("2", "xx"), ("10000", "x" * 10_000)]
+    await provider.aclose()
+
+
+async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again(server: Server) -> None:
+    server.answer(say("Hello"))
+    provider = chat(server)
+    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    for task in server.tasks:
+        task.cancel()
+    async with asyncio.timeout(1):
+        await server.all_closed.wait()
+    await asyncio.sleep(0.01)
+    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    assert server.connections == 2
+    await provider.aclose()
+
+
+async def test_a_call_is_disposed_of_in_the_middle_of_a_flood(server: Server) -> None:
+    server.answer(say(*["word"] * 20_000))
+    provider = chat(server)
+    seen = 0
+    ended = asyncio.Event()
+
+    def on_next(_: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 100:
+            subscription.dispose()
+
+    async with asyncio.timeout(5):
+        subscription = provider.call(REQUEST).subscribe(on_next, on_completed=ended.set)
+        await server.asked.wait()
+        await server.all_closed.wait()
+    assert seen == 100
+    assert not ended.is_set()
+    assert active(provider) == []
+    await provider.aclose()
