@@ -14,6 +14,7 @@ RxloopError
  │    │    ├── Fenced        the turn of the conversation belongs to somebody else now
  │    │    └── RunExists     a new run has the id of one that the log holds
  │    ├── LogUnreachable     the log was asked again and again, and did not answer
+ │    ├── LogWentBack        the log lacks an event that it has shown: it was restored, or failed over
  │    └── UnknownRun         the log has no such run
  ├── SessionError            a thinking session refused a thought, or could not be used; `code` says why
  │    ├── InvalidThought     a thought does not fit; nothing was stored
@@ -154,6 +155,12 @@ class RunExists(ConflictError):
 
 class LogUnreachable(EventLogError):
     """The log was asked again for as long as that makes sense, and did not answer; whether it wrote is not known."""
+
+
+class LogWentBack(EventLogError):
+    """The log lacks an event that it has shown, or has another one in its place, as after a restore or a failover."""
+
+    retryable = False
 
 
 class UnknownRun(EventLogError, LookupError):

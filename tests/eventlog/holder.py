@@ -1,4 +1,6 @@
-"""Holds the turn of a run, and writes the run when it is told to: `holder.py ADDRESS LEASE`.
+"""Holds the turn of a run, and writes the run when it is told to: `holder.py ADDRESS LEASE [RUN]`.
+
+The run is `run`, which it begins; another one is there already, and left as it is.
 
 It says `has` or `busy`, then `lost` when the turn is; to each line that it reads it answers with the error of an
 append, or `written`.
@@ -18,12 +20,13 @@ def say(word: str) -> None:
     print(word, flush=True)
 
 
-async def main(address: str, lease: float) -> None:
+async def main(address: str, lease: float, run: str = "run") -> None:
     log = open_log(address, lease=lease)
-    taken = await log.take_turn("c", "run", lambda: say("lost"))
+    taken = await log.take_turn("c", run, lambda: say("lost"))
     say("has" if taken else "busy")
-    begun = TaskEvent(seq=1, attempt=1, context_id="c", messages=[Message.user("Hi")], model="m", agent_name="a")
-    await log.append("run", [begun, StatusUpdateEvent(seq=2, state="working")], expected_seq=0, writer="holder")
+    if run == "run":
+        begun = TaskEvent(seq=1, attempt=1, context_id="c", messages=[Message.user("Hi")], model="m", agent_name="a")
+        await log.append("run", [begun, StatusUpdateEvent(seq=2, state="working")], expected_seq=0, writer="holder")
     seq = 2
     while await asyncio.to_thread(sys.stdin.readline):
         try:
@@ -37,4 +40,4 @@ async def main(address: str, lease: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:]))

@@ -1,10 +1,12 @@
 import asyncio
+import gc
 import sys
 
 from rxloop.eventlog import MemoryEventLog
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
+from rxloop.testing import virtual_time
 
 TASK = TaskEvent(seq=1, messages=[Message.user("Hi")], model="m", agent_name="helper")
 FINAL = StatusUpdateEvent(seq=2, state="completed", final=True)
@@ -51,6 +53,19 @@ def test_a_loop_that_was_closed_in_the_middle_of_a_wait_does_no_harm() -> None:
     assert not log._runs["run"].waiters
 
 
+def test_a_submitted_run_is_an_orphan_after_a_while() -> None:
+    async def main() -> None:
+        log = MemoryEventLog()
+        await log.append("run", [TASK], expected_seq=0)
+        await asyncio.sleep(29)
+        assert await log.orphans() == []
+        await asyncio.sleep(1)
+        assert [record.task_id for record in await log.orphans()] == ["run"]
+
+    with virtual_time() as time:
+        time.run(main())
+
+
 async def test_the_events_stay_readable_after_closing() -> None:
     log = MemoryEventLog()
     await log.append("run", [TASK], expected_seq=0)
@@ -70,11 +85,14 @@ async def calls_for_a_conversation(others: int) -> int:
         nonlocal calls
         calls += 1
 
+    # What is collected meanwhile is none of the log's.
+    gc.disable()
     sys.setprofile(seen)
     try:
         records = await log.runs(context_id="c0")
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert [record.task_id for record in records] == ["run-0"]
     return calls
 

@@ -8,18 +8,19 @@ import socket
 import subprocess
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from bound import started
 from postgres import PostgresServer, new_schema, nobody
-from rxloop import ConfigurationError, EventLogError, LogUnreachable, PostgresEventLog
+from postgres_logs import MakeLog
+from rxloop import ConfigurationError, EventLogError, LogUnreachable, LogWentBack, PostgresEventLog
 from rxloop.errors import UnknownRun
 from rxloop.eventlog import postgres as postgres_log
 from rxloop.eventlog._postgres import address, hearing, removing
@@ -31,24 +32,8 @@ from rxloop.testing.event_log_contract._tools import Follower, begun, end, ids, 
 
 pytestmark = pytest.mark.service("postgres")
 
-MakeLog = Callable[..., PostgresEventLog]
 SECONDS = 10
 NOWHERE = "postgresql://somebody:secret@127.0.0.1:1/db"
-
-
-@pytest.fixture
-async def new_log(postgres: str) -> AsyncIterator[MakeLog]:
-    """Makes logs over one schema."""
-    logs: list[PostgresEventLog] = []
-    every: dict[str, Any] = {"schema": new_schema()}
-
-    def make(address: str = postgres, **options: Any) -> PostgresEventLog:
-        logs.append(PostgresEventLog(address, **{**every, **options}))
-        return logs[-1]
-
-    yield make
-    for log in logs:
-        await log.aclose()
 
 
 async def advisory_locks(address: str) -> int:
@@ -127,13 +112,15 @@ async def test_two_long_pieces_that_are_alike_are_both_told(new_log: MakeLog) ->
     reader, writer = new_log(), new_log()
     await writer.append("run", begun(), expected_seq=0)
     seen: list[Event] = []
-    heard = asyncio.Event()
+    heard, both = asyncio.Event(), asyncio.Event()
 
     async def follow() -> None:
         async for event in reader.follow("run", deltas=True):
             seen.append(event)
             if not event.durable:
                 heard.set()
+            if event.sub == 501:
+                both.set()
 
     def delta(sub: int, branch: str, text: str) -> ContentDeltaEvent:
         return ContentDeltaEvent(task_id="run", seq=2, sub=sub, step=branch, branch=branch, delta=text)
@@ -145,7 +132,10 @@ async def test_two_long_pieces_that_are_alike_are_both_told(new_log: MakeLog) ->
         with suppress(TimeoutError):
             await asyncio.wait_for(heard.wait(), 0.05)
             break
-    await writer.append("run", [delta(500, "a", "x" * 6000), delta(501, "b", "x" * 6000), end(3)], expected_seq=2)
+    await writer.append("run", [delta(500, "a", "x" * 6000), delta(501, "b", "x" * 6000)], expected_seq=2)
+    # Before the end, which may overtake what is told.
+    await asyncio.wait_for(both.wait(), SECONDS)
+    await writer.append("run", [end(3)], expected_seq=2)
     await asyncio.wait_for(follower, SECONDS)
     assert [(event.seq, event.sub) for event in seen][-3:] == [(2, 500), (2, 501), (3, 0)]
 
@@ -278,7 +268,8 @@ async def test_a_reader_that_is_far_behind_is_told_that_the_log_went_back_in_tim
         async for _ in events:
             pass
 
-    with pytest.raises(EventLogError, match="follow it anew"):
+    # How far it comes depends on what was kept for it before.
+    with pytest.raises(LogWentBack, match=r"event \d+ of the run run is not there any more"):
         await asyncio.wait_for(rest(), SECONDS)
 
 
@@ -357,7 +348,7 @@ def bouncer(address: str, folder: Path) -> Generator[str]:
     if user is not None:
         for path in (folder, *folder.iterdir()):
             shutil.chown(path, user)
-    process = subprocess.Popen(["pgbouncer", folder / "ini"], user=user, stderr=subprocess.DEVNULL)
+    process = started(["pgbouncer", folder / "ini"], user=user, stderr=subprocess.DEVNULL)
     shared = f"postgresql://postgres@127.0.0.1:{port}/{there['dbname']}"
     try:
         for _ in range(200):

@@ -8,19 +8,28 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import psycopg
 import pytest
 
 from postgres import PostgresServer
-from rxloop import Fenced, PostgresEventLog
-from rxloop.testing.event_log_contract._tools import begun, ids, note
+from postgres_logs import asked
+from rxloop import EventLogError, Fenced, PostgresEventLog
+from rxloop.eventlog._postgres.address import Connection
+from rxloop.testing.event_log_contract._tools import begun, ids, note, task
 
 pytestmark = pytest.mark.service("postgres")
 
 HOLDER = Path(__file__).with_name("holder.py")
 LEASE = 1.0
 IN_SECONDS = 20
+_NO_ROOM = """
+CREATE FUNCTION rxloop.no_room() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'No space left on device' USING ERRCODE = 'disk_full'; END $$;
+CREATE TRIGGER no_room BEFORE DELETE ON rxloop.turns FOR EACH ROW EXECUTE FUNCTION rxloop.no_room();
+CREATE TRIGGER no_room BEFORE INSERT ON rxloop.events FOR EACH ROW EXECUTE FUNCTION rxloop.no_room()
+"""
 
 
 @pytest.fixture
@@ -84,6 +93,18 @@ async def test_a_holder_keeps_its_turns_over_a_broken_session(
     for name in ("a", "b"):
         assert not await second.take_turn(name, name, nothing)
         await first.append(name, [note(3)], expected_seq=2, writer="first")
+
+
+async def test_a_submitted_run_is_an_orphan_after_a_while(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    log = new_log()
+    await log.append("run", [task()], expected_seq=0)
+    found: list[int] = []
+    for seconds in (29, 1):
+        await asked(postgres_database, f"UPDATE rxloop.runs SET arrived = arrived - interval '{seconds} seconds'")
+        found.append(len(await log.orphans()))
+    assert found == [0, 1]
 
 
 async def test_a_holder_notices_by_itself_that_its_session_is_over(
@@ -189,16 +210,17 @@ class Holder:
 
 
 @asynccontextmanager
-async def holder(address: str, lease: float = LEASE) -> AsyncGenerator[Holder]:
+async def holder(address: str, lease: float = LEASE, *run: str) -> AsyncGenerator[Holder]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(HOLDER), address, str(lease), stdin=pipe, stdout=pipe
+        sys.executable, str(HOLDER), address, str(lease), *run, stdin=pipe, stdout=pipe
     )
     made = Holder(process)
     try:
         assert await made.says() == "has"
-        made.append()
-        assert await made.says() == "written"
+        if not run:
+            made.append()
+            assert await made.says() == "written"
         yield made
     finally:
         if process.returncode is None:
@@ -219,6 +241,18 @@ async def test_the_turn_of_a_process_that_is_killed_is_free_at_once(
         await held.process.wait()
         assert await until(log.orphans) < 2
         assert await log.take_turn("c", "run", nothing)
+
+
+async def test_a_submitted_run_whose_holder_is_killed_is_an_orphan_at_once(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    log = new_log()
+    await log.append("submitted", [task(context_id="c")], expected_seq=0)
+    async with holder(postgres_database, 1_000, "submitted") as held:
+        assert ids(await log.orphans(submitted_before=0)) == []
+        held.process.kill()
+        await held.process.wait()
+        assert await until(log.orphans) < 2
 
 
 async def test_a_process_that_is_frozen_for_longer_than_the_lease_loses_its_turn_and_finds_out(
@@ -276,3 +310,76 @@ async def test_a_restart_of_the_server_takes_no_turn_from_anybody(
             await first.append(name, [note(3, context_id=name)], expected_seq=2, writer="first")
         await first.aclose()
         await second.aclose()
+
+
+async def test_a_turn_that_a_holder_takes_for_lost_is_free_though_its_server_answers_again(
+    postgres_database: str, new_log: Callable[..., PostgresEventLog]
+) -> None:
+    first, second, lost = new_log(lease=LEASE), new_log(), Lost()
+    assert await first.take_turn("a", "a", lost)
+    connection = await psycopg.AsyncConnection.connect(postgres_database)
+    async with connection:
+        await connection.execute("LOCK TABLE rxloop.turns IN ACCESS EXCLUSIVE MODE")
+        taking = asyncio.create_task(first.take_turn("b", "b", pytest.fail))
+        await lost.wait()
+    assert await taking
+
+    await until(lambda: second.take_turn("a", "a", nothing))
+    assert await first.has_turn("b", "b")
+
+
+async def test_a_turn_that_is_lost_while_it_is_taken_again_is_free(new_log: Callable[..., PostgresEventLog]) -> None:
+    first, second = new_log(), new_log()
+    assert await first.take_turn("a", "a", nothing)
+    turns = first._engine().turns
+
+    class Losing:
+        """A session in which somebody loses all turns after each answer."""
+
+        def __init__(self, connection: Connection) -> None:
+            self._connection = connection
+
+        async def execute(self, *said: Any) -> Any:
+            answer = await self._connection.execute(*said)
+            turns._held.clear()
+            return answer
+
+    async def anew(connection: Connection) -> None:
+        await connection.execute("SELECT pg_advisory_unlock_all()")
+        turns._held["a"].doubt = True
+        await turns._take_again(cast("Connection", Losing(connection)))
+
+    await turns.lane.do(anew, patience=0)
+    assert await second.take_turn("a", "a", nothing)
+
+
+async def test_a_turn_that_the_full_disk_of_the_server_lets_nobody_give_back_is_free_all_the_same(
+    new_log: Callable[..., PostgresEventLog], postgres_database: str
+) -> None:
+    owner, second = new_log(), new_log()
+    owner._engine().turns._patience = 0
+    for context_id in ("c", "kept"):
+        assert await owner.take_turn(context_id, f"run-{context_id}", pytest.fail)
+    await asked(postgres_database, _NO_ROOM)
+    with pytest.raises(EventLogError, match="the disk of the server is full"):
+        await owner.give_turn_back("c", "run-c")
+    await asked(postgres_database, "DROP TRIGGER no_room ON rxloop.turns")
+    assert await second.take_turn("c", "run-c", pytest.fail)
+    assert not await second.take_turn("kept", "run-kept", pytest.fail)
+    assert await owner.has_turn("kept", "run-kept")
+
+
+async def test_a_full_disk_of_the_server_is_told_of_though_whoever_writes_waits_for_less_than_the_log_does(
+    new_log: Callable[..., PostgresEventLog], postgres_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = new_log()
+    await log.runs(limit=1)
+    await asked(postgres_database, _NO_ROOM)
+    writing = asyncio.create_task(log.append("run", begun(), expected_seq=0, writer="owner"))
+    async with asyncio.timeout(IN_SECONDS):
+        while not any("the disk of the server is full: make room; trying again" in said for said in caplog.messages):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert not writing.done()
+    await asked(postgres_database, "DROP TRIGGER no_room ON rxloop.events")
+    await writing
+    assert len(await log.read("run")) == 2

@@ -18,6 +18,7 @@ from rxloop import ConfigurationError, Fenced, SqliteEventLog
 from rxloop.eventlog._sqlite import turns
 from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
+from rxloop.testing.event_log_contract._tools import ids, task
 
 HOLDER = Path(__file__).with_name("holder.py")
 LEASE = 1.0
@@ -80,7 +81,21 @@ def test_a_lease_that_is_no_time_is_refused(path: Path, lease: float) -> None:
         SqliteEventLog(path, lease=lease)
 
 
-# -- the lease, on a clock that is set by hand
+# -- times, on a clock that is set by hand
+
+
+async def test_a_submitted_run_is_an_orphan_after_a_while_or_once_the_machine_has_started_again(
+    clock: Clock, path: Path, new_log: Callable[..., SqliteEventLog]
+) -> None:
+    log = new_log()
+    await log.append("run", begun()[:1], expected_seq=0)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE runs SET arrived = ?", (clock.now,))
+    found: list[int] = []
+    for now in (clock.now, clock.now + 29, clock.now + 30, 10.0):
+        clock.now = now
+        found.append(len(await log.orphans()))
+    assert found == [0, 0, 1, 1]
 
 
 async def test_a_turn_is_free_when_its_holder_has_been_silent_for_the_lease(
@@ -305,16 +320,17 @@ class Holder:
 
 
 @asynccontextmanager
-async def holder(path: Path, lease: float = LEASE) -> AsyncGenerator[Holder]:
+async def holder(path: Path, lease: float = LEASE, *run: str) -> AsyncGenerator[Holder]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(HOLDER), str(path), str(lease), stdin=pipe, stdout=pipe
+        sys.executable, str(HOLDER), str(path), str(lease), *run, stdin=pipe, stdout=pipe
     )
     made = Holder(process)
     try:
         assert await made.says() == "has"
-        await made.append()
-        assert await made.says() == "written"
+        if not run:
+            await made.append()
+            assert await made.says() == "written"
         yield made
     finally:
         if process.returncode is None:
@@ -363,6 +379,17 @@ async def test_the_runs_of_a_process_that_was_killed_are_orphans_at_once(path: P
         other.signal(signal.SIGKILL)
         await other.process.wait()
         assert [record.task_id for record in await log.orphans()] == ["run"]
+    await log.aclose()
+
+
+async def test_a_submitted_run_whose_holder_was_killed_is_an_orphan_at_once(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("submitted", [task(context_id="c")], expected_seq=0)
+    async with holder(path, FOREVER, "submitted") as other:
+        assert await log.orphans(submitted_before=0) == []
+        other.signal(signal.SIGKILL)
+        await other.process.wait()
+        assert ids(await log.orphans()) == ["submitted"]
     await log.aclose()
 
 

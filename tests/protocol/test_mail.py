@@ -1,5 +1,6 @@
 """Letters to runs, and their JSON."""
 
+import secrets
 from datetime import date
 
 import pytest
@@ -19,12 +20,14 @@ from rxloop.protocol.messages import Message
         AnswerMail(inputs={"a": True, "b": {"city": "Zürich", "days": [1, 2.5, None]}}),
         SayMail(messages=[Message.user("Only half of it", message_id="m1")]),
         SayMail(messages=[Message.user("Stop"), Message.system("Be brief.")], interrupt=True),
+        SayMail(messages=[], lets_go="run-2"),
     ],
     ids=repr,
 )
 def test_a_letter_is_read_as_it_was_written(letter: Mail) -> None:
     again = read_mail(letter.to_json())
 
+    assert again is not None
     assert type(again) is type(letter)
     assert again == letter
     assert again.to_json() == letter.to_json()
@@ -42,7 +45,20 @@ def test_an_answer_that_cannot_be_written_is_refused_when_the_letter_is_made() -
         AnswerMail(inputs={"a": object()})
 
 
-@pytest.mark.parametrize("data", ["", "[]", '{"kind": "greet"}', '{"reason": "no kind"}', '{"kind": "cancel", "x": 1}'])
+def test_a_letter_of_a_newer_version_is_read_without_what_this_one_does_not_know() -> None:
+    data = '{"kind": "say", "messages": [{"role": "user", "content": "Stop", "mood": "bad"}], "louder": true}'
+    assert read_mail(data) == SayMail(messages=[Message.user("Stop")])
+
+
+def test_a_letter_of_an_unknown_kind_is_none_and_each_kind_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = (secrets.token_hex(4) for _ in range(2))
+    assert [read_mail(f'{{"kind": "{kind}", "steps": 3}}') for kind in (one, other, one)] == [None] * 3
+    first, second = [record.getMessage() for record in caplog.records]
+    assert f"kind '{one}' are passed over" in first
+    assert f"kind '{other}' are passed over" in second
+
+
+@pytest.mark.parametrize("data", ["", "[]", "{}", '{"reason": "no kind"}', '{"kind": "say"}'])
 def test_what_is_no_letter_is_refused(data: str) -> None:
     with pytest.raises(ConfigurationError, match="not a letter"):
         read_mail(data)

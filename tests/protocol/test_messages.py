@@ -179,6 +179,12 @@ def test_a_word_is_short_however_long_the_address_is() -> None:
     assert len(FilePart(url="https://" + "x" * 9_000, filename="y" * 9_000).placeholder) < 500
 
 
+def test_the_bytes_in_an_address_are_not_in_the_repr_of_a_part() -> None:
+    part = ImagePart(url="data:image/png;base64," + "iVBO" * 100)
+    assert repr(part) == "ImagePart(url='data: image/png, 300 bytes', data=None, media_type=None, type='image')"
+    assert "https://e.org/a.png" in repr(ImagePart(url="https://e.org/a.png"))
+
+
 def test_the_bytes_of_a_part_are_not_in_its_repr() -> None:
     part = FilePart(data=b"secret", media_type="a/b", filename="a.b")
     assert repr(part) == "FilePart(url=None, data='6 bytes', media_type='a/b', type='file', filename='a.b')"

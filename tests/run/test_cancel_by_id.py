@@ -28,6 +28,7 @@ from rxloop.errors import (
     ConfigurationError,
     InvalidInput,
 )
+from rxloop.protocol.mail import Mail
 from rxloop.state.batch import CANCELED_CALL, INTERRUPTED
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, virtual_time
@@ -121,6 +122,27 @@ async def test_cancelling_twice_leaves_one_end() -> None:
     await bank.agent().cancel(waiting.task_id)
 
     assert [event.state for event in finals(await bank.log.read(waiting.task_id))] == ["input-required", "canceled"]
+
+
+async def test_one_that_somebody_else_cancels_at_the_same_moment_has_one_end() -> None:
+    bank = Bank()
+    done = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
+    left = await crashed(bank.log, done.task_id, ToolStartEvent)
+
+    class Quicker(MemoryEventLog):
+        async def send(self, task_id: str, mail: Mail) -> int:
+            number = await super().send(task_id, mail)
+            if len(sent) == 0:
+                sent.append(mail)
+                await bank.agent(log=self).cancel(task_id, "first")
+            return number
+
+    sent: list[Mail] = []
+    log = Quicker()
+    log._runs = left._runs
+    await bank.agent(log=log).cancel(done.task_id, "second")
+
+    assert [event.state for event in finals(await log.read(done.task_id))] == ["canceled"]
 
 
 async def test_an_unknown_run_cannot_be_cancelled() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from reactivex import Observable, abc
 
+from fork_shop import Shop, seq_of
 from runs import collect, letters, outcome, shape, well_formed
 from rxloop import (
     Agent,
@@ -23,67 +23,15 @@ from rxloop import (
     StatusUpdateEvent,
     TaskEvent,
     ToolCompleteEvent,
-    ToolError,
     ToolStartEvent,
     UnknownRun,
-    Usage,
     fold,
-    op,
     tool,
 )
-from rxloop.operators.loop.iterate import iterate
-from rxloop.pipeline.requests import ModelRequest, Operator, RunRequest, Signal
+from rxloop.pipeline.requests import ModelRequest
 from rxloop.state.run_state import RunState
-from rxloop.stream.bridges import emit
-from rxloop.testing import ScriptedModel, call, turn, virtual_time
-
-
-class Shop:
-    """Tools whose effects can be counted, and a log with a finished run of them in it."""
-
-    def __init__(self) -> None:
-        self.effects: list[str] = []
-        self.log = MemoryEventLog()
-
-        @tool
-        async def pay(amount: int) -> str:
-            """Pays; not idempotent."""
-            self.effects.append(f"pay {amount}")
-            return f"paid {amount}"
-
-        @tool
-        async def look(n: int) -> int:
-            """Looks."""
-            self.effects.append(f"look {n}")
-            return n
-
-        self.tools = [pay, look]
-
-    def agent(self, *turns: Any, **fields: Any) -> Agent:
-        self.model = ScriptedModel(*turns)
-        options: dict[str, Any] = {"tools": self.tools, "log": self.log, **fields}
-        return Agent(self.model, **options)
-
-    def sent(self, number: int = 0) -> list[str]:
-        return shape(self.model.requests[number].messages)
-
-    async def bought(self, **options: Any) -> str:
-        """A run with a thought, two calls beside each other, and an answer."""
-        thought = call("think_aloud", "t", thought="First I look.", thought_type="planning", thought_id="plan")
-        used = Usage(input_tokens=10, output_tokens=1)
-        first = turn("I begin.", calls=[thought, call("pay", "p", amount=5), call("look", "l", n=1)], usage=used)
-        result = await self.agent(first, turn("Bought.", usage=used)).run("Buy it", **options)
-        self.effects.clear()
-        return result.task_id
-
-
-@pytest.fixture
-def shop() -> Shop:
-    return Shop()
-
-
-async def seq_of(log: MemoryEventLog, task_id: str, kind: str, number: int = 0) -> int:
-    return [event.seq for event in await log.read(task_id) if event.kind == kind][number]
+from rxloop.testing import ScriptedModel, call, virtual_time
+from two_lines import both
 
 
 def same(event: Event, other: Event) -> bool:
@@ -134,70 +82,6 @@ async def test_wherever_a_run_is_forked_the_fork_begins_with_it_and_comes_to_an_
 
     # The run that it is made of has not changed.
     assert await shop.log.read(parent) == before
-
-
-async def test_another_result_is_what_the_model_reads(shop: Shop) -> None:
-    parent = await shop.bought()
-    at = await seq_of(shop.log, parent, "checkpoint")
-
-    result = await shop.agent("No money then.").fork(parent, at, results={"p": "card declined", "l": {"n": 0}})
-
-    assert result.output == "No money then."
-    assert shop.sent()[3:] == ["tool: card declined", 'tool: {"n":0}']
-    assert shop.effects == []
-    answers = [event for event in await shop.log.read(result.task_id) if isinstance(event, ToolCompleteEvent)]
-    assert {event.name: (event.success, event.result) for event in answers if event.name != "think_aloud"} == {
-        "pay": (True, "card declined"),
-        "look": (True, {"n": 0}),
-    }
-
-
-async def test_a_result_may_be_a_failure_and_may_answer_an_open_call(shop: Shop) -> None:
-    parent = await shop.bought()
-    at = await seq_of(shop.log, parent, "content-complete")
-
-    run = shop.agent("Then not.").fork(parent, at, results={"p": ToolError("card declined")})
-    events = await collect(run)
-
-    (paid,) = [event for event in events if isinstance(event, ToolCompleteEvent) and event.name == "pay"]
-    assert (paid.attempt, paid.success, paid.error, paid.content) == (2, False, "card declined", "card declined")
-    assert events.index(paid) == at + 1
-    assert shop.effects == ["look 1"]
-    assert shop.sent()[3:] == ["tool: card declined", "tool: 1"]
-
-
-async def test_a_failed_result_may_become_a_good_one(shop: Shop) -> None:
-    parent = await shop.agent(call("pay", "x", amount="much"), "I cannot.").run("Buy it")
-    at = await seq_of(shop.log, parent.task_id, "tool-complete")
-
-    run = shop.agent("Bought.").fork(parent.task_id, at, results={"x": None})
-    await run
-
-    assert shop.sent()[-1] == "tool: null"
-    (paid,) = [event for event in await shop.log.read(run.task_id) if isinstance(event, ToolCompleteEvent)]
-    assert (paid.success, paid.error, paid.result) == (True, None, None)
-
-
-async def test_a_call_that_is_not_there_is_refused_with_those_that_are(shop: Shop) -> None:
-    parent = await shop.bought()
-    at = await seq_of(shop.log, parent, "content-complete")
-
-    with pytest.raises(ConfigurationError, match=r"no call 'q'.*'p' \(pay, 1/1\), 'l' \(look, 1/2\)"):
-        await shop.agent().fork(parent, at, results={"q": 1})
-    with pytest.raises(ConfigurationError, match=r"no call 'p' up to event 2; its calls are none"):
-        await shop.agent().fork(parent, 2, results={"p": 1})
-    assert len(await shop.log.runs()) == 1
-
-
-async def test_of_calls_with_one_id_each_is_named_by_its_slot(shop: Shop) -> None:
-    parent = await shop.agent(call("look", "0", n=1), call("look", "0", n=2), "Seen.").run("Look")
-    at = await seq_of(shop.log, parent.task_id, "checkpoint", 1)
-
-    with pytest.raises(ConfigurationError, match=r"2 calls .* '0'; name one by its slot: 1/0 or 2/0"):
-        await shop.agent().fork(parent.task_id, at, results={"0": 9})
-    await shop.agent("Seen.").fork(parent.task_id, at, results={"2/0": 9})
-
-    assert shop.sent() == ["user: Look", "assistant: look", "tool: 1", "assistant: look", "tool: 9"]
 
 
 async def test_at_the_first_event_a_prompt_replaces_the_message_of_the_user(shop: Shop) -> None:
@@ -479,26 +363,6 @@ async def test_what_cannot_be_forked_is_refused(shop: Shop) -> None:
         agent.fork(parent, 1, tool=[])  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="context_id"):
         agent.fork(parent, 1, context_id="c")  # type: ignore[call-arg]
-
-
-def both(pipeline: Operator) -> Operator:
-    """A strategy: two loops side by side on branches, and an answer that needs both."""
-    loop = iterate(pipeline)
-
-    def answer(request: RunRequest) -> Observable[Signal]:
-        source = loop(emit(*(RunRequest(request.ctx.bind(branch=branch)) for branch in ("b1", "b2"))))
-
-        def subscribe(observer: abc.ObserverBase[Signal], scheduler: Any = None) -> abc.DisposableBase:
-            def on_completed() -> None:
-                said = [request.ctx.bind(branch=branch).state.content for branch in ("b1", "b2")]
-                observer.on_next(ContentCompleteEvent(step="both", content=" and ".join(said)))
-                observer.on_completed()
-
-            return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
-
-        return Observable(subscribe)
-
-    return op.answering(RunRequest, answer)
 
 
 def on_a_branch(request: ModelRequest) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from payments import Payments
 from runs import collect, letters, outcome, shape, well_formed
 from rxloop import (
     Agent,
@@ -25,38 +26,6 @@ from rxloop import (
 )
 from rxloop.pipeline.requests import Signal, ToolRequest
 from rxloop.testing import ScriptedModel, call, virtual_time
-
-
-class Payments:
-    """A tool that asks, and how often it has paid."""
-
-    def __init__(self) -> None:
-        self.paid: list[Any] = []
-
-        @tool
-        async def pay(ctx: RunContext[Any], amount: int) -> str:
-            """Pays."""
-            agreed = await ctx.ask(f"Pay {amount}?")
-            self.paid.append((amount, agreed))
-            return f"{agreed}"
-
-        @tool(idempotent=True)
-        async def step(n: int = 0) -> int:
-            """One step."""
-            self.paid.append(n)
-            return n
-
-        self.tools = [pay, step]
-        self.log = MemoryEventLog()
-
-    def agent(self, *turns: Any, **fields: Any) -> Agent:
-        options: dict[str, Any] = {"tools": self.tools, "log": self.log, **fields}
-        return Agent(ScriptedModel(*turns), **options)
-
-
-@pytest.fixture
-def bank() -> Payments:
-    return Payments()
 
 
 async def test_without_anybody_to_ask_the_attempt_ends_as_input_required(bank: Payments) -> None:  # L95
@@ -425,82 +394,3 @@ async def test_a_context_of_no_run_says_so() -> None:
 
 def seen(events: list[Event], kind: type[Event]) -> int:
     return sum(isinstance(event, kind) for event in events)
-
-
-async def test_questions_of_calls_side_by_side_are_all_asked(bank: Payments) -> None:
-    run = bank.agent([call("pay", amount=n) for n in range(7)]).run("Pay")
-    events = await collect(run)
-
-    assert seen(events, InputRequiredEvent) == 7
-    assert len((await run).pending) == 7
-
-
-async def test_an_answer_to_a_question_that_is_not_put_any_more_approves_nothing() -> None:
-    sent: list[int] = []
-    known = False
-
-    @tool(approve=True)
-    async def send(amount: int) -> str:
-        """Sends."""
-        sent.append(amount)
-        return "sent"
-
-    @op.on(ToolRequest)
-    async def knows(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-        yield request if known or await ctx.ask("Is Bob a customer?") else request.refuse("No customer.")
-
-    loop = op.standard(before_tools=[knows])
-    agent = Agent(ScriptedModel(call("send", amount=5), "done"), tools=[send], log=MemoryEventLog(), loop=loop)
-    first = await agent.run("Send 5")
-    known = True
-    second = await agent.resume(first.task_id, inputs={first.pending[0].input_id: True})
-
-    assert (sent, second.state) == ([], "input-required")
-    assert "send" in second.pending[0].prompt
-    third = await agent.resume(first.task_id, inputs={second.pending[0].input_id: True})
-    assert (sent, third.output) == ([5], "done")
-
-
-async def test_questions_that_come_in_another_order_have_their_own_answers() -> None:
-    got: list[Any] = []
-    calls = 0
-
-    @tool
-    async def asks(ctx: RunContext[Any]) -> str:
-        """Asks."""
-        nonlocal calls
-        calls += 1
-
-        async def put(name: str, turns: int) -> tuple[str, bool]:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            return name, await ctx.ask(f"{name}?")
-
-        got.append(await asyncio.gather(put("a", 1 if calls == 1 else 3), put("b", 2)))
-        return "ok"
-
-    agent = Agent(ScriptedModel(call("asks"), "done"), tools=[asks], log=MemoryEventLog())
-    result = await agent.run("Go")
-    while result.state == "input-required":
-        inputs = {question.input_id: question.prompt == "a?" for question in result.pending}
-        result = await agent.resume(result.task_id, inputs=inputs)
-
-    assert got == [[("a", True), ("b", False)]]
-
-
-async def test_the_same_question_twice_has_two_answers() -> None:
-    got: list[Any] = []
-
-    @tool
-    async def asks(ctx: RunContext[Any]) -> str:
-        """Asks."""
-        got.append([await ctx.ask("Sure?"), await ctx.ask("Sure?")])
-        return "ok"
-
-    agent = Agent(ScriptedModel(call("asks"), "done"), tools=[asks], log=MemoryEventLog())
-    first = await agent.run("Go")
-    second = await agent.resume(first.task_id, inputs={first.pending[0].input_id: True})
-    assert second.pending[0].input_id != first.pending[0].input_id
-    await agent.resume(first.task_id, inputs={second.pending[0].input_id: False})
-
-    assert got == [[True, False]]

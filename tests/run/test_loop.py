@@ -9,6 +9,7 @@ import reactivex as rx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from run_checks import check_envelopes
 from runs import collect, letters, outcome, repeated, shape, well_formed
 from rxloop import (
     Agent,
@@ -17,7 +18,6 @@ from rxloop import (
     CustomEvent,
     Event,
     IterationEnd,
-    LimitReached,
     Limits,
     LLMCallEvent,
     MemoryEventLog,
@@ -32,7 +32,6 @@ from rxloop import (
     ToolCall,
     ToolCallDeltaEvent,
     ToolCompleteEvent,
-    ToolError,
     ToolStartEvent,
     Usage,
     op,
@@ -40,42 +39,10 @@ from rxloop import (
 )
 from rxloop.errors import Overloaded
 from rxloop.pipeline.requests import ModelRequest, Signal
-from rxloop.providers.scripted import ScriptedCall
 from rxloop.state.batch import INTERRUPTED
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
-
-
-@tool(idempotent=True)
-async def step(n: int = 0) -> int:
-    """One step."""
-    return n
-
-
-@tool
-async def fails() -> None:
-    """Fails."""
-    raise ToolError("It does not work.")
-
-
-def think(thought: str = "hm", **fields: Any) -> ScriptedCall:
-    return call("think_aloud", thought=thought, **{"thought_type": "planning", **fields})
-
-
-def check_envelopes(events: list[Event]) -> None:
-    """What holds of the events of every run: L1, L3, L4, L5."""
-    assert [event.seq for event in events if event.durable] == list(range(1, sum(e.durable for e in events) + 1))
-    assert [(event.seq, event.sub) for event in events] == sorted({(event.seq, event.sub) for event in events})
-    assert all((event.sub > 0) == (not event.durable) for event in events)
-    first = events[0]
-    for event in events:
-        assert (event.version, event.attempt) == (1, 1)
-        assert (event.context_id, event.task_id) == (first.context_id, first.task_id)
-        assert event.timestamp > 1_600_000_000_000
-    assert isinstance(first, TaskEvent)
-    assert isinstance(events[1], StatusUpdateEvent)
-    assert events[1].state == "working"
-    assert [event for event in events if isinstance(event, StatusUpdateEvent) and event.final] == [events[-1]]
+from stepping import fails, step, think
 
 
 async def test_every_event_of_a_run_has_its_envelope_and_its_number() -> None:  # L1, L3, L4
@@ -198,78 +165,6 @@ async def test_two_tasks_of_one_conversation_can_be_told_apart() -> None:  # L9
 
     assert {event.context_id for event in events} == {"c"}
     assert seen == [event for event in events if event.task_id == second.task_id]
-
-
-@pytest.mark.parametrize("most", [1, 2, 5])
-async def test_so_many_iterations_and_no_more(most: int) -> None:  # L71
-    model = ScriptedModel(*repeated(["Working.", call("step")], 10))
-    run = Agent(model, tools=[step], limits=Limits(iterations=most)).run("Hi")
-    events = await collect(run)
-
-    with pytest.raises(LimitReached, match=r"limits\.iterations") as caught:
-        await run
-
-    final = events[-1]
-    assert isinstance(final, StatusUpdateEvent)
-    assert len(model.requests) == most
-    assert (final.state, final.reason, final.content) == ("failed", "max_iterations", "Working.")
-    assert caught.value.code == "max_iterations"
-    assert caught.value.result.content == "Working."
-    assert well_formed(caught.value.result.messages)
-    check_envelopes(events)
-
-
-async def test_an_answer_in_the_last_iteration_is_an_answer() -> None:
-    model = ScriptedModel(call("step"), "done")
-
-    assert (await Agent(model, tools=[step], limits=Limits(iterations=2)).run("Hi")).output == "done"
-
-
-@pytest.mark.parametrize("most", [1, 3])
-async def test_iterations_in_which_every_tool_failed_have_a_limit(most: int) -> None:  # L72
-    model = ScriptedModel(*repeated([call("fails"), call("nothing")], 10))
-    result = await outcome(Agent(model, tools=[fails], limits=Limits(tool_failures=most)).run("Hi"))
-
-    assert (result.state, result.reason, len(model.requests)) == ("failed", "tool_failures", most)
-
-
-async def test_one_success_sets_the_count_of_failures_back() -> None:  # L72
-    bad, mixed = call("fails"), [call("fails"), call("step")]
-    model = ScriptedModel(bad, bad, mixed, bad, bad, "done")
-
-    assert (await Agent(model, tools=[fails, step]).run("Hi")).output == "done"
-
-
-async def test_tokens_have_a_limit() -> None:
-    used = turn(calls=[call("step")], usage=Usage(input_tokens=40, output_tokens=10))
-    model = ScriptedModel(*repeated(used, 10))
-    result = await outcome(Agent(model, tools=[step], limits=Limits(tokens=100)).run("Hi"))
-
-    assert (result.reason, len(model.requests), result.usage.total_tokens) == ("tokens", 2, 100)
-
-
-def test_time_has_a_limit_whatever_the_run_is_doing() -> None:
-    @tool
-    async def slow() -> str:
-        """Never comes back."""
-        await asyncio.sleep(3600)
-        return "late"
-
-    with virtual_time() as time:
-        agent = Agent(ScriptedModel(call("slow")), tools=[slow], limits=Limits(seconds=2))
-        result = time.run(outcome(agent.run("Hi")))
-        assert time.now == 2
-
-    assert (result.state, result.reason) == ("failed", "timeout")
-    assert well_formed(result.messages)
-
-
-async def test_the_limits_of_a_run_go_before_those_of_the_agent() -> None:
-    agent = Agent(ScriptedModel(*repeated(call("step"), 9)), tools=[step], limits=Limits(iterations=5))
-
-    result = await outcome(agent.run("Hi", limits=Limits(iterations=2)))
-
-    assert (result.reason, len(agent.model.requests)) == ("max_iterations", 2)  # type: ignore[attr-defined]
 
 
 async def test_a_failing_model_is_an_event_and_no_exception_for_subscribers() -> None:  # L81
@@ -458,31 +353,6 @@ async def test_words_beside_a_thought_are_no_answer() -> None:  # L33
     model = ScriptedModel(["The answer is 7.", think()], "It is 8.")
 
     assert (await Agent(model).run("Hi")).output == "It is 8."
-
-
-@pytest.mark.parametrize("limit", [1, 3])
-async def test_a_model_that_only_thinks_is_told_to_act_and_then_stopped(limit: int) -> None:  # L34, L35, L36
-    model = ScriptedModel(*repeated(think(), 20))
-    result = await outcome(Agent(model, thoughts=Thoughts(limit=limit)).run("Hi"))
-
-    assert len(model.requests) == limit + 2
-    answers = [message.text for message in result.messages if message.role == "tool"]
-    assert ["Act now" in answer for answer in answers] == [False] * limit + [True] * 2
-    assert (result.state, result.reason) == ("failed", "max_iterations")
-
-
-async def test_a_model_that_acts_again_may_think_again() -> None:  # L34
-    model = ScriptedModel(think(), think(), think(), call("step"), think(), "done")
-    result = await Agent(model, tools=[step]).run("Hi")
-
-    assert not any("Act now" in message.text for message in result.messages)
-
-
-async def test_thinking_counts_as_an_iteration_too() -> None:  # L36
-    model = ScriptedModel(*repeated(think(), 20))
-    result = await outcome(Agent(model, limits=Limits(iterations=2)).run("Hi"))
-
-    assert (result.reason, len(model.requests)) == ("max_iterations", 2)
 
 
 def test_two_runs_of_one_agent_share_nothing() -> None:  # L39, L85

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from machines import Machine, Machines, two_machines
-from run_checks import finals, nothing_left, settled, until
+from machines import Machines, states, two_machines
+from run_checks import finals, nothing_left, until
 from rxloop import (
     Agent,
     ConflictError,
-    InputReceivedEvent,
     MemoryEventLog,
     Message,
     MessageAddedEvent,
     RunCancelled,
-    SqliteEventLog,
     Steer,
-    tool,
 )
-from rxloop.errors import ConfigurationError, InvalidInput, RunOver
+from rxloop.errors import ConfigurationError, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.protocol.mail import AnswerMail, CancelMail, Mail, SayMail
 from rxloop.run import by_id
-from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from waiting import mail_of, waiting
 
 
 @pytest.fixture
@@ -35,19 +31,6 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
     # They are in one process here, in which a run is found without any mail.
     monkeypatch.setattr(by_id, "alive", lambda task_id: None)
     return two_machines()
-
-
-async def waiting(machine: Machine, **options: Any) -> str:
-    """A run that waits for an approval."""
-    return (await machine.agent(call("pay", amount=5)).run("Pay", **options)).task_id
-
-
-async def states(machine: Machine, task_id: str) -> list[str]:
-    return [event.state for event in finals(await machine.log.read(task_id))]
-
-
-async def mail_of(machine: Machine, task_id: str) -> int:
-    return fold_all(await machine.log.read(task_id)).mail
 
 
 # -- cancel
@@ -144,190 +127,6 @@ async def test_a_cancel_goes_before_the_answers_and_messages_beside_it(machines:
         await a.log.send(task_id, letter)
     assert (await b.agent().settle(task_id)).state == "canceled"
     assert (await mail_of(a, task_id), b.paid) == (3, [])
-
-
-# -- answer
-
-
-async def test_an_answer_is_taken_by_whoever_settles_next(machines: Machines) -> None:
-    a, b = machines
-    task_id = await waiting(a)
-    await a.agent().answer(task_id, {"1.0.1": True})
-    record = await b.agent("paid").settle(task_id)
-    [received] = [e for e in await a.log.read(task_id) if isinstance(e, InputReceivedEvent)]
-    assert (record.state, received.metadata, b.paid) == ("completed", {"mail_id": 1}, [5])
-
-
-async def test_a_plain_resume_takes_an_answer_too(machines: Machines) -> None:
-    a, b = machines
-    task_id = await waiting(a)
-    with pytest.raises(InvalidInput, match="waits for"):
-        await b.agent("paid").resume(task_id)
-    await a.agent().answer(task_id, {"1.0.1": True})
-    assert (await b.agent("paid").resume(task_id)).output == "paid"
-    assert b.paid == [5]
-
-
-async def test_an_answer_is_checked_before_it_is_sent(machines: Machines) -> None:
-    a, _ = machines
-    task_id = await waiting(a)
-    for inputs in ({"1.0.1": "perhaps"}, {"nothing": True}):
-        with pytest.raises(InvalidInput):
-            await a.agent().answer(task_id, inputs)
-    await a.agent().answer(task_id, {"1.0.1": True})
-    await a.agent().answer(task_id, {"1.0.1": True})
-    with pytest.raises(InvalidInput, match="has its answer already"):
-        await a.agent().answer(task_id, {"1.0.1": False})
-    assert len(a.log.shared.letters) == 1
-
-
-async def test_an_answer_to_a_run_that_is_over_is_refused(machines: Machines) -> None:
-    a, _ = machines
-    run = a.agent("done").run("Go")
-    await run
-    with pytest.raises(InvalidInput, match="is completed"):
-        await a.agent().answer(run.task_id, {"1.0.1": True})
-
-
-async def test_an_answer_to_a_question_that_was_let_go_is_refused(machines: Machines) -> None:
-    a, _ = machines
-    task_id = await waiting(a, context_id="c")
-    await a.agent("Fine.").run("Never mind", context_id="c")
-    with pytest.raises(InvalidInput, match="has let the question go"):
-        await a.agent().answer(task_id, {"1.0.1": True})
-
-
-async def test_an_answer_in_the_mail_of_a_run_whose_question_was_let_go_is_no_answer(machines: Machines) -> None:
-    a, _ = machines
-    task_id = await waiting(a, context_id="c")
-    await a.agent("Fine.").run("Never mind", context_id="c")
-    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
-    for answer in (True, False):
-        with pytest.raises(InvalidInput, match="has let the question go"):
-            await a.agent().answer(task_id, {"1.0.1": answer})
-
-
-async def test_of_two_answers_at_the_same_moment_the_first_one_counts_and_the_other_is_told_so(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = machines
-    task_id = await waiting(a)
-    send = b.log.send
-
-    async def late(task_id: str, mail: Mail) -> int:
-        # Both have found the question open.
-        await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
-        return await send(task_id, mail)
-
-    monkeypatch.setattr(b.log, "send", late)
-    with pytest.raises(InvalidInput, match="has its answer already: True, which False cannot replace"):
-        await b.agent().answer(task_id, {"1.0.1": False})
-    await a.agent().answer(task_id, {"1.0.1": True})
-    assert (await b.agent("paid").settle(task_id)).state == "completed"
-    assert b.paid == [5]
-
-
-async def test_of_contradicting_answers_at_once_over_a_file_one_is_accepted_and_taken(
-    tmp_path: Path,
-) -> None:
-    logs = [SqliteEventLog(tmp_path / "runs.db") for _ in range(4)]
-    paid: list[str] = []
-
-    @tool(approve=True)
-    async def pay(to: str) -> str:
-        """Pays."""
-        paid.append(to)
-        return "paid"
-
-    agents = [Agent(ScriptedModel(), tools=[pay], log=log) for log in logs]
-    for number in range(8):
-        asking = Agent(ScriptedModel(call("pay", to=str(number)), "done"), tools=[pay], log=logs[0])
-        record = await asking.settle((await asking.submit("Pay")).task_id)
-        answers = [bool(place % 2) for place in range(len(agents))]
-        told = await asyncio.gather(
-            *(agent.answer(record.task_id, {"1.0.1": yes}) for agent, yes in zip(agents, answers, strict=True)),
-            return_exceptions=True,
-        )
-        accepted = {yes for yes, refusal in zip(answers, told, strict=True) if refusal is None}
-        assert len(accepted) == 1, told
-        assert all(refusal is None or isinstance(refusal, InvalidInput) for refusal in told)
-        await asking.settle(record.task_id)
-        assert (str(number) in paid) == accepted.pop()
-    for log in logs:
-        await log.aclose()
-
-
-async def test_an_answer_that_the_other_one_was_quicker_to_be_taken_for_is_told_so(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = machines
-    task_id = await waiting(a)
-    send = b.log.send
-
-    async def late(task_id: str, mail: Mail) -> int:
-        await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
-        await a.agent("paid").settle(task_id)
-        return await send(task_id, mail)
-
-    monkeypatch.setattr(b.log, "send", late)
-    with pytest.raises(InvalidInput, match="has its answer already"):
-        await b.agent().answer(task_id, {"1.0.1": False})
-
-
-async def test_an_answer_to_a_question_that_is_let_go_at_the_same_moment_is_told_so(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = machines
-    task_id = await waiting(a, context_id="c")
-    send = b.log.send
-
-    async def late(task_id: str, mail: Mail) -> int:
-        await a.agent("Fine.").run("Never mind", context_id="c")
-        return await send(task_id, mail)
-
-    monkeypatch.setattr(b.log, "send", late)
-    with pytest.raises(InvalidInput, match="has let the question go"):
-        await b.agent().answer(task_id, {"1.0.1": True})
-
-
-async def test_wrong_letters_are_passed_over_and_never_come_again(
-    machines: Machines, caplog: pytest.LogCaptureFixture
-) -> None:
-    a, b = machines
-    task_id = await waiting(a)
-    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": "perhaps", "nothing": 1}))
-    assert (await b.agent().settle(task_id)).state == "input-required"
-    assert caplog.text == ""
-
-    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
-    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": False}))
-    assert (await b.agent("paid").settle(task_id)).state == "completed"
-    assert (b.paid, await mail_of(a, task_id)) == ([5], 3)
-    assert [text.split(" ")[1] for text in caplog.messages if "comes to nothing" in text] == ["1", "1", "3"]
-
-
-def test_an_answer_waits_for_the_pause_and_whoever_settles_takes_it_then(machines: Machines) -> None:
-    a, b = machines
-    with virtual_time() as time:
-
-        async def main() -> None:
-            # The question is asked while the other tool works for a minute.
-            submitted = await a.agent().submit("Go")
-            asking = a.agent([call("pay", amount=5), call("work")], "paid")
-            settling = asyncio.ensure_future(asking.settle(submitted.task_id))
-            await until(lambda: a.begun)
-            await settled()
-            await asyncio.sleep(1)
-            await b.agent().answer(submitted.task_id, {"1.0.1": True})
-            await b.agent().say(submitted.task_id, "Thank you")
-            record = await settling
-            assert (record.state, record.attempt, a.paid, time.now) == ("completed", 2, [5], 60)
-            events = await b.log.read(submitted.task_id)
-            assert [e.metadata for e in events if e.metadata] == [{"mail_id": 1}, {"mail_id": 2}]
-            [said] = [e for e in events if isinstance(e, MessageAddedEvent)]
-            assert (said.attempt, said.content) == (2, "Thank you")
-
-        time.run(main())
 
 
 # -- say

@@ -23,7 +23,7 @@ from rxloop import (
     fold,
     tool,
 )
-from rxloop.run.attempt import canceled_call
+from rxloop.run.open_work import canceled_call
 from rxloop.testing import call
 
 PAID: list[Any] = []

@@ -29,6 +29,7 @@ from rxloop.eventlog import MemoryEventLog
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from slow_log import SlowLog
 
 
 async def test_before_the_start() -> None:
@@ -275,18 +276,7 @@ async def test_while_a_guard_thinks() -> None:
 
 
 async def test_while_the_log_is_slow() -> None:
-    class Slow(MemoryEventLog):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate = asyncio.Event()
-            self.waiting = 0
-
-        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-            self.waiting += 1
-            await self.gate.wait()
-            await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
-
-    log = Slow()
+    log = SlowLog()
     run = Agent(ScriptedModel(call("quick"), "never"), tools=[quick], log=log).run("Go.")
     recorder = Recorder(run.events)
     await until(lambda: log.waiting)

@@ -31,6 +31,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Usage
 from rxloop.protocol.settings import Limits
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from slow_log import SlowLog
 from summing import add, broken, two_steps
 
 
@@ -302,21 +303,6 @@ async def test_a_log_that_is_gone_ends_the_attempt_and_not_the_run(after: int, m
     assert_numbered(recorder.events)
     assert recorder.completed
     await nothing_left()
-
-
-class SlowLog(MemoryEventLog):
-    """Appends when the test lets it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = asyncio.Event()
-        self.waiting = 0
-
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        self.waiting += 1
-        await self.gate.wait()
-        self.waiting -= 1
-        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 async def test_the_final_event_is_published_once_it_is_durable_and_nothing_overtakes_it() -> None:

@@ -8,74 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import reactivex
 
-from machines import Machine, Machines, two_machines
-from run_checks import finals, kinds, nothing_left, until
+from machines import Machines, states
+from run_checks import finals, nothing_left, until
 from runs import collect
-from rxloop import Agent, Event, Limits, MemoryEventLog, RunExists, RunRecord, UnknownRun, follow, id_of_key
-from rxloop.errors import ConfigurationError, ContextBusy, LogUnreachable, RunOver, RxloopError
+from rxloop import Agent, Event, Limits, MemoryEventLog, UnknownRun, follow
+from rxloop.errors import ConfigurationError, LogUnreachable, RunOver, RxloopError
 from rxloop.pipeline import log_retry
-from rxloop.protocol.mail import AnswerMail, CancelMail
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-
-
-@pytest.fixture
-def machines() -> Machines:
-    return two_machines()
-
-
-async def states(machine: Machine, task_id: str) -> list[str]:
-    return [event.state for event in finals(await machine.log.read(task_id))]
-
-
-# -- submit
-
-
-async def test_a_submitted_run_is_in_the_log_and_nothing_of_it_begins(machines: Machines) -> None:
-    a, _ = machines
-    record = await a.agent().submit("Go", context_id="c", metadata={"order": 7}, owner="ann")
-
-    assert (record.state, record.attempt, record.seq, record.context_id) == ("submitted", 1, 1, "c")
-    [task] = await a.log.read(record.task_id)
-    assert (task.kind, task.metadata, getattr(task, "owner", None)) == ("task", {"order": 7}, "ann")
-    assert a.log.shared.turns == {}
-    await nothing_left()
-
-
-async def test_the_first_attempt_belongs_to_whoever_begins_it(machines: Machines) -> None:
-    a, b = machines
-    record = await a.agent().submit("Go")
-
-    record = await b.agent("done").settle(record.task_id)
-
-    assert (record.state, record.attempt) == ("completed", 1)
-    assert kinds(await a.log.read(record.task_id))[:3] == ["task", "status-update", "llm-call"]
-
-
-async def test_a_run_is_submitted_once(machines: Machines) -> None:
-    a, b = machines
-    key = id_of_key("order", "7")
-    await a.agent().submit("Go", task_id=key)
-    with pytest.raises(RunExists, match=key):
-        await b.agent().submit("Go", task_id=key)
-    assert [record.task_id for record in await a.log.runs()] == [key]
-
-
-@pytest.mark.parametrize("option", [{"on_input": print}, {"when_busy": "wait"}, {"steering": reactivex.never()}])
-async def test_what_is_for_whoever_carries_a_run_out_is_not_submitted(machines: Machines, option: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"give it to .*resume\(\)"):
-        await machines[0].agent().submit("Go", **option)
-
-
-@pytest.mark.parametrize("way", ["submit", "settle", "answer", "say"])
-async def test_without_a_log_there_is_nothing_to_submit_to(way: str) -> None:
-    agent: Any = Agent(ScriptedModel("done"))
-    with pytest.raises(ConfigurationError, match="needs a log"):
-        await getattr(agent, way)(*(["run", {}] if way == "answer" else ["run", "hi"] if way == "say" else ["run"]))
-
-
-# -- settle
 
 
 @pytest.mark.parametrize("ending", ["done", RuntimeError("broken"), call("pay", amount=5)])
@@ -298,107 +238,6 @@ def test_a_log_that_fails_while_runs_wait_in_a_conversation_is_told_to_all_of_th
             await b.agent().cancel(waiting[0].task_id)
             assert (await b.agent("done").settle(waiting[1].task_id)).state == "completed"
             await nothing_left()
-
-        time.run(main())
-
-
-async def test_a_later_run_that_nobody_has_begun_lets_no_question_go(machines: Machines) -> None:
-    a, b = machines
-    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
-    second = await a.agent().submit("And now?", context_id="c")
-    await a.agent().answer(first.task_id, {"1.0.1": True})
-
-    both = await asyncio.gather(b.agent("later").settle(second.task_id), a.agent("paid").settle(first.task_id))
-
-    assert [record.state for record in both] == ["completed", "completed"]
-    result = await b.agent().resume(second.task_id)
-    assert [message.text for message in result.messages][-3:] == ["paid", "And now?", "later"]
-
-
-async def test_an_answer_to_a_question_that_a_later_run_has_let_go_leaves_the_run_as_it_is(machines: Machines) -> None:
-    a, b = machines
-    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
-    await a.agent("never mind").run("And now?", context_id="c")
-    # At the same moment as the later one began.
-    await a.log.send(first.task_id, AnswerMail(inputs={"1.0.1": True}))
-
-    assert (await b.agent().settle(first.task_id)).state == "input-required"
-    assert b.paid == []
-    third = await a.agent().submit("And then?", context_id="c")
-    assert (await b.agent("well").settle(third.task_id)).state == "completed"
-
-
-def test_a_cancel_in_the_mail_ends_a_run_whose_question_a_later_one_has_let_go(machines: Machines) -> None:
-    a, b = machines
-    with virtual_time() as time:
-
-        async def main() -> None:
-            first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
-            # Who sends it is killed before it has closed the run.
-            await a.log.send(first.task_id, CancelMail(reason="enough"))
-            later = await b.agent(call("work"), "never").run("And now?", context_id="c").begin()
-            await later.release()
-
-            async with asyncio.timeout(100):
-                both = await asyncio.gather(
-                    a.agent().settle(first.task_id), b.agent("done").settle(later.task_id), return_exceptions=True
-                )
-            assert [record.state for record in both if isinstance(record, RunRecord)] == ["canceled", "completed"]
-            assert await states(a, first.task_id) == ["input-required", "canceled"]
-
-        time.run(main())
-
-
-async def test_a_new_run_does_not_drop_a_question_that_has_its_answer(machines: Machines) -> None:
-    a, b = machines
-    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
-    await a.agent().answer(first.task_id, {"1.0.1": True})
-
-    with pytest.raises(ContextBusy, match=f"{first.task_id}.* has got its answer"):
-        await b.agent("never").run("And now?", context_id="c")
-    waiting = b.agent("later").run("And then?", context_id="c", when_busy="wait").start()
-    assert (await a.agent("paid").settle(first.task_id)).state == "completed"
-    assert [message.text for message in (await waiting).messages][-3:] == ["paid", "And then?", "later"]
-    assert a.paid == [5]
-    await nothing_left()
-
-
-async def test_a_submitted_run_that_is_resumed_does_not_drop_a_question_that_has_its_answer(machines: Machines) -> None:
-    a, b = machines
-    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
-    second = await a.agent().submit("And now?", context_id="c")
-    await a.agent().answer(first.task_id, {"1.0.1": True})
-    with pytest.raises(ContextBusy, match=first.task_id):
-        await b.agent("never").resume(second.task_id)
-
-
-async def test_a_cancel_in_the_mail_keeps_no_new_run_from_beginning(machines: Machines) -> None:
-    a, b = machines
-    first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
-    await a.log.send(first.task_id, CancelMail(reason="enough"))
-    assert (await b.agent("later").run("And now?", context_id="c")).output == "later"
-
-
-def test_an_answer_that_comes_just_before_a_settled_run_begins_is_not_dropped(machines: Machines) -> None:
-    a, b = machines
-    with virtual_time() as time:
-
-        async def main() -> None:
-            first = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay", context_id="c")).task_id)
-            second = await a.agent().submit("And now?", context_id="c")
-            take_turn = b.log.take_turn
-
-            async def late(context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
-                b.log.take_turn = take_turn
-                await a.agent().answer(first.task_id, {"1.0.1": True})
-                return await take_turn(context_id, task_id, lost)
-
-            b.log.take_turn = late
-            later = asyncio.ensure_future(b.agent("later").settle(second.task_id))
-            await asyncio.sleep(3)
-            assert await states(b, second.task_id) == []
-            assert (await a.agent("paid").settle(first.task_id)).state == "completed"
-            assert ((await later).state, a.paid) == ("completed", [5])
 
         time.run(main())
 

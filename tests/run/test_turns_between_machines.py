@@ -6,17 +6,12 @@ import asyncio
 
 import pytest
 
-from machines import LEASE, Machines, two_machines
+from machines import LEASE, Machines
 from run_checks import durable, finals, kinds, nothing_left, until
 from runs import collect
 from rxloop import ContextBusy, RunError, StatusUpdateEvent
 from rxloop.protocol.events import CustomEvent
 from rxloop.testing import call, frames, virtual_time
-
-
-@pytest.fixture
-def machines() -> Machines:
-    return two_machines()
 
 
 def test_a_run_elsewhere_makes_a_conversation_busy(machines: Machines) -> None:

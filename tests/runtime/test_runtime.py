@@ -27,28 +27,7 @@ from rxloop import (
 )
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError, UnknownRun
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-
-
-@pytest.fixture
-def log() -> MemoryEventLog:
-    return MemoryEventLog()
-
-
-def agent(*turns: Any, **options: Any) -> Agent[Any, Any]:
-    return Agent(ScriptedModel(*turns), thoughts=False, **options)
-
-
-@tool
-async def pay(ctx: RunContext[None], amount: int) -> str:
-    """Pays, if that is right."""
-    return "paid" if await ctx.ask(f"Pay {amount}?") else "not paid"
-
-
-@tool
-async def work() -> str:
-    """Takes a minute."""
-    await asyncio.sleep(60)
-    return "done"
+from working import agent, pay, work
 
 
 def kinds(events: Sequence[Event]) -> list[str]:
@@ -233,26 +212,6 @@ def test_what_a_machine_leaves_another_one_takes_up() -> None:
         time.run(main())
 
 
-async def test_no_more_than_so_many_runs_go_on_at_once(log: MemoryEventLog) -> None:
-    at_once = most = 0
-
-    @tool
-    async def busy() -> str:
-        """Busy."""
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
-        await asyncio.sleep(0)
-        at_once -= 1
-        return "x"
-
-    model = ScriptedModel(*[call("busy")] * 8, *["ok"] * 8)
-    async with Runtime({"a": Agent(model, tools=[busy], thoughts=False)}, log=log, concurrency=2) as runtime:
-        records = [await runtime.start("a", "Hi") for _ in range(8)]
-        await asyncio.gather(*(runtime.follow(record.task_id) for record in records))
-    assert most <= 2
-
-
 async def test_wrong_use_is_refused(log: MemoryEventLog) -> None:
     runtime = Runtime({"a": agent("x")}, log=log)
     with pytest.raises(RxloopError, match="not entered"):
@@ -352,95 +311,11 @@ async def test_a_follower_that_is_slow_holds_back_nobody_else(log: MemoryEventLo
     assert [event.seq for event in rest if event.durable] == list(range(2, rest[-1].seq + 1))
 
 
-async def test_a_run_of_an_agent_that_is_not_here_is_told_of_once(
-    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = agent(call("work"), tools=[work], log=log).run("Hi")
-    async for event in run:
-        if event.kind == "tool-start":
-            break
-    await run.release()
-    async with Runtime({"a": agent("x")}, log=log):
-        pass
-    assert caplog.text.count("no agent 'agent'") == 1
-
-
-def test_a_run_whose_deps_cannot_be_made_is_tried_again_and_told(
-    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    tries: list[float] = []
-
-    def deps_of(record: RunRecord) -> str:
-        tries.append(time.now)
-        if len(tries) < 4:
-            raise OSError("the database is away")
-        return "deps"
-
-    async def main() -> None:
-        async with Runtime({"a": agent("x", deps_type=str)}, log=log, deps=deps_of) as runtime:
-            await runtime.follow((await runtime.start("a", "Hi")).task_id)
-
-    with virtual_time() as time:
-        time.run(main())
-    assert tries == [0, 1, 3, 7]
-    assert "the database is away" in caplog.text
-
-
-def test_deps_that_never_come_do_not_hold_the_room_of_a_run_for_ever(
-    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def deps_of(record: RunRecord) -> str:
-        if record.owner == "slow":
-            await asyncio.Event().wait()
-        return "deps"
-
-    async def main() -> None:
-        async with Runtime({"a": agent("x", deps_type=str)}, log=log, deps=deps_of, concurrency=1, grace=0) as runtime:
-            await runtime.start("a", "Hi", owner="slow")
-            await runtime.follow((await runtime.start("a", "Hi", owner="quick")).task_id)
-
-    with virtual_time() as time:
-        time.run(main())
-        assert time.now == 60
-    assert "were not there after 60 s" in caplog.text
-
-
 async def test_a_view_works_on_a_followed_run(log: MemoryEventLog) -> None:
     async with Runtime({"a": agent(frames("--Hel--lo.|"))}, log=log) as runtime:
         record = await runtime.start("a", "Hi")
         stream: AsyncIterator[str] = aiter(runtime.follow(record.task_id).pipe(op.text()))
         assert "".join([text async for text in stream]) == "Hello."
-
-
-async def question_of(runtime: Runtime, task_id: str) -> str:
-    """Wait until a run asks."""
-    async for event in runtime.follow(task_id):
-        if event.kind == "input-required":
-            return event.input_id  # pyright: ignore[reportAttributeAccessIssue]
-    raise AssertionError("it never asked")
-
-
-def test_a_run_that_waits_for_an_earlier_one_takes_no_room_from_it(log: MemoryEventLog) -> None:
-    agents = {
-        "asks": agent(call("pay", amount=5), "Paid.", tools=[pay]),
-        "slow": agent(call("work"), "Done.", tools=[work]),
-        "quick": agent("Hello."),
-    }
-
-    async def main() -> None:
-        async with asyncio.timeout(600), Runtime(agents, log=log, concurrency=1) as runtime:
-            asks = await runtime.start("asks", "Pay", context_id="c")
-            input_id = await question_of(runtime, asks.task_id)
-            slow = await runtime.start("slow", "Work")
-            await asyncio.sleep(1)
-            quick = await runtime.start("quick", "Hi", context_id="c")
-            await runtime.answer(asks.task_id, {input_id: True})  # behind `quick` in the queue for room
-            for record in (slow, asks, quick):
-                await runtime.follow(record.task_id)
-                assert (await runtime.record(record.task_id)).state == "completed"
-
-    with virtual_time() as time:
-        time.run(main())
 
 
 async def test_an_answer_that_comes_while_a_run_comes_to_rest_is_not_left_lying() -> None:
@@ -467,105 +342,6 @@ async def test_an_answer_that_comes_while_a_run_comes_to_rest_is_not_left_lying(
         go.set()
         await runtime.follow(record.task_id)
         assert (await runtime.record(record.task_id)).state == "completed"
-
-
-def test_runs_are_looked_for_again_though_the_log_fails_once() -> None:
-    class Away(MemoryEventLog):
-        asked = 0
-
-        async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
-            self.asked += 1
-            if self.asked > 1 and time.now < 60:
-                raise OSError("away")
-            return await super().orphans(submitted_before=submitted_before)
-
-    log = Away()
-
-    async def main() -> None:
-        async with Runtime({"a": agent("x")}, log=log) as runtime:
-            record = await agent("y").with_log(log).named("a").submit("Hi")
-            await asyncio.sleep(100)
-            assert (await runtime.record(record.task_id)).state == "completed"
-
-    with virtual_time() as time:
-        time.run(main())
-
-
-def test_a_run_that_waits_for_room_is_not_begun_by_a_runtime_that_drains(log: MemoryEventLog) -> None:
-    async def main() -> None:
-        model = agent(*[call("work"), "Done."] * 3, tools=[work])
-        async with Runtime({"a": model}, log=log, concurrency=1, grace=90) as runtime:
-            records = [await runtime.start("a", "Hi") for _ in range(3)]
-            await asyncio.sleep(1)
-        assert [(await log.record(each.task_id)).state for each in records] == ["completed", "submitted", "submitted"]
-        assert time.now < 61
-
-    with virtual_time() as time:
-        time.run(main())
-
-
-def test_a_call_that_nobody_can_make_again_may_end_before_its_run_is_given_up(log: MemoryEventLog) -> None:  # L140
-    began: list[float] = []
-
-    @tool
-    async def pay_slowly(amount: int) -> str:
-        """Pays."""
-        began.append(time.now)
-        await asyncio.sleep(9)
-        return "paid"
-
-    async def main() -> None:
-        turns = [call("pay_slowly", amount=1), call("pay_slowly", amount=2), "Paid."]
-        paying = agent(*turns, tools=[pay_slowly])
-        async with Runtime({"a": paying}, log=log) as first:
-            record = await first.start("a", "Hi")
-            await asyncio.sleep(1)
-            await first.drain(10)
-            assert time.now == pytest.approx(9, abs=0.5)  # with the call, and before the deadline
-        assert (await log.record(record.task_id)).state == "working"
-        async with Runtime({"a": agent(*turns[1:], tools=[pay_slowly])}, log=log) as second:
-            events = [event async for event in second.follow(record.task_id)]
-        assert events[-1].state == "completed"  # pyright: ignore[reportAttributeAccessIssue]
-        ends = [event for event in events if event.kind == "tool-complete"]
-        assert [event.success for event in ends] == [True, True]
-        assert len(began) == 2
-
-    with virtual_time() as time:
-        time.run(main())
-
-
-def test_a_call_that_takes_longer_than_the_deadline_is_cut_off(log: MemoryEventLog) -> None:
-    async def main() -> None:
-        async with Runtime({"a": agent(call("work"), tools=[work])}, log=log) as runtime:
-            await runtime.start("a", "Hi")
-            await asyncio.sleep(1)
-            await runtime.drain(10)
-            assert time.now == pytest.approx(11, abs=0.5)
-        await nothing_left()
-
-    with virtual_time() as time:
-        time.run(main())
-
-
-def test_a_drain_that_is_cancelled_gives_the_runs_up_all_the_same(log: MemoryEventLog) -> None:
-    async def serve(runtime: Runtime) -> str:
-        async with runtime:
-            record = await runtime.start("a", "Hi")
-            await asyncio.sleep(1)
-            return record.task_id
-
-    async def main() -> None:
-        runtime = Runtime({"a": agent(call("work"), tools=[work])}, log=log)
-        serving = asyncio.create_task(serve(runtime))
-        await asyncio.sleep(2)
-        serving.cancel()
-        await asyncio.wait([serving])
-        assert serving.cancelled()
-        await nothing_left()
-        assert [record.state for record in await log.runs()] == ["working"]
-
-    with virtual_time() as time:
-        time.run(main())
 
 
 def test_a_run_that_was_cancelled_gets_no_deps_any_more(log: MemoryEventLog) -> None:

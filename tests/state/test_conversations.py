@@ -303,7 +303,8 @@ class InOneGo(MemoryEventLog):
 
 
 def mark_of(records: Sequence[RunRecord]) -> Mark:
-    return Mark(len(records), sum(record.seq for record in records), records[-1].task_id if records else "")
+    events, updated = sum(record.seq for record in records), sum(record.updated for record in records)
+    return Mark(len(records), events, updated, records[-1].task_id if records else "")
 
 
 class Counting:

@@ -139,35 +139,18 @@ def test_a_copy_grows_by_itself(duplicate: Callable[[History], History]) -> None
     assert [each.text for each in history.append(message("c"))] == ["a", "c"]
 
 
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 100), st.sampled_from(["", "a", "b"]), st.booleans()), max_size=40))
-def test_however_versions_grow_each_is_joined_of_its_own_messages(steps: list[tuple[int, str, bool]]) -> None:
-    versions = [(History(), list[str]())]
-    for parent, text, upper in steps:
-        history, texts = versions[parent % len(versions)]
-        history, texts = history.append(message(text)), [*texts, text]
-        versions.append((history, texts))
-        convert = str.upper if upper else str.lower
-
-        joined = history.joined(upper, lambda each, convert=convert: convert(each.text).encode())
-
-        assert joined == ",".join(map(convert, texts)).encode()
-
-
-def test_joining_encodes_what_is_new_and_nothing_else() -> None:
-    encoded: list[str] = []
-
-    def encode(each: Message) -> bytes:
-        encoded.append(each.text)
-        return each.text.encode()
-
+def test_a_later_version_goes_on_from_what_was_built_of_an_earlier_one() -> None:
     history = History([message("a"), message("b")])
-    history.joined("key", encode)
-    longer = history.append(message("c"))
+    assert history.built("key", bytes) is None
 
-    assert longer.joined("key", encode) == b"a,b,c"
-    assert encoded == ["a", "b", "c"]
-    assert history.joined("key", encode) == b"a,b"
+    history.keep("key", 2, b"a,b")
+    longer = history.append(message("c"))
+    assert longer.built("key", bytes) == (2, b"a,b")
+    assert longer.built("another", bytes) is None
+
+    longer.keep("key", 3, b"a,b,c")
+    assert history.built("key", bytes) == (2, b"a,b")
+    assert history.append(message("d")).built("key", bytes) == (2, b"a,b")
 
 
 class Watched(list[Message | Stored]):

@@ -1,6 +1,5 @@
 """The fold: what is known of a run after each of its events."""
 
-import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -8,88 +7,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from folding import IMAGE, answered, asked, called, complete, llm, task
+from runs import shape, well_formed
 from rxloop.protocol.events import (
-    ContentCompleteEvent,
     ContentDeltaEvent,
     CustomEvent,
     Event,
     InputReceivedEvent,
     InputRequiredEvent,
-    LLMCallEvent,
     LLMFailedEvent,
     MessageAddedEvent,
     PendingInput,
     StatusUpdateEvent,
-    TaskEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolStartEvent,
     UsageEvent,
     external,
 )
-from rxloop.protocol.messages import Citation, ErrorInfo, ImagePart, Message, TextPart, ToolCall, Usage
+from rxloop.protocol.messages import Citation, ErrorInfo, Message, TextPart, ToolCall, Usage
 from rxloop.protocol.settings import Limits
 from rxloop.protocol.visibility import messages_for_clients
 from rxloop.state.batch import NEVER_BEGAN
 from rxloop.state.fold import fold, fold_all
-from rxloop.state.history import Ledger
 from rxloop.state.limits import check_limits
 from rxloop.state.run_state import RunState, no_run
-
-IMAGE = ImagePart(data=b"png", media_type="image/png")
-
-
-def task(*texts: str, **fields: Any) -> TaskEvent:
-    return TaskEvent(messages=[Message.user(text) for text in texts or ("Hi",)], model="m", agent_name="a", **fields)
-
-
-def llm(step: str = "1", **fields: Any) -> LLMCallEvent:
-    iteration = int(step.rpartition("/")[2])
-    return LLMCallEvent(
-        step=step, iteration=iteration, model="m", message_count=1, tool_count=0, estimated_input_tokens=1, **fields
-    )
-
-
-def complete(content: str = "", *calls: ToolCall, step: str = "1", **fields: Any) -> ContentCompleteEvent:
-    return ContentCompleteEvent(step=step, content=content, tool_calls=list(calls), **fields)
-
-
-def called(name: str = "f", id: str = "0") -> ToolCall:
-    return ToolCall(id=id, name=name)
-
-
-def answered(index: int = 0, content: str = "ok", *, step: str = "1", success: bool = True, **f: Any) -> Event:
-    return ToolCompleteEvent(call=called(), index=index, step=step, success=success, content=content, **f)
-
-
-def started(index: int = 0, *, step: str = "1") -> ToolStartEvent:
-    return ToolStartEvent(call=called(), index=index, step=step, idempotency_key="k")
-
-
-def asked(input_id: str = "1.0.1", index: int = 0, step: str = "1") -> InputRequiredEvent:
-    return InputRequiredEvent(input=PendingInput(input_id=input_id, prompt="Sure?", index=index, step=step))
-
-
-def shape(state: RunState) -> list[str]:
-    """The history in short: the role, and the text or the names of the calls."""
-    return [
-        f"{message.role}: {message.text or ','.join(call.name for call in message.tool_calls)}"
-        for message in state.messages
-    ]
-
-
-def well_formed(state: RunState) -> bool:
-    """Whether each call of the history has exactly one answer, right behind its message, and no answer is alone."""
-    due: list[str] = []
-    for message in state.messages:
-        if message.role == "tool":
-            if not due or message.tool_call_id != due.pop(0):
-                return False
-        elif due:
-            return False
-        else:
-            due = [call.id for call in message.tool_calls]
-    return not due
 
 
 def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
@@ -105,7 +47,7 @@ def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
 def test_a_task_opens_the_history_and_an_answer_ends_it() -> None:
     state = fold_all([task("Be kind.", "Hi"), llm(), complete("Hello.")])
 
-    assert shape(state) == ["user: Be kind.", "user: Hi", "assistant: Hello."]
+    assert shape(state.messages) == ["user: Be kind.", "user: Hi", "assistant: Hello."]
     assert state.done
     assert state.content == "Hello."
 
@@ -121,7 +63,7 @@ def test_the_fold_changes_no_earlier_state() -> None:
     fold_all([answered(0), answered(1), complete("done", step="2")], before)
 
     assert before == kept
-    assert shape(before) == ["user: Hi"]
+    assert shape(before.messages) == ["user: Hi"]
 
 
 def test_text_beside_calls_is_no_answer() -> None:  # L33
@@ -133,136 +75,13 @@ def test_text_beside_calls_is_no_answer() -> None:  # L33
 
 def test_text_and_calls_of_one_turn_are_one_message() -> None:  # L76
     state = fold_all([task(), llm(), complete("Let me see.", called("f", "1"), called("g", "2")), answered(0)])
-    assert shape(state) == ["user: Hi"]
+    assert shape(state.messages) == ["user: Hi"]
 
     state = fold_all([answered(1)], state)
 
     assistant = state.messages[1]
     assert (assistant.text, [call.name for call in assistant.tool_calls]) == ("Let me see.", ["f", "g"])
     assert len(state.messages) == 4
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_answers_stand_in_call_order_whatever_their_order(order: tuple[int, ...]) -> None:  # L77
-    calls = [called("f", "a"), called("g", "b"), called("h", "c")]
-    state = fold_all([task(), llm(), complete("", *calls)])
-    for index in order:
-        state = fold(state, answered(index, f"answer {index}"))
-
-    answers = state.messages[2:]
-    assert [(message.tool_call_id, message.text) for message in answers] == [
-        ("a", "answer 0"),
-        ("b", "answer 1"),
-        ("c", "answer 2"),
-    ]
-    assert state.batch is None
-
-
-def test_calls_with_one_id_each_get_their_own_answer() -> None:
-    events = [task(), llm(), complete("", called("f", "0"), called("g", "0")), answered(1, "of g"), answered(0, "of f")]
-    events += [llm("2"), complete("", called("h", "0"), step="2"), answered(0, "of h", step="2")]
-
-    state = fold_all(events)
-
-    assert shape(state)[1:] == ["assistant: f,g", "tool: of f", "tool: of g", "assistant: h", "tool: of h"]
-    assert well_formed(state)
-
-
-@pytest.mark.parametrize("index", [-1, 2, 7])
-def test_an_answer_to_a_call_that_is_not_there_is_none(index: int) -> None:
-    state = fold_all([task(), llm(), complete("", called(), called()), answered(index)])
-    assert state.batch is not None
-    assert state.batch.open == [0, 1]
-
-
-def test_the_answers_of_many_calls_of_one_message_are_counted_and_not_searched() -> None:
-    class Searched(Ledger[int, ToolCompleteEvent]):
-        """Answers that count how often one is looked for."""
-
-        count = 0
-
-        def __contains__(self, key: object) -> bool:
-            Searched.count += 1
-            return super().__contains__(key)
-
-    state = fold_all([task(), llm(), complete("", *[called()] * 1_000)])
-    assert state.batch is not None
-    state = replace(state, batch=replace(state.batch, answers=Searched()))
-    for index in range(999):
-        state = fold(state, answered(index))
-    # Once by the fold, and once by what keeps them.
-    assert Searched.count == 2 * 999
-    assert state.batch is not None
-    assert state.batch.open == [999]
-    assert fold(state, answered(999)).batch is None
-
-
-def test_each_answer_to_one_of_many_calls_is_kept_once_whatever_number_of_states_there_is() -> None:
-    def size_of_the_states(calls: int) -> int:
-        state = fold_all([task(), llm(), complete("", *[called()] * calls)])
-        answers = [answered(index) for index in range(calls - 1)]
-        tracemalloc.start()
-        states = [state]
-        for answer in answers:
-            states.append(fold(states[-1], answer))
-        size = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        return size
-
-    assert size_of_the_states(800) < 2.5 * size_of_the_states(400)
-
-
-def test_a_second_answer_to_a_slot_is_none() -> None:
-    state = fold_all([task(), llm(), complete("", called(), called()), answered(0, "first"), answered(0, "second")])
-    assert state.batch is not None
-    assert state.batch.open == [1]
-
-    state = fold_all([answered(1, "other"), answered(1, "late")], state)
-
-    assert shape(state)[2:] == ["tool: first", "tool: other"]
-
-
-@pytest.mark.parametrize(
-    "stray",
-    [answered(0, step="9"), answered(5), answered(-1), answered(0, step="1", parent_task_id="p"), started(3, step="7")],
-)
-def test_an_answer_for_no_slot_changes_nothing(stray: Event) -> None:
-    for before in [
-        fold_all([task()]),
-        fold_all([task(), llm()]),
-        fold_all([task(), llm(), complete("", called())]),
-        fold_all([task(), llm(), complete("done")]),
-    ]:
-        assert fold(before, stray) == before
-
-
-def test_a_message_that_comes_while_a_message_is_open_stands_behind_it() -> None:
-    steering = MessageAddedEvent(content="Faster!")
-    state = fold_all([task(), llm(), steering])
-    assert shape(state) == ["user: Hi"]
-
-    state = fold_all([complete("Hello.")], state)
-
-    assert shape(state) == ["user: Hi", "assistant: Hello.", "user: Faster!"]
-    assert not state.done  # the model has to answer to it
-
-
-@pytest.mark.parametrize("place", range(5))
-def test_a_message_that_comes_anywhere_in_a_batch_stands_behind_it(place: int) -> None:
-    events: list[Event] = [llm(), complete("", called("f"), called("g")), started(0), answered(1), answered(0)]
-    events.insert(place + 1, MessageAddedEvent(content="Faster!", role="system"))
-
-    state = fold_all([task(), *events])
-
-    assert shape(state) == ["user: Hi", "assistant: f,g", "tool: ok", "tool: ok", "system: Faster!"]
-    assert state.held == ()
-
-
-def test_several_messages_that_are_held_keep_their_order() -> None:
-    held = [MessageAddedEvent(content=text) for text in "abc"]
-    state = fold_all([task(), llm(), held[0], complete("", called()), held[1], answered(0), held[2]])
-
-    assert shape(state)[-3:] == ["user: a", "user: b", "user: c"]
 
 
 def test_a_message_behind_the_answer_asks_for_another_one() -> None:
@@ -277,7 +96,7 @@ def test_a_message_that_was_cut_off_never_enters_the_history() -> None:
 
     state = fold_all(events)
 
-    assert shape(state) == ["user: Hi", "user: Faster!"]
+    assert shape(state.messages) == ["user: Hi", "user: Faster!"]
     assert (state.open_step, state.content, state.done) == (None, "Hel", False)
 
 
@@ -337,7 +156,7 @@ def test_tokens_and_thoughts_of_a_branch_are_those_of_the_run() -> None:
 
     assert state.usage == Usage(input_tokens=3)
     assert list(state.thoughts) == ["a"]
-    assert shape(state) == ["user: Hi"]
+    assert shape(state.messages) == ["user: Hi"]
     assert state.last is None
 
 
@@ -369,7 +188,7 @@ def test_a_new_task_begins_anew_on_the_history_and_answers_what_was_left_open() 
 
     state = fold_all([task("Two")], left)
 
-    assert shape(state) == [
+    assert shape(state.messages) == [
         "user: One",
         "assistant: f,g",
         f"tool: {NEVER_BEGAN}",
@@ -377,14 +196,14 @@ def test_a_new_task_begins_anew_on_the_history_and_answers_what_was_left_open() 
         "user: Faster!",
         "user: Two",
     ]
-    assert well_formed(state)
+    assert well_formed(state.messages)
     assert (state.batch, state.pending, state.usage, state.iteration) == (None, {}, Usage(), 0)
 
 
 def test_a_new_task_leaves_out_a_message_that_was_never_completed() -> None:
     state = fold_all([task("One"), llm(), task("Two")])
 
-    assert shape(state) == ["user: One", "user: Two"]
+    assert shape(state.messages) == ["user: One", "user: Two"]
     assert state.open_step is None
 
 
@@ -437,7 +256,7 @@ def test_a_class_of_ones_own_is_folded_as_what_a_log_gives_in_its_place() -> Non
     read = Event.from_json(note.to_json())
     assert type(read) is MessageAddedEvent
     state = fold(RunState(), task(seq=1))
-    assert shape(fold(state, note)) == shape(fold(state, read)) == ["user: Hi", "user: Mind the gap."]
+    assert shape(fold(state, note).messages) == shape(fold(state, read).messages) == ["user: Hi", "user: Mind the gap."]
 
 
 def test_a_branch_begins_where_the_main_line_stood() -> None:
@@ -446,7 +265,7 @@ def test_a_branch_begins_where_the_main_line_stood() -> None:
 
     fold_all([*events, MessageAddedEvent(content="Three")], born=born)
 
-    assert {branch: shape(state) for branch, state in born.items()} == {
+    assert {branch: shape(state.messages) for branch, state in born.items()} == {
         "b": ["user: One"],
         "c": ["user: One", "user: Two"],
     }
@@ -475,86 +294,6 @@ def test_each_limit_has_its_reason(state: RunState, limits: Limits, reason: str 
     hit = check_limits(state, limits, thought_limit=3)
 
     assert (hit.reason if hit is not None else None) == reason
-
-
-steps = st.sampled_from(["1", "2", "b/1"])
-any_event = st.one_of(
-    st.just(task()),
-    steps.map(llm),
-    st.builds(
-        lambda step, names, cut, files: complete(
-            "x", *(called(name) for name in names), step=step, finish_reason="canceled" if cut else "stop", files=files
-        ),
-        steps,
-        st.lists(st.sampled_from(["f", "think_aloud"]), max_size=3),
-        st.booleans(),
-        st.sampled_from([[], [IMAGE]]),
-    ),
-    st.builds(
-        lambda index, step, parts: answered(index, step=step, parts=parts),
-        st.integers(-1, 3),
-        steps,
-        st.sampled_from([[], [IMAGE, IMAGE]]),
-    ),
-    st.builds(lambda index, step: started(index, step=step), st.integers(0, 3), steps),
-    st.builds(lambda role: MessageAddedEvent(content="m", role=role), st.sampled_from(["user", "system"])),
-    st.builds(lambda index, step: asked(f"{step}.{index}.1", index, step), st.integers(0, 3), steps),
-    st.builds(lambda state: StatusUpdateEvent(state=state), st.sampled_from(["working", "canceled"])),
-    st.just(CustomEvent(name="a")),
-)
-
-
-@given(st.lists(any_event, max_size=25))
-@settings(max_examples=150, deadline=None)
-def test_whatever_comes_no_call_of_the_history_is_unanswered_and_no_answer_alone(events: list[Event]) -> None:
-    state = RunState()
-    sizes = [0]
-    for event in events:
-        state = fold(state, event)
-        sizes.append(len(state.messages))
-        assert well_formed(state)
-        if state.batch is not None:
-            assert state.batch.open
-
-    assert sizes == sorted(sizes)
-
-
-def answers(*successes: bool | None) -> RunState:
-    """After a message whose calls gave the answer, failed to, or (None) were for something else."""
-    calls = [ToolCall(id=str(place), name="f") for place in range(len(successes))]
-    done = [
-        ToolCompleteEvent(
-            call=call, index=index, step="1", success=bool(good), content=f"{index}", answer=good is not None
-        )
-        for index, (call, good) in enumerate(zip(calls, successes, strict=True))
-    ]
-    return fold_all([task(), complete("", *calls), *done])
-
-
-@pytest.mark.parametrize(
-    ("successes", "content", "retries"),
-    [
-        ((True,), "0", 0),
-        ((None, True, True), "1", 0),
-        ((False, True), "1", 0),
-        ((False, False), None, 1),
-        ((None,), None, 0),
-    ],
-)
-def test_a_batch_of_calls_may_give_the_answer(
-    successes: tuple[bool | None, ...], content: str | None, retries: int
-) -> None:
-    state = answers(*successes)
-
-    assert state.done is (content is not None)
-    assert state.content == (content or "")
-    assert state.retries == retries
-    assert state.messages[-1].role == "tool"
-    assert not fold(state, MessageAddedEvent(content="More.")).done
-    other = ToolCall(id="x", name="f")
-    asked = fold(state, complete("", other, step="2"))
-    assert not asked.done
-    assert not fold(asked, ToolCompleteEvent(call=other, step="2", success=True, content="")).done
 
 
 def test_the_fold_keeps_the_highest_number_of_the_letters_that_the_run_took() -> None:

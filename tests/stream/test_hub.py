@@ -25,7 +25,7 @@ from rxloop.protocol.events import (
     ToolProgressEvent,
 )
 from rxloop.protocol.messages import ToolCall
-from rxloop.providers._text import text_delta
+from rxloop.providers.reading._text import text_delta
 from rxloop.stream.deltas import delta_text
 from rxloop.stream.hub import Hub
 

@@ -1,58 +1,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from run_checks import nothing_left, settled
-from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
-from rxloop.pipeline.log_retry import ANSWERS_IN, PATIENCE
-from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event
+from rxloop.errors import ConflictError, EventLogError, Fenced
+from rxloop.protocol.events import ContentDeltaEvent
 from rxloop.stream.scope import Gate
-from rxloop.stream.writer import FLUSH_EVERY, MOST, LogWriter
+from rxloop.stream.writer import FLUSH_EVERY, MOST
 from rxloop.testing import virtual_time
-
-
-class Log:
-    """A log whose appends take as long as the test wants, and fail when it wants."""
-
-    keeps_deltas = False
-
-    def __init__(self) -> None:
-        self.batches: list[list[int]] = []
-        self.expected: list[int] = []
-        self.error: Exception | None = None
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.writing = 0
-
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        assert task_id == "t"
-        self.writing += 1
-        assert self.writing == 1, "one writer"
-        try:
-            await self.gate.wait()
-            if self.error is not None:
-                raise self.error
-            self.batches.append([event.seq for event in events])
-            self.expected.append(expected_seq)
-        finally:
-            self.writing -= 1
-
-
-class Writing:
-    def __init__(self, durable_seq: int = 0) -> None:
-        self.log = Log()
-        self.failures: list[Exception] = []
-        self.writer = LogWriter(self.log, "t", durable_seq, self.failures.append)  # type: ignore[arg-type]
-        self.seq = durable_seq
-
-    def add(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.seq += 1
-            self.writer.add(CustomEvent(name="x", seq=self.seq))
+from writing import Away, Log, QuickWriting, Writing
 
 
 async def test_flush_writes_at_once_and_says_how_far() -> None:
@@ -223,29 +181,6 @@ async def test_who_waits_for_a_write_and_is_cancelled_together_with_it_does_not_
     assert await it.writer.flush() == 1
 
 
-class QuickLog(Log):
-    """A log that may append without waiting."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.quick = True
-
-    def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
-        if self.error is not None:
-            raise self.error
-        if self.quick:
-            self.batches.append([event.seq for event in events])
-            self.expected.append(expected_seq)
-        return self.quick
-
-
-class QuickWriting(Writing):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log: Any = QuickLog()
-        self.writer = LogWriter(self.log, "t", 0, self.failures.append)
-
-
 async def test_a_log_that_can_append_at_once_is_asked_to() -> None:
     it = QuickWriting()
     it.add(2)
@@ -307,89 +242,6 @@ async def test_transient_events_are_for_the_logs_that_keep_them(monkeypatch: pyt
     assert it.log.batches == ([[1, 1]] if keeps else [[1]])
 
 
-class AwayLog(Log):
-    """Fails until the test says otherwise, and remembers who asked."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-        self.writers: list[str] = []
-
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        self.writers.append(writer)
-        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
-
-
-class Away(Writing):
-    """A writer whose log is away."""
-
-    def __init__(self, error: Exception | None = None, gate: Gate | None = None) -> None:
-        super().__init__()
-        self.log: Any = AwayLog(error or OSError("the server is starting"))
-        self.writer = LogWriter(self.log, "t", 0, self.failures.append, gate)
-
-
-@pytest.mark.parametrize("error", [OSError("restarting"), EventLogError("the disk is full"), RuntimeError("driver")])
-def test_a_log_that_fails_for_a_moment_is_asked_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    with virtual_time() as time:
-
-        async def main() -> None:
-            it = Away(error)
-            asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, it.log, "error", None)
-            it.add(2)
-            assert await it.writer.flush() == 2
-            assert it.log.batches == [[1, 2]]
-            assert it.failures == []
-            # Each try has the token of the writer, so that one whose answer was lost is known again.
-            assert set(it.log.writers) == {it.writer.token}
-            assert 10 < len(it.log.writers) < 40
-
-        time.run(main())
-        assert PATIENCE - 5 <= time.now < PATIENCE
-    assert [record.getMessage() for record in caplog.records if "trying again" in record.getMessage()] == [
-        f"the log does not take the events of the run t; trying again: {error}"
-    ]
-
-
-def test_patience_ends() -> None:
-    with virtual_time() as time:
-
-        async def main() -> None:
-            it = Away()
-            it.add()
-            with pytest.raises(LogUnreachable, match="the server is starting"):
-                await it.writer.flush()
-            assert len(it.failures) == 1
-
-        time.run(main())
-        assert PATIENCE - 2 <= time.now <= PATIENCE
-
-
-def test_patience_begins_anew_with_each_batch() -> None:
-    with virtual_time() as time:
-
-        async def main() -> None:
-            it = Away()
-            for _ in range(3):
-                it.log.error = OSError("away")
-                asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, it.log, "error", None)
-                it.add()
-                await it.writer.flush()
-            assert it.log.batches == [[1], [2], [3]]
-
-        time.run(main())
-        assert time.now > 2 * PATIENCE
-
-
-@pytest.mark.parametrize("kind", [ConflictError, Fenced])
-async def test_a_conflict_is_final_at_once(kind: type[ConflictError]) -> None:
-    it = Away(kind("somebody else"))
-    it.add()
-    with pytest.raises(kind, match="somebody else"):
-        await it.writer.flush()
-    assert len(it.log.writers) == 1
-
-
 def test_the_sockets_are_held_back_while_too_much_waits_for_the_log() -> None:
     with virtual_time() as time:
 
@@ -436,101 +288,6 @@ def test_a_later_attempt_writes_its_first_events_at_once() -> None:
 
 async def test_each_writer_has_a_token_of_its_own() -> None:
     assert len({Writing().writer.token for _ in range(20)}) == 20
-
-
-class HungLog(Log):
-    """A log that does not answer, as a connection does that nobody hears at the other end."""
-
-    def __init__(self, tries: int) -> None:
-        super().__init__()
-        self.tries = tries
-
-    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        self.tries -= 1
-        if self.tries >= 0:
-            await asyncio.Event().wait()
-        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
-
-
-class Hung(Writing):
-    """A writer whose log hangs so many times."""
-
-    def __init__(self, tries: int) -> None:
-        super().__init__()
-        self.log = HungLog(tries)
-        self.writer = LogWriter(self.log, "t", 0, self.failures.append)  # type: ignore[arg-type]
-
-
-def test_a_log_that_does_not_answer_is_asked_again() -> None:
-    with virtual_time() as time:
-
-        async def main() -> None:
-            it = Hung(tries=1)
-            it.add(2)
-            assert await it.writer.flush() == 2
-            assert it.log.batches == [[1, 2]]
-
-        time.run(main())
-        assert ANSWERS_IN <= time.now < ANSWERS_IN + 1
-
-
-def test_a_log_that_never_answers_is_gone_in_the_end() -> None:
-    with virtual_time() as time:
-
-        async def main() -> None:
-            it = Hung(tries=1_000)
-            it.add()
-            with pytest.raises(EventLogError, match=r"has not answered for 10 s"):
-                await it.writer.flush()
-            assert len(it.failures) == 1
-
-        time.run(main())
-        assert PATIENCE - ANSWERS_IN <= time.now <= PATIENCE + ANSWERS_IN
-
-
-class Raised(BaseException):
-    """What a library of the log's may raise, and is no `Exception`."""
-
-
-async def test_whatever_a_log_raises_is_its_failure() -> None:
-    it = Writing()
-    it.log.error = Raised("gone")  # type: ignore[assignment]
-    it.add(2)
-    with pytest.raises(EventLogError, match=r"raised Raised.'gone'., which is not an Exception"):
-        await it.writer.flush()
-    it.log.error = None
-    it.add()
-    with pytest.raises(EventLogError):
-        await it.writer.flush()
-    # A batch that is lost is never passed over.
-    assert it.log.batches == []
-    assert len(it.failures) == 1
-
-
-async def test_whatever_a_log_raises_at_once_is_its_failure() -> None:
-    it = QuickWriting()
-    it.log.error = Raised("gone")
-    it.add()
-    assert it.writer.flush_now() is None
-    assert len(it.failures) == 1
-
-
-def test_a_log_in_which_something_was_cancelled_is_asked_again() -> None:
-    with virtual_time() as time:
-
-        async def main() -> None:
-            it = Writing()
-            it.log.error = asyncio.CancelledError()  # type: ignore[assignment]
-            asyncio.get_running_loop().call_later(1, setattr, it.log, "error", None)
-            it.add()
-            assert await it.writer.flush() == 1
-            it.log.error = asyncio.CancelledError()  # type: ignore[assignment]
-            it.add()
-            with pytest.raises(EventLogError, match="CancelledError"):
-                await it.writer.flush()
-
-        time.run(main())
-        assert time.now > PATIENCE - 2
 
 
 async def test_a_writer_that_is_told_to_stop_writes_nothing_more() -> None:

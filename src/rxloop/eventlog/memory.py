@@ -28,6 +28,7 @@ from rxloop.pipeline.seams import ArtifactStore
 from rxloop.pipeline.values import RunRecord, Until
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.mail import Mail
+from rxloop.stream.clock import CLOCK
 
 _ALL_SUBS = 1 << 62
 
@@ -81,7 +82,7 @@ class MemoryEventLog:
         if run is None:
             context_id = events[0].context_id
             self._count += 1
-            run = self._runs[task_id] = _Run(task_id, context_id, self._count)
+            run = self._runs[task_id] = _Run(task_id, context_id, self._count, CLOCK.get().monotonic())
             self._by_context.setdefault(context_id, {})[task_id] = run
         run.extend(events, writer)
 
@@ -169,16 +170,22 @@ class MemoryEventLog:
         if await self.has_turn(context_id, task_id):
             del self._turns[context_id]
 
-    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+    async def orphans(
+        self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
+    ) -> Sequence[RunRecord]:
         """The runs that wait for somebody to go on with them, as `TakesTurns.orphans` says."""
-        before = round((time.time() - submitted_before) * 1000)
-        return [
-            run.record()
+        before = CLOCK.get().monotonic() - submitted_before
+        found = [
+            run
             for run in self._runs.values()
             if (not run.at_rest or run.mailed)
             and not await self.has_turn(run.context_id, run.task_id)
-            and (run.state != "submitted" or run.events[0].timestamp <= before)
+            and (run.state != "submitted" or run.arrived <= before)
         ]
+        last = self._runs.get(submitted_after or "")
+        submitted = [run for run in found if run.state == "submitted" and (last is None or run.number > last.number)]
+        listed = {run.number for run in submitted[:submitted_limit]}
+        return [run.record() for run in found if run.state != "submitted" or run.number in listed]
 
     async def send(self, task_id: str, mail: Mail) -> int:
         """Put a letter into the mail of a run, as `Mailbox.send` says.
@@ -285,6 +292,8 @@ class _Run:
     context_id: str
     number: int
     """Counts the runs in the order in which the log got them."""
+    arrived: float
+    """When the log got it, by its own clock."""
     events: list[Event] = field(default_factory=list[Event])
     deltas: list[Event] = field(default_factory=list[Event])
     state: State = "submitted"

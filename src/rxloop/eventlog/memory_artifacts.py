@@ -9,7 +9,7 @@ from threading import Lock
 from rxloop.pipeline.artifact_rules import (
     check_open,
     check_range,
-    exists,
+    next_version,
     other_write,
     safe_id,
     unknown,
@@ -52,10 +52,8 @@ class MemoryArtifacts:
             for version in versions:
                 if version.key == key:
                     return version.record
-            if versions and not override:
-                raise exists(artifact_id)
-            created = versions[0].record.created if versions else now
-            record = ArtifactRecord(artifact_id, len(versions) + 1, name, media_type, created, now)
+            first = ArtifactRecord(artifact_id, 1, name, media_type, now, now)
+            record = next_version([version.record for version in versions], first, override)
             versions.append(_Version(record, key))
             return record
 

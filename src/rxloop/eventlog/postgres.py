@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
@@ -42,7 +41,6 @@ Deltas = Literal["drop", "live", "keep"]
 
 _SETTLING = 5.0
 """Seconds after a start of the server, or a broken session, in which nobody is taken for dead: the living come back."""
-_ALL_SUBS = (1 << 31) - 1
 
 
 class PostgresEventLog:
@@ -128,7 +126,7 @@ class PostgresEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The server cannot be read.
         """
-        return tuple((await self._page(task_id, deltas, None, (after_seq, _ALL_SUBS))).events)
+        return tuple((await self._page(task_id, deltas, None, (after_seq + 1, 0))).events)
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
@@ -140,12 +138,13 @@ class PostgresEventLog:
 
         Raises:
             UnknownRun: The log holds no such run.
+            LogWentBack: The log lacks an event that was given, as after a failover.
             EventLogError: The server cannot be read, or the log was closed.
         """
         engine = self._engine()
         page = partial(self._page, task_id, deltas, PAGE, engine=engine)
         joined = partial(engine.hearing.tails.joined, task_id)
-        async for event in followed(page, joined, after_seq, deltas, until):
+        async for event in followed(task_id, page, joined, after_seq, deltas, until):
             yield event
 
     async def histories(self, context_id: str, *, before: str, after: Mark | None = None) -> Histories:
@@ -198,6 +197,9 @@ class PostgresEventLog:
     ) -> Sequence[RunRecord]:
         """The runs of the log, or those like this, in the order in which it got them, as `EventLog.runs` lists them.
 
+        A run has its number before it is committed, so one of another process may still come to stand before a run that
+        was listed a moment ago, and then is not after it: pages are for what is there, and not for hearing of new runs.
+
         Raises:
             UnknownRun: The log does not hold the run `after`.
             ConfigurationError: `limit` is less than one.
@@ -235,20 +237,27 @@ class PostgresEventLog:
         """
         await self._engine().turns.give_back(context_id, task_id)
 
-    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+    async def orphans(
+        self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
+    ) -> Sequence[RunRecord]:
         """The runs that wait for somebody to go on with them, as `TakesTurns.orphans` says.
 
-        There are none for a moment after the server has started, or this process has found its session broken: those
-        who are alive take their turns again then.
+        There are none for a moment after the server has started, or this process has found a connection broken, since
+        a standby that takes over has started long before: those who are alive take their turns again then.
 
         Raises:
             EventLogError: The server cannot be read.
         """
         engine = self._engine()
-        broke = engine.turns.broke_at
-        if broke is not None and asyncio.get_running_loop().time() < broke + _SETTLING:
+        if engine.came_back_within(_SETTLING):
             return []
-        return await engine.reading(lambda connection: orphans(connection, self._address, submitted_before, _SETTLING))
+        found = await engine.reading(
+            lambda connection: orphans(
+                connection, self._address, (submitted_before, submitted_limit, submitted_after), _SETTLING
+            )
+        )
+        # It may have come back for this.
+        return [] if engine.came_back_within(_SETTLING) else found
 
     # -- mail
 

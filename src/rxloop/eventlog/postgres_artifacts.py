@@ -10,7 +10,7 @@ from rxloop.eventlog._postgres.engine import Engines
 from rxloop.pipeline.artifact_rules import (
     check_open,
     check_range,
-    exists,
+    next_version,
     other_write,
     safe_id,
     unknown,
@@ -87,20 +87,18 @@ class PostgresArtifacts:
         query = f"SELECT {_RECORD}, key FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s ORDER BY version"
 
         async def work(connection: Connection) -> ArtifactRecord:
-            found = await self._rows(connection, query, context_id, artifact_id)
-            for *row, known in found:
-                if known == key:
-                    return ArtifactRecord(*row)
-            if found and not override:
-                raise exists(artifact_id)
-            created = ArtifactRecord(*found[0][:-1]).created if found else now
-            record = ArtifactRecord(artifact_id, len(found) + 1, name, media_type, created, now)
+            rows = await self._rows(connection, query, context_id, artifact_id)
+            begun = {row[-1]: ArtifactRecord(*row[:-1]) for row in rows}
+            if key in begun:
+                return begun[key]
+            first = ArtifactRecord(artifact_id, 1, name, media_type, now, now)
+            record = next_version([*begun.values()], first, override)
             await connection.execute(
                 self._address.sql(
                     "INSERT INTO $s.artifacts (context_id, artifact_id, version, name, media_type, created, updated,"
                     " size, chunks, complete, key) VALUES (%s, %s, %s, %s, %s, %s, %s, 0, 0, false, %s)"
                 ),
-                (context_id, artifact_id, record.version, name, media_type, created, now, key),
+                (context_id, artifact_id, record.version, name, media_type, record.created, now, key),
             )
             return record
 

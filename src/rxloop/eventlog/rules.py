@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rxloop.errors import ConflictError, EventLogError, UnknownRun
+from rxloop.errors import ConflictError, EventLogError, LogWentBack, UnknownRun
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, ends_attempt
 
 FINISHED: tuple[State, ...] = ("completed", "failed")
@@ -82,6 +82,19 @@ def conflict(task_id: str, expected_seq: int, held: int) -> ConflictError:
 def unknown_run(task_id: str) -> UnknownRun:
     """The error of a reader that asks for a run that is not in the log."""
     return UnknownRun(f"the log holds no run {task_id}")
+
+
+def went_back(task_id: str, seq: int) -> LogWentBack:
+    """The error of a reader that has an event which the log does not have any more."""
+    return LogWentBack(
+        f"the log has gone back: the event {seq} of the run {task_id} is not there any more, or another one is in its "
+        "place, as after a restore or a failover; what was read of the run is void, so read it from its beginning"
+    )
+
+
+def same(one: Event, other: Event) -> bool:
+    """Tell whether two events with the same number are the same event."""
+    return one is other or one.to_json() == other.to_json()
 
 
 def check_finished(task_id: str, state: State) -> None:

@@ -9,15 +9,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import cached_property, partial
 from math import inf
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import TypeVar
 
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.eventlog._sqlite.database import Fsync, errors_of
-from rxloop.eventlog._sqlite.file import OpenFile
+from rxloop.eventlog._sqlite.file import OpenFile, checked_place
 from rxloop.eventlog._sqlite.folds import keep, parts
 from rxloop.eventlog._sqlite.followers import Followers
 from rxloop.eventlog._sqlite.reads import Corrupt, SeenPage, condition, mail_of, page, record, records
@@ -36,8 +35,6 @@ from rxloop.protocol.mail import Mail
 T = TypeVar("T")
 
 log = logging.getLogger("rxloop")
-
-_ALL_SUBS = 1 << 62
 
 
 class SqliteEventLog:
@@ -80,16 +77,12 @@ class SqliteEventLog:
         Raises:
             ConfigurationError: The path, `fsync`, `corrupt` or `lease` cannot be used.
         """
-        if fspath(path) in ("", ":memory:"):
-            raise ConfigurationError(f"{path!r} is not a file: use MemoryEventLog for a log in memory")
-        if fsync not in ("normal", "full"):
-            raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
+        # Both connections open the same file, whatever folder the process goes to meanwhile.
+        self.path = checked_place(path, fsync, "MemoryEventLog for a log in memory")
         if corrupt not in ("refuse", "skip"):
             raise ConfigurationError(f"corrupt is 'refuse' or 'skip', not {corrupt!r}")
         if not 0 < lease < inf:
             raise ConfigurationError(f"lease is a number of seconds, more than 0, not {lease!r}")
-        # Both connections open the same file, whatever folder the process goes to meanwhile.
-        self.path = Path(path).absolute()
         self.identity = ("sqlite", str(self.path.resolve()))
         """What two logs on one file have in common, by whatever links they were named."""
         self.keeps_deltas = keep_deltas
@@ -141,7 +134,7 @@ class SqliteEventLog:
             UnknownRun: The log holds no such run.
             EventLogError: The file cannot be read.
         """
-        return tuple((await self._page(task_id, deltas, -1, (after_seq, _ALL_SUBS))).events)
+        return tuple((await self._page(task_id, deltas, -1, (after_seq + 1, 0))).events)
 
     async def follow(
         self, task_id: str, *, after_seq: int = 0, deltas: bool = False, until: Until = "attempt"
@@ -153,11 +146,12 @@ class SqliteEventLog:
 
         Raises:
             UnknownRun: The log holds no such run.
+            LogWentBack: The log lacks an event that was given, since the file was restored.
             EventLogError: The file cannot be read.
         """
         page = partial(self._page, task_id, deltas, PAGE)
         joined = partial(self._tails().joined, task_id)
-        async for event in followed(page, joined, after_seq, deltas, until):
+        async for event in followed(task_id, page, joined, after_seq, deltas, until):
             yield event
 
     def _tails(self) -> Tails:
@@ -185,14 +179,16 @@ class SqliteEventLog:
                 while True:
                     follower.reads()
                     found = await self._page(tail.task_id, True, PAGE, place)
-                    place = found.end
-                    tail.take(found.events)
-                    if not found.rows:
+                    tail.grow(found.events, place)
+                    more, place = found.end > place, found.end
+                    if not more:
                         tail.stand(found)
                         # Since the log may have been closed, and is used again by that.
                         self._reader.keep_looking(True)
                         await follower.more(found.standing)
             except EventLogError as error:
+                # Whoever follows the run from now on begins a tail of its own.
+                self._tails().forget(tail)
                 tail.fail(error)
 
     async def parts(self, context_id: str, *, before: str, after: Mark | None = None, version: int) -> Parts:
@@ -201,7 +197,7 @@ class SqliteEventLog:
         Raises:
             EventLogError: The file cannot be read.
         """
-        empty = Parts((), Mark(0, 0, ""), whole=True)
+        empty = Parts((), Mark(0, 0, 0, ""), whole=True)
         return await self._reading(
             lambda connection: parts(connection, context_id, before, after, version, self._corrupt), empty
         )
@@ -276,13 +272,17 @@ class SqliteEventLog:
         """
         await self._writer.give_turn_back(context_id, task_id)
 
-    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+    async def orphans(
+        self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
+    ) -> Sequence[RunRecord]:
         """The runs that wait for somebody to go on with them, as `TakesTurns.orphans` says.
 
         Raises:
             EventLogError: The file cannot be read.
         """
-        return await self._reading(lambda connection: orphans(connection, submitted_before), [])
+        return await self._reading(
+            lambda connection: orphans(connection, submitted_before, submitted_limit, submitted_after), []
+        )
 
     async def send(self, task_id: str, mail: Mail) -> int:
         """Put a letter into the mail of a run, as `Mailbox.send` says; then it is in the file.

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import Any, TypeVar
 
-from rxloop.errors import ConfigurationError
 from rxloop.eventlog._sqlite.database import Fsync, errors_of
-from rxloop.eventlog._sqlite.file import OpenFile
+from rxloop.eventlog._sqlite.file import OpenFile, checked_place
 from rxloop.eventlog._sqlite.rows import transaction
 from rxloop.eventlog._sqlite.worker import Worker
 from rxloop.pipeline.artifact_rules import (
     check_open,
     check_range,
-    exists,
+    next_version,
     other_write,
     safe_id,
     unknown,
@@ -49,11 +47,7 @@ class SqliteArtifacts:
         Raises:
             ConfigurationError: The path or `fsync` cannot be used.
         """
-        if fspath(path) in ("", ":memory:"):
-            raise ConfigurationError(f"{path!r} is not a file: use MemoryArtifacts for artifacts in memory")
-        if fsync not in ("normal", "full"):
-            raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
-        self.path = Path(path).absolute()
+        self.path = checked_place(path, fsync, "MemoryArtifacts for artifacts in memory")
         self._file = OpenFile(self.path, fsync)
         self._worker = Worker(self._file.open, "rxloop-artifacts")
 
@@ -74,18 +68,15 @@ class SqliteArtifacts:
         query = f"SELECT {_RECORD}, key FROM artifacts WHERE context_id = ? AND artifact_id = ? ORDER BY version"
 
         def work(connection: sqlite3.Connection) -> ArtifactRecord:
-            found = connection.execute(query, (context_id, artifact_id)).fetchall()
-            for *row, known in found:
-                if known == key:
-                    return _record(row)
-            if found and not override:
-                raise exists(artifact_id)
-            created = _record(found[0][:-1]).created if found else now
-            record = ArtifactRecord(artifact_id, len(found) + 1, name, media_type, created, now)
+            begun = {row[-1]: _record(row[:-1]) for row in connection.execute(query, (context_id, artifact_id))}
+            if key in begun:
+                return begun[key]
+            first = ArtifactRecord(artifact_id, 1, name, media_type, now, now)
+            record = next_version([*begun.values()], first, override)
             connection.execute(
                 "INSERT INTO artifacts (context_id, artifact_id, version, name, media_type, created, updated, size,"
                 " chunks, complete, key) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?)",
-                (context_id, artifact_id, record.version, name, media_type, created, now, key),
+                (context_id, artifact_id, record.version, name, media_type, record.created, now, key),
             )
             return record
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import TypeVar
 
-from rxloop.errors import ConfigurationError, SessionConflict
+from rxloop.errors import SessionConflict
 from rxloop.eventlog._sqlite.database import Fsync, errors_of
-from rxloop.eventlog._sqlite.file import OpenFile
+from rxloop.eventlog._sqlite.file import OpenFile, checked_place
 from rxloop.eventlog._sqlite.rows import transaction
 from rxloop.eventlog._sqlite.worker import Worker
 from rxloop.pipeline.values import SessionChange, SessionRecord
@@ -42,11 +41,7 @@ class SqliteSessionStore:
         Raises:
             ConfigurationError: The path or `fsync` cannot be used.
         """
-        if fspath(path) in ("", ":memory:"):
-            raise ConfigurationError(f"{path!r} is not a file: use MemorySessionStore for sessions in memory")
-        if fsync not in ("normal", "full"):
-            raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
-        self.path = Path(path).absolute()
+        self.path = checked_place(path, fsync, "MemorySessionStore for sessions in memory")
         self._fsync: Fsync = fsync
         self._file = OpenFile(self.path, fsync)
         self._worker = Worker(self._file.open, "rxloop-sessions")

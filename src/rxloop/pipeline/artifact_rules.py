@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from unicodedata import normalize
 
 from rxloop.errors import ArtifactError, ArtifactExists, UnknownArtifact
@@ -66,6 +67,19 @@ def version_of(versions: Sequence[ArtifactRecord], artifact_id: str, version: in
     if not found:
         raise unknown(artifact_id, version if versions else None)
     return found[-1]
+
+
+def next_version(versions: Sequence[ArtifactRecord], first: ArtifactRecord, override: bool) -> ArtifactRecord:
+    """Number an artifact that is to begin: `first` as it is, or as the next of the versions that there are.
+
+    Raises:
+        ArtifactExists: There are some, and no `override`.
+    """
+    if not versions:
+        return first
+    if not override:
+        raise exists(first.artifact_id)
+    return replace(first, version=len(versions) + 1, created=versions[0].created)
 
 
 def check_open(record: ArtifactRecord, version: int | None) -> None:

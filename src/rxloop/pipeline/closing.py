@@ -1,8 +1,9 @@
-"""Closing several things, of which some may fail to."""
+"""Closing several things, of which some may fail to, and what may have nothing to close."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
 
 
 async def in_turn(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
@@ -21,3 +22,10 @@ async def in_turn(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
         for other in failures[1:]:
             failures[0].add_note(f"and then {type(other).__name__}: {other}")
         raise failures[0]
+
+
+async def close_iterator(iterator: AsyncIterator[Any]) -> None:
+    """Close an iterator that may be closed, as generators may: at once, and not when it is collected."""
+    close = getattr(iterator, "aclose", None)
+    if close is not None:
+        await close()

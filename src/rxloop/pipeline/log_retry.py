@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
-from rxloop.errors import EventLogError
+from rxloop.errors import EventLogError, LogUnreachable
 
 log = logging.getLogger("rxloop")
 
@@ -20,18 +22,47 @@ PAUSES = (0.05, 2.0)
 ANSWERS_IN = 10.0
 """Seconds in which a log has to say what became of a batch; one that hangs is asked again, and gone in the end."""
 
+_WITHIN: ContextVar[float | None] = ContextVar("rxloop_log_within", default=None)
+
 _MISTAKES = (AssertionError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
 """What is wrong in the code of a log, or with an event; another try would not change it."""
 
 
+@contextmanager
+def within(seconds: float | None) -> Generator[None]:
+    """Give a log so many seconds for each thing that it is asked in this context, and in the tasks that begin in it.
+
+    For a client that waits to be told. None is for what goes on for longer, such as a run, and has `PATIENCE`.
+    """
+    token = _WITHIN.set(seconds)
+    try:
+        yield
+    finally:
+        _WITHIN.reset(token)
+
+
 async def patiently(ask: Callable[[], Awaitable[T]], trouble: str, *, answers_in: float | None = None) -> T:
-    """Ask a log until it answers, however often within `PATIENCE`.
+    """Ask a log until it answers, however often within `PATIENCE`, or in the time of `within`.
 
     Args:
         ask: Asks the log once.
         trouble: What it does not do, for the warning that it is asked again.
         answers_in: The seconds that one answer may take; None is for as long as there is to read.
+
+    Raises:
+        LogUnreachable: The time of `within` is over.
     """
+    deadline = asyncio.timeout(_WITHIN.get())
+    try:
+        async with deadline:
+            return await _until_it_answers(ask, trouble, answers_in)
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise LogUnreachable(f"no answer has come in {_WITHIN.get():g} s") from error
+
+
+async def _until_it_answers(ask: Callable[[], Awaitable[T]], trouble: str, answers_in: float | None) -> T:
     loop = asyncio.get_running_loop()
     pause, longest = PAUSES
     over, warned = loop.time() + PATIENCE, False

@@ -60,6 +60,8 @@ class EventLog(Protocol):
 
         Raises:
             UnknownRun: The log holds no such run; raised by the first step of the iteration.
+            LogWentBack: The log lacks an event that was given, or has another one in its place, as after a restore,
+                where it can go back at all.
         """
         ...
 
@@ -254,14 +256,22 @@ class TakesTurns(Protocol):
         """
         ...
 
-    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+    async def orphans(
+        self, *, submitted_before: float = 30, submitted_limit: int | None = None, submitted_after: str | None = None
+    ) -> Sequence[RunRecord]:
         """List the runs that wait for somebody to go on with them, in the order in which the log got them.
 
-        No living holder has a turn for them. They are under way; or they were submitted, and nobody began them; or they
-        wait, and there is a letter for them that they have not taken, and that is an answer or a cancel.
+        No living holder has a turn for them. They are under way; or they were submitted, and nobody began them, or
+        whoever did has died with their turn; or they wait, and there is a letter for them that they have not taken,
+        and that is an answer or a cancel.
 
         Args:
-            submitted_before: Seconds that a submitted run is left to those who were told of it.
+            submitted_before: Seconds that a submitted run is left to those who were told of it, since the log got it,
+                and never by the clock of whoever submitted it.
+            submitted_limit: Of the submitted ones that nobody began at most that many, the first ones; None is all of
+                them, and 0 none.
+            submitted_after: Of those the ones that the log got after this run; from the first one, where it is None, or
+                the log has no such run.
 
         Raises:
             EventLogError: The log cannot be asked.

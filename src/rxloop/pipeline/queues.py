@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
 from typing import Protocol
 
@@ -21,33 +21,46 @@ class Queue(Protocol):
         priority: int = 0,
         at: datetime | None = None,
         tenant: str | None = None,
+        agent: str | None = None,
         version: str | None = None,
     ) -> None:
         """Ring for a run. One for which a bell waits already needs no second one.
 
         Args:
             task_id: The run.
-            priority: Greater ones come first.
+            priority: A whole number; greater ones come first.
             at: Not before this time.
             tenant: Whose it is, for limits.
+            agent: Only workers that have this agent can go on with it; None is for whoever hears it.
             version: Only workers of this version can go on with it; None is one that has no version.
         """
         ...
 
     async def serve(
-        self, settle: Callable[[str], Awaitable[None]], *, concurrency: int, version: str | None = None
+        self,
+        settle: Callable[[str], Awaitable[None]],
+        *,
+        concurrency: int,
+        agents: Collection[str] | None = None,
+        version: str | None = None,
     ) -> None:
         """Answer bells until it is cancelled, each at least once.
 
         Args:
-            settle: Called with the run of a bell. A bell whose call fails, or is cancelled, rings once more.
+            settle: Called with the run of a bell. A bell whose call is cancelled rings once more, and so does one whose
+                call fails, a second or so later: it may be for another worker.
             concurrency: How many calls go on at once.
+            agents: Those of this worker: it answers the bells for these, and those for none. None is all.
             version: That of this worker: it answers the bells for this version, and those for none.
         """
         ...
 
-    async def waiting(self) -> int:
-        """Count the bells that ring, and that nobody has answered yet."""
+    async def waiting(self, version: str | None = None) -> int:
+        """Count the bells that ring, and that nobody has answered yet.
+
+        Args:
+            version: Those that a worker of this version answers, and so not what waits for a version that is gone.
+        """
         ...
 
     async def aclose(self) -> None:

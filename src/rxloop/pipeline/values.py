@@ -51,6 +51,8 @@ class Mark:
     """How many."""
     events: int
     """How many durable events they had."""
+    updated: int
+    """The sum of the times of the last events of each, in milliseconds: they may be others under the same numbers."""
     last: str
     """The id of the last one."""
 

@@ -3,14 +3,18 @@
 # The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
 # pyright: reportIncompatibleVariableOverride=false
 
-from functools import cache
+import logging
+from functools import cache, lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from rxloop.errors import ConfigurationError
+from rxloop.protocol.envelope import absent
 from rxloop.protocol.messages import Message, Wire
 from rxloop.protocol.storable import storable
+
+log = logging.getLogger("rxloop")
 
 
 class _Letter(Wire):
@@ -47,22 +51,39 @@ class SayMail(_Letter):
     messages: list[Message]
     interrupt: bool = False
     """Cut off the answer that is being written."""
+    lets_go: str | None = Field(default=None, exclude_if=absent)
+    """The later run of the conversation that is about to begin, and lets the questions of this one go: an answer behind
+    this letter comes too late. It says nothing to the model."""
 
 
 Mail = Annotated[CancelMail | AnswerMail | SayMail, Field(discriminator="kind")]
 """A letter to a run."""
 
 
-def read_mail(data: bytes | str) -> Mail:
-    """Read a letter that `to_json` wrote.
+def read_mail(data: bytes | str) -> Mail | None:
+    """Read a letter that `to_json` wrote, here or in another version of rxloop: unknown fields are left out.
+
+    Returns:
+        None for a kind that this version does not know, with one warning for each: it is to be passed over, so that the
+        letters behind it are heard, and stays for a process that knows it, as long as none of those is taken.
 
     Raises:
-        ConfigurationError: It is none, or one of a kind that this version of rxloop does not know.
+        ConfigurationError: It is none.
     """
     try:
-        return _mail().validate_json(data)
+        return _mail().validate_json(data, extra="ignore")
     except ValidationError as error:
-        raise ConfigurationError(f"not a letter to a run: {error}") from error
+        [first, *_] = error.errors(include_url=False)
+        if first["type"] != "union_tag_invalid":
+            raise ConfigurationError(f"not a letter to a run: {error}") from error
+    _warn(first.get("ctx", {}).get("tag"))
+    return None
+
+
+@lru_cache(maxsize=64)
+def _warn(kind: str | None) -> None:
+    """Tell of a kind, the first time."""
+    log.warning("letters of the kind %r are passed over: this version of rxloop does not know them, update it", kind)
 
 
 @cache

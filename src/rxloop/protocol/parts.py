@@ -77,10 +77,12 @@ class _Media(Wire):
     @override
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         # Reprs stand in logs and in the reports of tests.
-        return [
-            (name, size_of(len(value)) if isinstance(value, bytes) else value)
-            for name, value in super().__repr_args__()
-        ]
+        for name, value in super().__repr_args__():
+            if isinstance(value, bytes):
+                value = size_of(len(value))
+            elif name == "url" and str(value).startswith("data:"):
+                value = f"data: {self.described}"
+            yield name, value
 
     @classmethod
     def _named(cls, name: str) -> dict[str, str]:

@@ -386,7 +386,7 @@ class GapEvent(Event):
     kind: Literal["gap"] = "gap"
     marble = "j"
     public_fields = ("reason", "count", "after")
-    reason: Literal["dropped", "trimmed", "lost-attempt", "unknown-cursor"]
+    reason: Literal["dropped", "trimmed", "lost-attempt", "unknown-cursor", "log-went-back"]
     count: int | None = None
     """How many events are missing, where that is known."""
     after: str | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, LogWentBack
+from rxloop.eventlog.rules import same, went_back
 from rxloop.operators.views.after import Cursor, gap_before, read_cursor
+from rxloop.pipeline.closing import close_iterator
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.events import Event, ends_attempt
 from rxloop.recorded.stream import RecordedStream
@@ -35,11 +37,16 @@ def follow(
     part of an attempt that was lost in a crash, or is not of this run, a `gap` event comes first, and then everything
     that the reader needs: from the place where the lost part began, or from the first event.
 
+    A log may go back in time, when it is restored or fails over to a server that lacks its last moments. A reader that
+    has an event which is not there any more, or another one in its place, gets `LogWentBack`, or a `gap` if it is not
+    strict: what it has is void.
+
     Args:
         log: Where the run is written.
         task_id: The run.
         after: The cursor of the last event that the reader has.
-        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run.
+        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run. And end with `LogWentBack`
+            if the log goes back; otherwise a `gap` says so, and the whole run follows.
         deltas: Give the deltas too, where the log keeps them.
         until: `"end"` goes on over pauses and attempts until the run is completed or failed.
 
@@ -48,6 +55,30 @@ def follow(
 
     Raises:
         ConfigurationError: `after` is not a cursor, or `until` is neither of the two.
+    """
+    return follow_on(log, task_id, after, None, strict=strict, deltas=deltas, until=until)
+
+
+def follow_on(
+    log: EventLog,
+    task_id: str,
+    after: str | None,
+    known: Event | None,
+    *,
+    strict: bool,
+    deltas: bool,
+    until: Literal["attempt", "end"],
+) -> RecordedStream:
+    """Follow a run as `follow` does.
+
+    Args:
+        log: As for `follow`.
+        task_id: As for `follow`.
+        after: As for `follow`.
+        known: The last durable event that the reader has, by which is seen that it is not the one in the log.
+        strict: As for `follow`.
+        deltas: As for `follow`.
+        until: As for `follow`.
     """
     cursor = read_cursor(after, strict=strict) if after is not None else None
     if until not in ("attempt", "end"):
@@ -58,7 +89,7 @@ def follow(
     reading = Reading()
 
     async def work(push: Push[Event]) -> None:
-        await _Follower(log, task_id, cursor, after, push, reading.gate).follow(**options)
+        await _Follower(log, task_id, cursor, after, known, push, reading.gate).follow(strict, **options)
 
     source = from_task(work, name="rxloop-follow")
     return RecordedStream(source, run=(log, task_id), until=until, reading=reading)
@@ -68,18 +99,45 @@ class _Follower:
     """One reader of a run that is being written."""
 
     def __init__(
-        self, log: EventLog, task_id: str, cursor: Cursor | None, after: str | None, push: Push[Event], gate: Gate
+        self,
+        log: EventLog,
+        task_id: str,
+        cursor: Cursor | None,
+        after: str | None,
+        known: Event | None,
+        push: Push[Event],
+        gate: Gate,
     ) -> None:
         self._log = log
         self._task_id = task_id
         self._cursor = cursor
+        """That of the reader, until an event has come that it does not have."""
         self._after = after
+        self._known = known
         self._push = push
         self._gate = gate
 
-    async def follow(self, **options: Any) -> None:
+    async def follow(self, strict: bool, **options: Any) -> None:
         """Deliver what the reader does not have, until the attempt ends, or as the options for the log say."""
-        begin = await self._begin() if self._cursor is not None else 0
+        while True:
+            try:
+                last = await self._read(await self._begin() if self._cursor is not None else 0, **options)
+                if self._cursor is None or last >= self._cursor.seq:
+                    return
+                # The attempt is over, and has not come as far as the reader.
+                await self._anew("unknown-cursor")
+            except LogWentBack:
+                if strict:
+                    raise
+                await self._anew("log-went-back")
+
+    async def _anew(self, reason: Literal["unknown-cursor", "log-went-back"]) -> None:
+        """Take nothing for known any more, and say so."""
+        self._cursor = self._known = None
+        self._gap((await read_log(self._log.read, self._task_id))[0], reason)
+
+    async def _read(self, begin: int, **options: Any) -> int:
+        """Deliver what comes after an event; give the last event that there is."""
         expected = begin + 1
         events = self._log.follow(self._task_id, after_seq=begin, **options)
         try:
@@ -88,25 +146,38 @@ class _Follower:
                     await self._gate.wait()
                 if not event.durable:
                     if self._cursor is None or (event.seq, event.sub) > self._cursor[2:]:
-                        self._push(event)
+                        self._deliver(event)
                     continue
                 cursor, self._cursor = self._cursor, None
                 if cursor is not None and event.attempt <= cursor.attempt and event.seq <= cursor.seq:
                     # Published before it was in the log: the reader has it from the run itself.
+                    self._check(event)
                     self._cursor = cursor
                 elif cursor is not None and event.attempt > cursor.attempt and cursor[2:] > (event.seq - 1, 0):
                     self._gap(event, "lost-attempt")
-                    self._push(event)
+                    self._deliver(event)
                 else:
                     if event.seq > expected:
                         self._gap(event, "trimmed", event.seq - expected)
-                    self._push(event)
+                    self._deliver(event)
                 expected = event.seq + 1
+            return expected - 1
         finally:
-            # At once: an iteration that was cancelled would otherwise wait for the collector.
-            close = getattr(events, "aclose", None)
-            if close is not None:
-                await close()
+            await close_iterator(events)
+
+    def _deliver(self, event: Event) -> None:
+        self._after = event.cursor
+        self._push(event)
+
+    def _check(self, event: Event) -> None:
+        """Check that an event of the log is the one that the reader has, if that is known.
+
+        Raises:
+            LogWentBack: It is another one, and not of a later attempt either.
+        """
+        known = self._known
+        if known is not None and (known.attempt, known.seq) == (event.attempt, event.seq) and not same(known, event):
+            raise went_back(self._task_id, event.seq)
 
     async def _begin(self) -> int:
         """Find the `seq` after which the reader has to go on; send it a gap if its cursor is not of this run."""
@@ -115,6 +186,8 @@ class _Follower:
         if cursor.task_id == self._task_id and cursor.attempt > 0:
             # Where the cursor is good, the event at it is all that has to be read beside what follows.
             held = await read_log(self._log.read, self._task_id, after_seq=max(cursor.seq - 1, 0))
+            if cursor.seq and held:
+                self._check(held[0])
             if not cursor.seq or (held and (held[0].seq > cursor.seq or held[0].attempt == cursor.attempt)):
                 return cursor.seq
         whole = await read_log(self._log.read, self._task_id)
@@ -125,11 +198,13 @@ class _Follower:
             if cursor.seq > whole[-1].seq and not ends_attempt(whole[-1]):
                 # The run is ahead of its log; the next event in it shows whether the reader has it.
                 return whole[-1].seq
-        self._cursor = None
-        self._gap(whole[0], "unknown-cursor")
+        await self._anew("unknown-cursor")
         return 0
 
     def _gap(
-        self, event: Event, reason: Literal["unknown-cursor", "lost-attempt", "trimmed"], count: int | None = None
+        self,
+        event: Event,
+        reason: Literal["unknown-cursor", "lost-attempt", "trimmed", "log-went-back"],
+        count: int | None = None,
     ) -> None:
         self._push(gap_before(event, reason, self._after, count=count, timestamp=event.timestamp))

@@ -16,7 +16,7 @@ from rxloop.protocol.events import State, StatusUpdateEvent, SubtaskEvent
 from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict
 from rxloop.protocol.messages import Prompt, as_messages
 from rxloop.protocol.visibility import HIDDEN, public_error
-from rxloop.run.arguments import check_deps, check_history, check_names, check_options
+from rxloop.run.arguments import check_deps, check_names, check_options
 from rxloop.run.attempt import Attempt
 from rxloop.run.description import Description
 from rxloop.run.ids import nested_id
@@ -24,6 +24,7 @@ from rxloop.run.life import CUT_OFF, Canceled, End, Released
 from rxloop.run.lifecycle import carry_out_nested
 from rxloop.run.nested import NestedAttempt, runs_above
 from rxloop.run.options import AgentToolOptions, Options
+from rxloop.run.prompts import check_history
 from rxloop.run.spec import RunSpec
 from rxloop.stream.within import called, within
 from rxloop.tools._result import MAX_RESULT, ToolResult, encode_result

@@ -22,11 +22,10 @@ from rxloop.operators.views._types import VIEW
 from rxloop.pipeline.logs import AppendsNow, EventLog, ReadsConversations
 from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.seams import ArtifactStore, Provider
-from rxloop.protocol.messages import Message, Prompt, Wire, as_messages
+from rxloop.protocol.messages import Wire
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.protocol.storable import storable
 from rxloop.run.ids import check_task_id
-from rxloop.run.options import Steer
 from rxloop.state.run_state import MAIL_ID
 from rxloop.tools import Thoughts, nearest
 
@@ -223,44 +222,6 @@ def check_deps(method: str, kind: object, deps: object) -> None:
     log.warning("deps is a %s, but the deps_type of the agent is %s", type(deps).__name__, kind.__name__)
 
 
-def check_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Refuse a prompt in which a tool call and its answer do not stand together; vendors do, less clearly.
-
-    Returns:
-        The messages, with the answers to the calls of a message in the order of these calls.
-
-    Raises:
-        ConfigurationError: A call has no answer right after its message, or an answer has no call before it.
-    """
-    ordered = list(messages)
-    due: dict[int, tuple[str, str]] = {}
-    asked = 0
-    for place, message in enumerate(messages):
-        if message.role == "tool":
-            answered = next((key for key, (call_id, _) in due.items() if call_id == message.tool_call_id), None)
-            if answered is None:
-                raise ConfigurationError(
-                    f"prompt[{place}] answers the tool call {message.tool_call_id!r}, but no message of the assistant "
-                    "right before it has an open call of that id: put it there, or leave the answer out"
-                )
-            del due[answered]
-            ordered[asked + 1 + answered] = message
-            continue
-        _check_answered(due, asked)
-        asked = place
-        due = {key: (call.id, call.name) for key, call in enumerate(message.tool_calls)}
-    _check_answered(due, asked)
-    return tuple(ordered)
-
-
-def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:
-    for call_id, name in due.values():
-        raise ConfigurationError(
-            f"prompt[{place}] calls the tool {name!r} ({call_id!r}), and nothing after it answers the call: "
-            f"put Message.tool({call_id!r}, ...) right after it, or leave the call out"
-        )
-
-
 def check_operator(strategy: Callable[..., Any], operator: Any) -> None:
     """Refuse what a strategy has made of the pipeline if it is not an operator, or holds one that guards nothing.
 
@@ -384,18 +345,3 @@ def _check_values(argument: str, value: Any, kind: type[Wire], example: str) -> 
 
 def _wrong(argument: str, value: object, advice: str) -> ConfigurationError:
     return ConfigurationError(f"{argument}={value!r} cannot be used: {advice}")
-
-
-def as_said(message: Prompt) -> tuple[Message, ...]:
-    """Make messages of what is said to a run.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
-    if isinstance(message, Steer):
-        raise ConfigurationError(
-            f"the message is {message!r}, which is for steering=: use say(text, interrupt=True)"
-            if message.interrupt
-            else f"the message is {message!r}, which is for steering=: use say(text)"
-        )
-    return as_messages(message, "the message")

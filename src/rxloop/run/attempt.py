@@ -21,7 +21,6 @@ from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
     ThoughtStreamEvent,
-    ToolCompleteEvent,
     ToolsUnavailableEvent,
 )
 from rxloop.protocol.messages import Message, ToolCall
@@ -29,10 +28,11 @@ from rxloop.protocol.questions import PendingInput
 from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
 from rxloop.run.life import Canceled, Life
+from rxloop.run.open_work import OpenWork
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
-from rxloop.state.batch import Batch, Slot
-from rxloop.state.run_state import MAIL_ID, RunState
+from rxloop.state.batch import Slot
+from rxloop.state.run_state import MAIL_ID
 from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
 
@@ -226,52 +226,25 @@ class Attempt:
 
     # -- what is left open
 
+    @property
+    def _open_work(self) -> OpenWork:
+        # Not kept: with what it asks of the attempt it would be a circle, for the garbage collector to find.
+        return OpenWork(self.recorder, self._idempotent)
+
     def abandon(self, ctx: RunContext[Any]) -> None:
         """Close the message, or the call, of a subscription that was disposed before its end."""
-        if not self.recorder.taking:
-            return
-        state = self.state(ctx.branch)
-        if ctx.call is None:
-            if state.open_step == ctx.step:
-                self.publish(self._canceled_message(state, ctx.branch))
-        elif state.batch is not None and state.batch.step == ctx.step and state.batch.awaits(ctx.index):
-            self.publish(self._canceled_call(state.batch, ctx.index, ctx.branch))
+        if self.recorder.taking:
+            for event in self._open_work.ends_of(ctx):
+                self.publish(event)
 
     def left_open(self) -> Iterator[Event]:
         """The ends of every open message and call."""
-        for branch, state in list(self.recorder.states.items()):
-            if state.open_step is not None:
-                yield self._canceled_message(state, branch)
-            if state.batch is not None:
-                for index in state.batch.open:
-                    yield self._canceled_call(state.batch, index, branch)
-
-    def _canceled_message(self, state: RunState, branch: str | None) -> ContentCompleteEvent:
-        text = self.recorder.hub.open_text(self.task_id, state.open_step)
-        return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
-
-    def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
-        asking = batch.asking(self.state().pending.values())
-        content = batch.unanswered(index, asking, idempotent=self._idempotent(batch.calls[index]))
-        return canceled_call(batch, index, content, branch)
+        return self._open_work.ends()
 
     @property
     def at_work(self) -> bool:
-        """Whether a call is being carried out that nobody can make again, since its tool is not idempotent.
-
-        One that waits for an answer does not count: it begins once more when the answer is there.
-        """
-        if any(child.at_work for child in self.nested):
-            return True
-        asking = self.state().pending.values()
-        for state in self.recorder.states.values():
-            batch = state.batch
-            if batch is None:
-                continue
-            begun = batch.begun & ~batch.asking(asking)
-            if any(begun >> index & 1 and not self._idempotent(batch.calls[index]) for index in batch.open):
-                return True
-        return False
+        """Whether a call, here or of a nested run, is being carried out that nobody can make again."""
+        return any(child.at_work for child in self.nested) or self._open_work.at_work
 
     def _idempotent(self, call: ToolCall) -> bool:
         tool = self._tools.get(call.name)
@@ -427,18 +400,3 @@ class Attempt:
             return False
         self._taken.add(slot)
         return True
-
-
-def canceled_call(batch: Batch, index: int, content: str, branch: str | None = None) -> ToolCompleteEvent:
-    """The answer to a call that was cut off; `content` is what the model reads."""
-    call = batch.calls[index]
-    return ToolCompleteEvent(
-        call=call,
-        index=index,
-        hidden=call.hidden,
-        step=batch.step,
-        branch=branch,
-        success=False,
-        error="canceled",
-        content=content,
-    )

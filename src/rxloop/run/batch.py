@@ -22,6 +22,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import AttemptError, ConfigurationError
+from rxloop.pipeline.closing import close_iterator
 from rxloop.pipeline.logs import EventLog
 from rxloop.protocol.messages import Message, Usage, as_messages
 from rxloop.run.ids import id_of_key
@@ -324,9 +325,7 @@ async def _from_async(items: AsyncIterable[I]) -> AsyncGenerator[I]:
         async for item in iterator:
             yield item
     finally:
-        close = getattr(iterator, "aclose", None)
-        if close is not None:
-            await close()
+        await close_iterator(iterator)
 
 
 async def _from_buffer(buffer: ReadBuffer) -> AsyncGenerator[Any]:

@@ -77,7 +77,9 @@ async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
             if event.seq > writer.durable_seq:
                 writer.add(event)
     recorded = [recorder.record(event) for event in first]
-    if writer is not None:
+    # One that has nothing to do but to end is written as a whole: nobody is to see it under way.
+    ends_at_once = recorder.begun and attempt.life.ending
+    if writer is not None and not ends_at_once:
         try:
             await attempt.life.insist(writer.flush)
         except ConflictError as error:

@@ -15,7 +15,7 @@ from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.run_context import D
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.messages import Prompt, as_messages
-from rxloop.run.arguments import as_said, check_deps, check_history, check_names, check_options
+from rxloop.run.arguments import check_deps, check_names, check_options
 from rxloop.run.asking import OnInput
 from rxloop.run.begun_with import compare_model, resumed_with
 from rxloop.run.description import Description
@@ -23,6 +23,7 @@ from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
 from rxloop.run.options import Options, ResumeOptions, RunOptions, WhenBusy
 from rxloop.run.ownership import alive
+from rxloop.run.prompts import as_said, check_history
 from rxloop.run.spec import RunSpec
 
 if TYPE_CHECKING:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from math import inf
 
 from rxloop.errors import UnknownRun
 from rxloop.pipeline.logs import EventLog, Mailbox
 from rxloop.pipeline.values import RunRecord
-from rxloop.run.inputs import WAITING
-from rxloop.run.letters import take
+from rxloop.protocol.mail import SayMail
+from rxloop.run.inputs import WAITING, lets_go
+from rxloop.run.letters import Taken, take
 from rxloop.run.rest import is_at_rest
 from rxloop.run.taking import RETRY
 from rxloop.state.conversation import read_log
 from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState
 
 _PAGE = 10
 """Runs of a conversation that are listed at once."""
@@ -35,28 +38,62 @@ async def earlier_run(event_log: EventLog, context_id: str, task_id: str) -> Run
         after = page[-1].task_id
 
 
-async def answered_run(event_log: EventLog, context_id: str, task_id: str) -> RunRecord | None:
-    """The run of the conversation before this one that has got its answer, and with which nobody has gone on yet."""
+async def answered_run(event_log: EventLog, context_id: str, task_id: str, own: RunState | None) -> RunRecord | None:
+    """Let the questions before a run go that is about to begin, unless one of them has got its answer.
+
+    The letters of a run have one order. So either the answer is there before the word that its question is let go, or
+    whoever answers finds that word before his letter, and is told that he is too late.
+
+    Args:
+        event_log: Holds them.
+        context_id: The conversation.
+        task_id: The run, which has the turn.
+        own: Where the run stands; None if the log gets it only when it begins.
+
+    Returns:
+        The run that has got its answer, and with which nobody has gone on yet.
+    """
     if not isinstance(event_log, Mailbox):
         return None
-    for record in await read_log(event_log.runs, context_id=context_id, unfinished=True):
-        if record.task_id == task_id:
+    record = await _last_begun(event_log, context_id, None if own is None else task_id)
+    if record is None or record.state not in WAITING:
+        return None
+    state = fold_all(await read_log(event_log.read, record.task_id))
+
+    async def taken(run: str, state: RunState, before: float = inf) -> Taken:
+        letters = await read_log(event_log.mail, run, after=state.mail)
+        return take(run, state, [letter for letter in letters if letter[0] < before], warn=False)
+
+    found = await taken(record.task_id, state)
+    if found.cancel is None and not found.answers and found.lets_go is None:
+        if own is not None and (await taken(task_id, own)).cancel is not None:
+            # It comes to its end, and does not begin.
             return None
-        if record.state not in WAITING or not await _comes_first(event_log, record):
-            continue
-        state = fold_all(await read_log(event_log.read, record.task_id))
-        letters = await read_log(event_log.mail, record.task_id, after=state.mail)
-        # A cancel is not void when a later run begins.
-        if take(record.task_id, state, letters, warn=False).answers:
-            return record
-    return None
+        number = await read_log(event_log.send, record.task_id, SayMail(messages=[], lets_go=task_id))
+        found = await taken(record.task_id, state, before=number)
+    # A cancel is not void when a later run begins, and an answer may be.
+    rests = not found.answers or await is_at_rest(event_log, context_id, record.task_id, state)
+    return None if rests else record
+
+
+async def _last_begun(event_log: EventLog, context_id: str, before: str | None) -> RunRecord | None:
+    """The last run of the conversation, or before one of it, that was begun: it has let go what those before it ask."""
+    # It is the newest one, as a rule, unless many wait.
+    limit = 1
+    while True:
+        page = await read_log(event_log.runs, context_id=context_id, newest_first=True, after=before, limit=limit)
+        last = next((record for record in page if lets_go(record.state, record.seq)), None)
+        if last is not None or len(page) < limit:
+            return last
+        before, limit = page[-1].task_id, min(2 * limit, _PAGE)
 
 
 async def _comes_first(event_log: EventLog, record: RunRecord) -> bool:
     """Whether a run has to come to rest before a later one of its conversation begins."""
     if record.state not in WAITING:
         return record.state in ("submitted", "working")
-    if not isinstance(event_log, Mailbox) or not await read_log(event_log.mail, record.task_id):
+    letters = await read_log(event_log.mail, record.task_id) if isinstance(event_log, Mailbox) else ()
+    if all(isinstance(letter, SayMail) for _, letter in letters):
         # Most of them nobody has answered, however long ago they asked.
         return False
     state = fold_all(await read_log(event_log.read, record.task_id))

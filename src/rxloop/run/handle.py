@@ -297,7 +297,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
             ConfigurationError: It is no message that can be said to a run.
         """
         # Imported here: most runs are not steered, and importing rxloop is quicker without.
-        from rxloop.run.arguments import as_said
+        from rxloop.run.prompts import as_said
         from rxloop.run.steering import say
 
         say(self._attempt, as_said(message), interrupt=interrupt)

@@ -54,7 +54,7 @@ class HeldTurn:
     def _lost(self) -> None:
         """End the attempt at once: its tools are cancelled, and nothing more of it comes into the log or to readers."""
         writer = self._recorder.writer
-        error = Fenced(f"this process has lost the turn of the conversation {self._context_id} to another one")
+        error = Fenced(f"this process has lost the turn of the conversation {self._context_id}: others may go on there")
         log.warning("%s: the attempt of the run %s ends here", error, self._task_id)
         if writer is not None:
             writer.fail(error)

@@ -9,6 +9,7 @@ from typing import Any
 from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
 from rxloop.pipeline.json_schema import misfit, shown
 from rxloop.pipeline.values import RunRecord
+from rxloop.protocol.events import State
 from rxloop.protocol.questions import failure_of
 from rxloop.protocol.storable import storable
 from rxloop.state.run_state import RunState
@@ -16,6 +17,8 @@ from rxloop.tools import encode_result
 
 WAITING = ("input-required", "auth-required")
 """The states of a run that waits for an answer."""
+_NOTHING_DONE = 3
+"""The events of a run that was over before it did anything: its task, that it is under way, and its end."""
 
 
 def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,15 +132,27 @@ def check_not_let_go(task_id: str, state: RunState, records: Sequence[RunRecord]
     """
     later = later_run(task_id, records)
     if later is not None and state.pending:
-        raise NotAsked(
-            f"the run {task_id} does not wait for {', '.join(state.pending)} any more: the later run "
-            f"{later.task_id} of the conversation {later.context_id} has let the question go. Ask anew in a new run, "
-            "or go on from the question apart from the conversation: agent.fork(task_id, at=seq, on_input=...)"
-        )
+        raise let_go(task_id, state, later.task_id, later.context_id)
+
+
+def let_go(task_id: str, state: RunState, later: str, context_id: str) -> NotAsked:
+    """The error of an answer to questions that a later run of the conversation has let go."""
+    return NotAsked(
+        f"the run {task_id} does not wait for {', '.join(state.pending)} any more: the later run {later} of the "
+        f"conversation {context_id} has let the question go. Ask anew in a new run, or go on from the question apart "
+        "from the conversation: agent.fork(task_id, at=seq, on_input=...)"
+    )
 
 
 def later_run(task_id: str, records: Sequence[RunRecord]) -> RunRecord | None:
     """The first run of a conversation that was begun after this one."""
     place = next((place for place, record in enumerate(records) if record.task_id == task_id), len(records))
-    # One that nobody has begun has let nothing go.
-    return next((record for record in records[place + 1 :] if record.state != "submitted"), None)
+    return next((record for record in records[place + 1 :] if lets_go(record.state, record.seq)), None)
+
+
+def lets_go(state: State, seq: int) -> bool:
+    """Whether a run with that many events lets the questions before it go: nobody has begun one that does not.
+
+    One that was over before it did anything was not begun either: it was cancelled while it waited, say.
+    """
+    return state != "submitted" and not (state in ("canceled", "failed") and seq <= _NOTHING_DONE)

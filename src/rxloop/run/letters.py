@@ -32,6 +32,8 @@ class Taken(NamedTuple):
     """Those that a client has encrypted, by the id of the question."""
     passed: int = 0
     """The highest number of those that come to no event; 0 if there are none."""
+    lets_go: str | None = None
+    """The later run that has let the questions go before any of them was answered."""
 
     @property
     def answers(self) -> bool:
@@ -59,7 +61,7 @@ def take(task_id: str, state: RunState, letters: Letters, *, warn: bool = True) 
         return Taken(Canceled(cancels[0].reason or "cancelled", newest))
     news: list[Event] = []
     encrypted: dict[str, Any] = {}
-    passed = 0
+    passed, later = 0, None
     for number, letter in letters:
         before = len(news)
         if isinstance(letter, AnswerMail):
@@ -68,12 +70,15 @@ def take(task_id: str, state: RunState, letters: Letters, *, warn: bool = True) 
                 news.append(event)
                 state = state.changed(answers={**state.answers, event.input_id: event.value})
         elif isinstance(letter, SayMail):
+            if letter.lets_go is not None and not Taken(None, tuple(news), encrypted).answers:
+                # An answer that comes first keeps the later run from beginning, and one behind is told that it is late.
+                later, state = later or letter.lets_go, state.changed(pending={})
             for event in messages_in(state, number, letter):
                 news.append(event)
                 state = state.changed(held=(*state.held, Message(role=event.role, message_id=event.message_id)))
         if len(news) == before:
             passed = number
-    return Taken(None, tuple(news), encrypted, passed)
+    return Taken(None, tuple(news), encrypted, passed, later)
 
 
 def answers_in(

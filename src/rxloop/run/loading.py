@@ -20,7 +20,7 @@ from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
 from rxloop.run.earlier import answered_run, over_or_later
 from rxloop.run.ends import is_over, run_exists
-from rxloop.run.inputs import credentials, new_answers
+from rxloop.run.inputs import credentials, lets_go, new_answers
 from rxloop.run.letters import Letters, Taken, take, unheard
 from rxloop.run.post import Post
 from rxloop.run.rest import check_goes_on
@@ -58,7 +58,8 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
     if spec.fork is not None:
         await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
-    if not await (_take_turn_to_begin if spec.keep_context else take_turn)(attempt, event_log):
+    taking = _take_turn_to_begin(attempt, event_log, None) if spec.keep_context else take_turn(attempt, event_log)
+    if not await taking:
         return None
     if spec.keep_context:
         before = await attempt.life.prepare(conversation(event_log, attempt.context_id, before=spec.task_id))
@@ -68,8 +69,13 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
     return None
 
 
-async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog) -> bool:
+async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog, own: RunState | None) -> bool:
     """Take the turn for a run that nobody has begun, and that lets go what earlier ones of its conversation ask.
+
+    Args:
+        attempt: Its attempt.
+        event_log: The log.
+        own: Where it stands; None if the log gets it only when it begins.
 
     Returns:
         As `take_turn`.
@@ -79,7 +85,8 @@ async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog) -> bool:
     """
     spec = attempt.spec
     while await take_turn(attempt, event_log):
-        answered = await attempt.life.prepare(answered_run(event_log, attempt.context_id, attempt.task_id))
+        letting_go = answered_run(event_log, attempt.context_id, attempt.task_id, own)
+        answered = await attempt.life.prepare(letting_go)
         if answered is None:
             return True
         if spec.when_busy == "refuse" or spec.settles:
@@ -123,8 +130,9 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
         # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
         await prepare(try_turn(attempt, event_log), GRACE)
     elif not is_over(events[-1]):
-        begins = isinstance(events[-1], TaskEvent)
-        taken = await (_take_turn_to_begin if begins else take_turn)(attempt, event_log)
+        own = fold_all(events)
+        begun = lets_go(own.state, events[-1].seq)
+        taken = await (take_turn(attempt, event_log) if begun else _take_turn_to_begin(attempt, event_log, own))
         # Somebody may have gone on with this run meanwhile.
         newer = await prepare(read_log(event_log.read, task_id, after_seq=events[-1].seq), GRACE)
         if newer is None:
@@ -188,8 +196,9 @@ async def _take_up(
     attempt.news = [
         earlier.addressed(InputReceivedEvent(input_id=input_id, value=value)) for input_id, value in answers.items()
     ]
-    if (state.finished and not state.retryable) or (spec.settles and (state.finished or state.state == "canceled")):
-        # Who settles a run leaves it at rest, which somebody may have brought it to just now.
+    leaves_at_rest = spec.settles or spec.cancel is not None
+    if (state.finished and not state.retryable) or (leaves_at_rest and (state.finished or state.state == "canceled")):
+        # Who settles a run, or ends it, leaves it at rest, which somebody may have brought it to just now.
         return events[-1]
     taken = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), letters)
     if not attempt.life.ending:

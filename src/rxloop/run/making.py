@@ -11,11 +11,12 @@ from typing_extensions import TypeVar, Unpack
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.run_context import D
 from rxloop.protocol.messages import Prompt, as_messages
-from rxloop.run.arguments import check_deps, check_fork, check_history
+from rxloop.run.arguments import check_deps, check_fork
 from rxloop.run.by_id import RunsById, check_given
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
 from rxloop.run.options import ForkOptions, Options, ResumeOptions, RunOptions
+from rxloop.run.prompts import check_history
 from rxloop.run.result import Result
 
 if TYPE_CHECKING:

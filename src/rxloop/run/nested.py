@@ -16,9 +16,10 @@ from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict
 from rxloop.protocol.unchecked import stamp
 from rxloop.protocol.visibility import HIDDEN, ROOT
-from rxloop.run.attempt import Attempt, canceled_call
+from rxloop.run.attempt import Attempt
 from rxloop.run.ends import final_event
 from rxloop.run.life import CUT_OFF
+from rxloop.run.open_work import canceled_call
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.run.traits import Traits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -17,7 +17,7 @@ from rxloop.protocol.messages import Message
 from rxloop.run.earlier import over_or_later
 from rxloop.run.handle import Run
 from rxloop.run.ids import new_id
-from rxloop.run.inputs import check_not_let_go, credentials, later_run, new_answers, plain_credentials
+from rxloop.run.inputs import check_not_let_go, credentials, later_run, let_go, new_answers, plain_credentials
 from rxloop.run.letters import take, unheard
 from rxloop.run.ownership import alive
 from rxloop.state.conversation import read_log
@@ -88,7 +88,8 @@ async def _goes_on(event_log: EventLog, task_id: str, state: RunState) -> bool:
     # Its last event may be one that the log cannot read: the attempt that is to close it says so.
     if (await read_log(event_log.record, task_id)).state != "working":
         return False
-    return all(record.task_id != task_id for record in await read_log(event_log.orphans))
+    orphans = await read_log(event_log.orphans, submitted_limit=0)
+    return all(record.task_id != task_id for record in orphans)
 
 
 async def answer(
@@ -124,26 +125,36 @@ async def answer(
     encrypted = {key: value for key, value in credentials(state, inputs).items() if key not in plain}
     if new or encrypted:
         number = await read_log(mailbox.send, task_id, AnswerMail(inputs=new | encrypted))
-        # Of several that found the question open at the same moment, the first one counts.
-        await _to_answer(event_log, mailbox, task_id, new, before=number)
+        # Of those that found the question open at the same moment the first one counts: another answer, or a later run
+        # that lets the question go.
+        await _to_answer(event_log, mailbox, task_id, new, before=number, beside=encrypted)
     return plain
 
 
 async def _to_answer(
-    event_log: EventLog, mailbox: Mailbox, task_id: str, inputs: Mapping[str, Any], *, before: float = inf
+    event_log: EventLog,
+    mailbox: Mailbox,
+    task_id: str,
+    inputs: Mapping[str, Any],
+    *,
+    before: float = inf,
+    beside: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The answers that a run has not got yet, by its mail up to that letter.
+    """The answers that a run has not got yet, by its mail up to that letter; `beside` are credentials in the letter.
 
     Raises:
         InvalidInput: As for `answer`.
     """
     events = await read_log(event_log.read, task_id)
     state = fold_all(events)
-    if not inputs.keys() <= state.answers.keys():
+    open_yet = not (inputs.keys() <= state.answers.keys() and state.pending.keys().isdisjoint(beside))
+    if open_yet:
         check_not_let_go(task_id, state, await read_log(event_log.runs, context_id=events[0].context_id))
     letters = await read_log(mailbox.mail, task_id, after=state.mail)
-    coming = take(task_id, state, [letter for letter in letters if letter[0] < before], warn=False).news
-    known = {event.input_id: event.value for event in coming if isinstance(event, InputReceivedEvent)}
+    taken = take(task_id, state, [letter for letter in letters if letter[0] < before], warn=False)
+    known = {event.input_id: event.value for event in taken.news if isinstance(event, InputReceivedEvent)}
+    if open_yet and taken.lets_go is not None:
+        raise let_go(task_id, state, taken.lets_go, events[0].context_id)
     return new_answers(task_id, state.changed(answers={**state.answers, **known}), inputs)
 
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError, RunOver, RxloopError
+from rxloop.pipeline.closing import close_iterator
 from rxloop.protocol.events import Event, MessageAddedEvent
 from rxloop.protocol.messages import Message, as_messages
 from rxloop.protocol.settle import settle
@@ -153,9 +154,7 @@ def _observable(attempt: Attempt, source: AsyncIterable[Any]) -> Observable[Any]
                 async for item in iterator:
                     yield item
             finally:
-                close = getattr(iterator, "aclose", None)
-                if close is not None:
-                    await close()
+                await close_iterator(iterator)
 
     return from_async_iter(items, attempt.context(), name="rxloop-steering")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,16 +17,31 @@ log = logging.getLogger("rxloop")
 
 QUEUE = "rxloop:queue"
 """The key in the metadata of a run."""
-_COUNTED_FOR = 1.0
-"""Seconds for which the length of a queue is taken for known."""
+_COUNTED_FOR, _COUNTED_IN = 1.0, 2.0
+"""Seconds for which the length of a queue is taken for known, and that it may take to count it."""
+_PRIORITIES = 1_000_000
+"""The greatest priority, and with a minus the least: a queue may have 32 bits for it, and puts something on top."""
+
+
+def check_priority(priority: Any) -> None:
+    """See that a queue can have this priority.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if type(priority) is not int or not -_PRIORITIES <= priority <= _PRIORITIES:
+        raise ConfigurationError(
+            f"priority must be a whole number from {-_PRIORITIES:,} to {_PRIORITIES:,}, not {priority!r}"
+        )
 
 
 def told(priority: int, at: datetime | None, version: str | None) -> dict[str, Any]:
     """The metadata of a run that is started like this.
 
     Raises:
-        ConfigurationError: `at` has no time zone.
+        ConfigurationError: `at` has no time zone, or `priority` is none.
     """
+    check_priority(priority)
     if at is not None and at.tzinfo is None:
         raise ConfigurationError(f"at={at!r} has no time zone: write datetime(..., tzinfo=UTC)")
     found = {
@@ -46,20 +63,42 @@ def due_in(record: RunRecord) -> float:
     return _kept(record).get("at", 0) / 1000 - time.time()
 
 
-async def ring(queue: Queue, record: RunRecord) -> None:
-    """Ring for a run. If that fails, workers find it without, and later."""
+async def ring(queue: Queue, record: RunRecord) -> bool:
+    """Ring for a run, and give whether that was done. If it fails, workers find the run without, and later."""
     kept = _kept(record)
-    at = datetime.fromtimestamp(kept["at"] / 1000, UTC) if due_in(record) > 0 else None
+    # The queue tells whether it has come: the clock of this process need not be that of others.
+    at = datetime.fromtimestamp(kept["at"] / 1000, UTC) if "at" in kept else None
     try:
         await queue.ring(
             record.task_id,
             priority=kept.get("priority", 0),
             at=at,
             tenant=record.owner,
+            agent=record.agent_name,
             version=kept.get("version"),
         )
     except Exception as error:
         log.warning("the bell for the run %s does not ring: %s; a worker finds the run later", record.task_id, error)
+        return False
+    return True
+
+
+async def ring_for_all(queue: Queue, records: Sequence[RunRecord]) -> bool:
+    """Ring for runs until one bell fails, and give whether none has: the others would, and may take their time."""
+    for record in records:
+        if not await ring(queue, record):
+            return False
+    return True
+
+
+async def waiting(queue: Queue, version: str | None) -> int:
+    """How many bells ring that no worker of this version has answered; none, where that is not known."""
+    try:
+        async with asyncio.timeout(_COUNTED_IN):
+            return await queue.waiting(version)
+    except Exception as error:
+        log.warning("it is not known how much waits in the queue: %s", str(error) or f"no answer in {_COUNTED_IN:g} s")
+        return 0
 
 
 def _kept(record: RunRecord) -> dict[str, Any]:
@@ -69,9 +108,9 @@ def _kept(record: RunRecord) -> dict[str, Any]:
 class Depth:
     """Refuses what is new where too much waits already."""
 
-    def __init__(self, queue: Queue, most: int | None) -> None:
-        """Watch a queue; None is no limit."""
-        self._queue, self._most = queue, most
+    def __init__(self, queue: Queue, most: int | None, version: str | None) -> None:
+        """Watch what waits in a queue for workers of a version; None is no limit."""
+        self._queue, self._most, self._version = queue, most, version
         self._waiting = 0
         self._counted_at = float("-inf")
 
@@ -86,12 +125,8 @@ class Depth:
         now = time.monotonic()
         if now > self._counted_at + _COUNTED_FOR:
             self._counted_at = now
-            try:
-                self._waiting = await self._queue.waiting()
-            except Exception as error:
-                # The log says whether anything can be started at all.
-                log.warning("it is not known how much waits in the queue: %s", error)
-                self._waiting = 0
+            # If that is not known, the log says whether anything can be started at all.
+            self._waiting = await waiting(self._queue, self._version)
         if self._waiting >= self._most:
             raise QueueFull(f"{self._waiting} runs wait for a worker, and no more than {self._most} may: try later")
         self._waiting += 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
 from rxloop.agent import Agent
 from rxloop.errors import ContextBusy, Paused, RuntimeClosed, RxloopError, UnknownRun
+from rxloop.pipeline.log_retry import within
 from rxloop.pipeline.logs import EventLog, TakesTurns
 from rxloop.pipeline.queues import Queue
 from rxloop.pipeline.values import RunRecord
@@ -19,8 +19,9 @@ from rxloop.protocol.events import PendingInput
 from rxloop.run.handle import Run
 from rxloop.run.options import WhenBusy
 from rxloop.run.settling import carry_out, until_due
-from rxloop.runtime._bells import due_in, ring, version_of
+from rxloop.runtime._bells import due_in, ring, ring_for_all, waiting
 from rxloop.runtime._driven import Driven
+from rxloop.runtime._strangers import Strangers
 from rxloop.state.conversation import read_log
 from rxloop.stream.waiting import all_over
 
@@ -36,10 +37,16 @@ _LONGEST_PAUSE = 60.0
 """Seconds between two tries with a run that this process cannot go on with."""
 _STOPS_IN = 5.0
 """Seconds after which what has not stopped is told so once more."""
-_BELLS_IN = 30.0
-"""Seconds after which a bell counts as lost, and between two looks for such bells."""
+_LOST = 20.0
+"""Seconds that a submitted run is left to whoever was told of it; then its bell, or its process, counts as lost."""
+_LOOK, _LOOK_SELDOM = 10.0, 60.0
+"""Seconds between two looks for submitted runs; and while so many bells ring that workers have enough to do."""
 _BELLS = 200
-"""How many bells are rung again at one look: those that are not lost are rung for nothing."""
+"""How many bells are enough, and how many are rung at one look: those that are not lost are rung for nothing."""
+_WIDE = 5_000
+"""How many runs are looked at where most of so few are for later, or for others: those that are due may be rare."""
+_FAILED = 10
+"""How many runs that cannot go on here, for each that can, keep no other bell waiting: where all fail, all wait."""
 _SERVED = 32
 """Runs of a queue that go on at once, where nobody says how many."""
 
@@ -78,14 +85,19 @@ class Driving:
         self._adopt_every = adopt_every
         self._queue, self._version = queue, version
         self._concurrency = concurrency or _SERVED
-        self._look_for_bells_at = 0.0
+        self._strangers = Strangers(events, agents, version)
+        self._looked_at = float("-inf")
+        """When it was looked for submitted runs."""
+        self._looked_to: str | None = None
+        """The submitted run behind which the next look goes on; None is from the first one."""
+        self._look_at = float("-inf")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._credentials: dict[str, dict[str, Any]] = {}
         """Those that a run is to go on with here, by its id and that of the question."""
+        self._failed: dict[str, asyncio.Future[None]] = {}
+        """Of each run that is driven: done once it could not go on here."""
         self._once_more: set[str] = set()
         """The runs that somebody has asked to drive while they were driven."""
-        self._strangers: set[tuple[str, str | None]] = set()
-        """The agents, and versions of them, that the log has and this runtime has not; each is told of once."""
         self._watching: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
@@ -107,7 +119,8 @@ class Driving:
             if tasks:
                 _, left = await asyncio.wait(tasks, timeout=(1 - _FOR_CALLS) * seconds)
                 if left:
-                    log.info("%d runs have not ended in time: the next process goes on with them", len(left))
+                    which = "1 run has" if len(left) == 1 else f"{len(left)} runs have"
+                    log.info("%s not ended in time: the next process goes on with what is left", which)
                     await asyncio.gather(*(self._give_up(run, _FOR_CALLS * seconds) for run in self.driven))
         finally:
             for task in tasks:
@@ -135,7 +148,7 @@ class Driving:
         *,
         begun: Run[Any] | None = None,
         credentials: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> asyncio.Task[None] | None:
         """Bring a run to rest in a task of its own; if one does so already, it looks once more before it is over.
 
         Args:
@@ -143,6 +156,9 @@ class Driving:
             agent: The name of its agent.
             begun: An attempt of it that goes on already.
             credentials: What it is to go on with here, by the id of the question.
+
+        Returns:
+            The task; None where runs are not begun any more.
         """
         if begun is not None:
             self.driven.begun(begun)
@@ -151,12 +167,19 @@ class Driving:
         task = self._tasks.get(task_id)
         if task is not None and not task.done():
             self._once_more.add(task_id)
-            return
+            return task
         if self.closing:
-            return
+            return None
         work = self._settle(task_id, agent, begun)
-        task = self._tasks[task_id] = asyncio.create_task(work, name=f"rxloop-drive-{task_id}")
-        task.add_done_callback(lambda done: self._tasks.pop(task_id) if self._tasks.get(task_id) is done else None)
+        self._failed[task_id] = asyncio.get_running_loop().create_future()
+        with within(None):
+            task = self._tasks[task_id] = asyncio.create_task(work, name=f"rxloop-drive-{task_id}")
+        task.add_done_callback(lambda done: self._over(task_id, done))
+        return task
+
+    def _over(self, task_id: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(task_id) is task:
+            del self._tasks[task_id], self._failed[task_id]
 
     async def _settle(self, task_id: str, agent: str, begun: Run[Any] | None) -> None:
         pause, secret = 1.0, dict[str, Any]()
@@ -167,6 +190,7 @@ class Driving:
             return secret.pop(question.input_id)
 
         while True:
+            failed = False
             self._once_more.discard(task_id)
             secret.update(self._credentials.pop(task_id, {}))
             try:
@@ -188,20 +212,24 @@ class Driving:
                         secret.clear()
                 if task_id not in self._once_more:
                     await self.ring_next(task_id)
-                    return
-                continue
             except ContextBusy:
-                if self._queue is not None:
-                    # Who brings the earlier one to rest rings for this one.
-                    return
-                # An earlier one has got its answer since.
-                continue
+                if self._queue is None:
+                    # An earlier one has got its answer since.
+                    continue
+                # Who brings the earlier one to rest rings for this one.
             except Exception:
                 log.exception("the run %s cannot go on here; trying again in %g s", task_id, pause)
+                failed = True
             finally:
                 self.driven.ended(task_id)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            if failed:
+                if not self._failed[task_id].done():
+                    self._failed[task_id].set_result(None)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            elif task_id not in self._once_more:
+                # Otherwise a bell has rung meanwhile, for what was not there to be seen, and is answered by this task.
+                return
 
     async def deps_of(self, task_id: str) -> Any:
         """Ask for the deps of a run.
@@ -233,9 +261,11 @@ class Driving:
 
     async def _adopt(self) -> None:
         """Take up the runs of these agents that nobody drives; with a queue, ring for those that nobody has begun."""
+        looks = await self._looks_for_submitted()
+        due, last = await self._due(looks)
         unheard: list[RunRecord] = []
-        for record in await read_log(self._turns.orphans):
-            if not self._is_ours(record) or due_in(record) > 0:
+        for record in due:
+            if not self._strangers.knows(record):
                 continue
             if self._queue is not None and record.state == "submitted":
                 unheard.append(record)
@@ -243,45 +273,52 @@ class Driving:
             if not self.drives(record.task_id):
                 log.info("goes on with the run %s, which nobody drives", record.task_id)
             self.drive(record.task_id, record.agent_name)
-        now = asyncio.get_running_loop().time()
-        if self._queue is not None and now >= self._look_for_bells_at:
-            self._look_for_bells_at = now + _BELLS_IN
-            # Any of them may be the one whose bell was lost.
-            for record in random.sample(unheard, min(_BELLS, len(unheard))):
-                await ring(self._queue, record)
+        if self._queue is not None and await ring_for_all(self._queue, unheard[:_BELLS]) and looks:
+            self._looked_to = unheard[_BELLS - 1].task_id if len(unheard) > _BELLS else last
+        if looks:
+            await self._strangers.look(due)
 
-    def _is_ours(self, record: RunRecord) -> bool:
-        """Whether this process can go on with a run; each reason why not is told of once."""
-        version = version_of(record)
-        known = record.agent_name in self._agents
-        if known and version in (None, self._version):
-            return True
-        kind = record.agent_name, version
-        if kind not in self._strangers:
-            self._strangers.add(kind)
-            if known:
-                log.warning(
-                    "nobody drives the run %s, which version %r has started, and this is %s: a worker of that version "
-                    "has to go on with it",
-                    record.task_id,
-                    version,
-                    "none" if self._version is None else repr(self._version),
-                )
-            else:
-                log.warning(
-                    "nobody drives the run %s, and this runtime has no agent %r that could go on with it: it has %s",
-                    record.task_id,
-                    record.agent_name,
-                    ", ".join(self._agents),
-                )
-        return False
+    async def _due(self, looks: bool) -> tuple[list[RunRecord], str | None]:
+        """The runs that nobody drives, and that may begin; the submitted ones only if it is time to look for those.
+
+        Returns:
+            These, and the last submitted one that was looked at, if there are more.
+        """
+        limits = (0,) if not looks else (None,) if self._queue is None else (_BELLS, _WIDE)
+        due, last = list[RunRecord](), None
+        for limit in limits:
+            orphans = await read_log(
+                self._turns.orphans, submitted_before=_LOST, submitted_limit=limit, submitted_after=self._looked_to
+            )
+            # One that was begun was due, whatever the clock of this process says.
+            due = [record for record in orphans if record.state != "submitted" or due_in(record) <= 0]
+            ours = sum(record.state == "submitted" and self._strangers.knows(record) for record in due)
+            submitted = [record.task_id for record in orphans if record.state == "submitted"]
+            last = submitted[limit - 1] if limit and len(submitted) >= limit else None
+            if last is None or ours >= _BELLS / 2:
+                break
+        return due, last
+
+    async def _looks_for_submitted(self) -> bool:
+        """Whether it is time to look for submitted runs too, of which there may be many."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOK
+        lately = now < self._looked_at + _LOOK_SELDOM
+        if self._queue is not None and lately and await waiting(self._queue, self._version) >= _BELLS:
+            return False
+        self._looked_at = now
+        return True
 
     # -- with a queue
 
     async def _serve_on(self, queue: Queue) -> None:
         while not self.closing:
             try:
-                await queue.serve(self._answer, concurrency=self._concurrency, version=self._version)
+                await queue.serve(
+                    self._answer, concurrency=self._concurrency, agents=self._agents, version=self._version
+                )
             except Exception as error:
                 log.warning("the queue cannot be served: %s; trying again", error)
             # Until then, and where it has lost a bell, runs are found without.
@@ -292,26 +329,34 @@ class Driving:
 
         Raises:
             RuntimeClosed: It has not come to rest here, and its bell has to ring for somebody else.
+            RxloopError: It is for another worker, and so is its bell.
         """
         try:
             record = await read_log(self._log.record, task_id)
         except UnknownRun:
             log.warning("a bell has rung for the run %s, which the log does not have", task_id)
             return
-        if not self._is_ours(record) or await self._goes_on_elsewhere(record):
+        if not self._strangers.knows(record):
+            raise RxloopError(f"the run {task_id} of the agent {record.agent_name!r} is for another worker")
+        if await self._goes_on_elsewhere(record):
             return
-        self.drive(task_id, record.agent_name)
-        task = self._tasks.get(task_id)
+        task = self.drive(task_id, record.agent_name)
         if task is not None:
             # One that is cancelled has nothing to say about the run.
-            await asyncio.wait([task])
+            await asyncio.wait([task, self._failed[task_id]], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                if sum(failed.done() for failed in self._failed.values()) <= _FAILED * self._concurrency:
+                    # It is tried again here, for who knows how long, and other bells are not to wait for that.
+                    return
+                await asyncio.wait([task])
         if task is None or task.cancelled():
             raise RuntimeClosed(f"this process goes away, and has not brought the run {task_id} to rest")
 
     async def _goes_on_elsewhere(self, record: RunRecord) -> bool:
         if record.state != "working" or self.drives(record.task_id):
             return False
-        return all(orphan.task_id != record.task_id for orphan in await read_log(self._turns.orphans))
+        orphans = await read_log(self._turns.orphans, submitted_limit=0)
+        return all(orphan.task_id != record.task_id for orphan in orphans)
 
     async def ring_next(self, task_id: str) -> None:
         """Ring for the run that may have waited in its conversation for this one to come to rest."""

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from rxloop.operators.views.after import UNKNOWN, read_cursor
+from rxloop.pipeline.log_retry import within
 from rxloop.pipeline.logs import EventLog, takes_deltas
-from rxloop.protocol.events import AnyEvent, StatusUpdateEvent, ends_attempt
-from rxloop.recorded.follow import follow
+from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent, ends_attempt
+from rxloop.recorded.follow import follow_on
 from rxloop.recorded.stream import OVER, RecordedStream
 from rxloop.run.handle import Run
 from rxloop.state.conversation import read_log
@@ -47,47 +48,54 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None, *, stri
     hold = Reading()
 
     async def work(push: Push[AnyEvent]) -> None:
-        reading = _Progress(log, task_id, after, push, hold.gate)
-        read: Run[Any] | None = None
-        while not reading.over:
-            run = here.run(task_id)
-            # An attempt that is over is still driven for a moment.
-            if run is not None and run is not read:
-                read = run
-                # From the first event of the run, and not of the attempt.
-                live = run.stream(after=reading.cursor or f"{task_id}/0.0.0")
-                try:
-                    await reading.read(live)
-                except Exception as error:
-                    # An attempt that was refused is not the end of the run: the log tells how it goes on.
-                    logger.debug("the run %s cannot be read live: %s", task_id, error)
-                continue
-            # From the log until the run is driven here: that has the deltas.
-            with_log = asyncio.timeout(None)
-            stop = here.watch(task_id, partial(with_log.reschedule, 0))
-            try:
-                async with with_log:
-                    if not await _has_all(log, task_id, reading.cursor):
-                        await reading.read(
-                            follow(
-                                log, task_id, after=reading.cursor, strict=False, deltas=takes_deltas(log), until="end"
-                            )
-                        )
-                    return
-            except TimeoutError:
-                if not with_log.expired():
-                    raise
-            finally:
-                stop()
+        # It goes on for as long as the run does, though a client waits for its beginning.
+        with within(None):
+            await _read(log, here, task_id, _Progress(log, task_id, after, push, hold.gate), strict)
 
     source = from_task(work, name=f"rxloop-follow-{task_id}")
     return RecordedStream(source, run=(log, task_id), until="end", reading=hold)
 
 
-async def _has_all(log: EventLog, task_id: str, after: str | None) -> bool:
+async def _read(log: EventLog, here: Here, task_id: str, reading: _Progress, strict: bool) -> None:
+    """Deliver the events that a reader does not have, from wherever they come first."""
+    read: Run[Any] | None = None
+    while not reading.over:
+        run = here.run(task_id)
+        # An attempt that is over is still driven for a moment.
+        if run is not None and run is not read:
+            read = run
+            # From the first event of the run, and not of the attempt.
+            live = run.stream(after=reading.cursor or f"{task_id}/0.0.0")
+            try:
+                await reading.read(live)
+            except Exception as error:
+                # An attempt that was refused is not the end of the run: the log tells how it goes on.
+                logger.debug("the run %s cannot be read live: %s", task_id, error)
+            continue
+        # From the log until the run is driven here: that has the deltas.
+        with_log = asyncio.timeout(None)
+        stop = here.watch(task_id, partial(with_log.reschedule, 0))
+        try:
+            async with with_log:
+                place = reading.cursor, reading.last
+                if not await _has_all(log, task_id, *place):
+                    deltas = takes_deltas(log)
+                    await reading.read(follow_on(log, task_id, *place, strict=strict, deltas=deltas, until="end"))
+                return
+        except TimeoutError:
+            if not with_log.expired():
+                raise
+        finally:
+            stop()
+
+
+async def _has_all(log: EventLog, task_id: str, after: str | None, last: Event | None) -> bool:
     """Whether a run is over, and its reader has its last event."""
     record = await read_log(log.record, task_id)
     if after is None or record.state not in OVER:
+        return False
+    if last is not None and last.timestamp != record.updated:
+        # The log may have gone back: then it has another one under that number.
         return False
     cursor = read_cursor(after, strict=False)
     return (cursor.task_id, cursor.attempt, cursor.seq) == (task_id, record.attempt, record.seq)
@@ -98,6 +106,8 @@ class _Progress:
 
     def __init__(self, log: EventLog, task_id: str, after: str | None, push: Push[AnyEvent], gate: Gate) -> None:
         self.cursor = after
+        self.last: Event | None = None
+        """The last durable event."""
         self.over = False
         self._log, self._task_id = log, task_id
         self._push = push
@@ -116,6 +126,7 @@ class _Progress:
                     self.over = event.state in OVER and event.seq == last
                 self._push(event)
                 self.cursor = event.cursor
+                self.last = event if event.durable else self.last
                 if self.over:
                     return
                 if self._gate.closed:

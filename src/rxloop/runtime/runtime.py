@@ -11,7 +11,8 @@ from typing import Any, Self, TypedDict, cast
 from typing_extensions import Unpack
 
 from rxloop.agent import Agent
-from rxloop.errors import ConfigurationError, RunExists, RuntimeClosed, RxloopError
+from rxloop.errors import ConfigurationError, QueueFull, RunExists, RuntimeClosed, RxloopError, UnknownRun
+from rxloop.pipeline.log_retry import within
 from rxloop.pipeline.logs import EventLog, Mailbox, TakesTurns
 from rxloop.pipeline.queues import Queue
 from rxloop.pipeline.values import RunRecord
@@ -109,7 +110,7 @@ class Runtime:
         self._agents = {name: agent.with_log(log).named(name) for name, agent in agents.items()}
         self._grace = grace
         self._queue, self._version = queue, version
-        self._depth = None if queue is None else Depth(queue, max_waiting)
+        self._depth = None if queue is None else Depth(queue, max_waiting, version)
         self._works = queue is None if works is None else works
         if queue is None and not self._works:
             raise ConfigurationError("works=False needs a queue: without one, nobody would be told of a run")
@@ -187,39 +188,54 @@ class Runtime:
             agent: The name of the agent.
             prompt: As for `Agent.run`.
             key: The same key of the same agent and owner is the same run: started once, however often it is asked for.
-            priority: Of those that wait in a queue, the ones with greater priorities come first.
+            priority: Of those that wait in a queue, the ones with greater priorities come first: a whole number within
+                1,000,000 of 0.
             at: The run begins at this time, or soon after it, if that is to come. What is started later in its
                 conversation waits for it. It needs a queue.
             **options: See `StartOptions`. With a queue, the `owner` is the tenant whose limit counts.
 
         Raises:
             ConfigurationError: There is no such agent, or an option is wrong.
-            QueueFull: Too many runs wait for a worker; nothing was started.
+            QueueFull: Too many runs wait for a worker; nothing was started, and nothing was by this key before.
             RuntimeClosed: The runtime is not entered, or drains.
         """
         self._check_open()
         _check_options(options)
         if (at is not None or priority) and self._queue is None:
             raise ConfigurationError("at= and priority= are for runs that wait in a queue: Runtime(..., queue=...)")
+        task_id = self.id_of(agent, key, options.get("owner")) if key is not None else None
         if self._depth is not None:
-            await self._depth.check()
+            try:
+                await self._depth.check()
+            except QueueFull:
+                # One that is there already asks for no place.
+                if task_id is None or (record := await self._started(task_id)) is None:
+                    raise
+                return record
         metadata = options.get("metadata") or {}
         if QUEUE in metadata:
             raise ConfigurationError(f"the key {QUEUE!r} of the metadata is not yours: use priority= and at=")
         if ours := told(priority, at, self._version):
             options["metadata"] = {**metadata, **ours}
-        task_id = self.id_of(agent, key, options.get("owner")) if key is not None else None
         try:
             record = await self._agent(agent).submit(prompt, task_id=task_id, **options)
         except RunExists:
-            if task_id is None:
+            if task_id is None or (found := await self._started(task_id)) is None:
                 raise
-            record = await self.record(task_id)
-            if record.state != "submitted":
-                # Whoever drives it goes on; if nobody does, it is taken up as what a process has left.
-                return record
-        # One that is submitted already may be left by a call that was cancelled in the middle.
+            return found
         await self._goes_on(record)
+        return record
+
+    async def _started(self, task_id: str) -> RunRecord | None:
+        """The run, if it was started already, and sees that it goes on."""
+        try:
+            record = await self.record(task_id)
+        except UnknownRun:
+            return None
+        # Whoever drives it goes on; if nobody does, it is taken up as what a process has left. One that is submitted
+        # may be left by a call that was cancelled in the middle.
+        if record.state == "submitted":
+            await self._goes_on(record)
         return record
 
     @staticmethod
@@ -247,7 +263,8 @@ class Runtime:
         self._check_open()
         agent = await self._agent_of(task_id)
         deps = await self._driving.deps_of(task_id)
-        run = await agent.fork(task_id, at, prompt=prompt, results=results, deps=deps).begin()
+        with within(None):
+            run = await agent.fork(task_id, at, prompt=prompt, results=results, deps=deps).begin()
         if self._driving.closing or self._queue is not None:
             await run.release()
         else:
@@ -267,11 +284,13 @@ class Runtime:
             task_id: The run.
             after: The cursor of the last event that the reader has; only what follows it is delivered.
             strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run, as it should where it
-                comes from a client.
+                comes from a client. And end with `LogWentBack` if the log goes back; otherwise a `gap` says so, and the
+                whole run follows.
 
         Raises:
             ConfigurationError: `after` is not a cursor.
             UnknownRun: From the stream: the log has no such run.
+            LogWentBack: From the stream: the log lacks an event that the reader has, as after a failover.
         """
         return followed(self.log, self._driving.driven, task_id, after, strict=strict)
 

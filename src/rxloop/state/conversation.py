@@ -151,7 +151,8 @@ async def _histories(log: EventLog, context_id: str, before: str, after: Mark | 
 
 
 def _mark(records: Sequence[RunRecord]) -> Mark:
-    return Mark(len(records), sum(record.seq for record in records), records[-1].task_id if records else "")
+    events, updated = sum(record.seq for record in records), sum(record.updated for record in records)
+    return Mark(len(records), events, updated, records[-1].task_id if records else "")
 
 
 async def _fold(events: Sequence[Event], state: RunState) -> RunState:

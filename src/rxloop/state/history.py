@@ -8,12 +8,13 @@ store to nobody: many runs begin with the same one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar, overload
+from typing import Generic, TypeVar, cast, overload
 
 from rxloop.protocol.messages import Message
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class Stored:
@@ -44,15 +45,13 @@ class Stored:
 class History(Sequence[Message]):
     """The messages of a conversation, as one version of them."""
 
-    __slots__ = ("_items", "_joined", "_length", "newest_user", "paired", "pinned", "size")
+    __slots__ = ("_built", "_items", "_length", "newest_user", "pinned", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         messages = list(messages)
         self._items: list[Message | Stored] = list(messages)
         self._length = len(self._items)
-        self._joined: tuple[object, int, bytes] | None = None
-        self.paired = 0
-        """How many of the first messages are known to have a result for each call, and no other results."""
+        self._built: tuple[object, int, object] | None = None
         self.size = 0
         """Characters of all messages, for estimates."""
         self.newest_user: int | None = None
@@ -70,7 +69,7 @@ class History(Sequence[Message]):
         items.extend(messages)
         longer._items = items
         longer._length = len(items)
-        longer._joined, longer.paired = self._joined, self.paired
+        longer._built = self._built
         longer.size, longer.newest_user, longer.pinned = self.size, self.newest_user, self.pinned
         longer._note(messages, self._length)
         return longer
@@ -90,7 +89,7 @@ class History(Sequence[Message]):
                 pinned += [first + place for place in chunk.pinned]
         longer = History.__new__(History)
         longer._items, longer._length = items, len(items)
-        longer._joined, longer.paired = self._joined, self.paired
+        longer._built = self._built
         longer.size, longer.newest_user, longer.pinned = size, newest_user, tuple(pinned)
         return longer
 
@@ -115,20 +114,26 @@ class History(Sequence[Message]):
             if message.pinned:
                 self.pinned = (*self.pinned, place)
 
-    def joined(self, key: object, encode: Callable[[Message], bytes]) -> bytes:
-        """Encode the messages, with commas between them; what a shorter version was joined of is not encoded again.
+    def built(self, key: object, kind: type[T]) -> tuple[int, T] | None:
+        """What somebody has built of the first messages, and of how many; None where nothing is kept under this key.
 
         Args:
-            key: Names the encoding: the bytes of another one are of no use.
-            encode: Encodes one message.
+            key: Names what is built, and all of the rules that it depends on.
+            kind: The type of what is kept under this key.
         """
-        kept, length, data = self._joined or (key, 0, b"")
-        if kept != key:
-            length, data = 0, b""
-        if length < self._length:
-            data = b",".join([*([data] if length else ()), *map(encode, self[length:])])
-            self._joined = (key, self._length, data)
-        return data
+        if self._built is None or self._built[0] != key:
+            return None
+        return self._built[1], cast("T", self._built[2])
+
+    def keep(self, key: object, count: int, built: object) -> None:
+        """Keep what was built of the first messages, for this version and later ones, in place of what was kept before.
+
+        Args:
+            key: Names it.
+            count: Of how many messages it was built.
+            built: What must not change any more: the versions share it.
+        """
+        self._built = (key, count, built)
 
     def __len__(self) -> int:
         return self._length

@@ -14,6 +14,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
 from rxloop.errors import InvalidEvent, Paused, RxloopError
+from rxloop.pipeline.closing import close_iterator
 from rxloop.stream.connect import Cold
 from rxloop.stream.foreign_errors import as_error, leave_to_loop
 from rxloop.stream.scheduler import RunScheduler
@@ -227,9 +228,7 @@ def from_async_iter(
             async for value in iterator:
                 push(value)
         finally:
-            close = getattr(iterator, "aclose", None)
-            if close is not None:
-                await close()
+            await close_iterator(iterator)
 
     return from_task(work, ctx, name=name)
 

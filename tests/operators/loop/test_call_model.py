@@ -19,7 +19,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message
-from rxloop.providers._text import text_delta
+from rxloop.providers.reading._text import text_delta
 from rxloop.stream.bridges import emit
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next

@@ -9,12 +9,7 @@ from runs import collect, letters, repeated
 from rxloop import Agent, CheckpointEvent, CustomEvent, Event, MemoryEventLog, RunContext, Signal, Usage, op, tool
 from rxloop.operators.loop.checkpoint import checkpoint
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
-
-
-@tool(idempotent=True)
-async def step(n: int = 0) -> int:
-    """One step."""
-    return n
+from stepping import step
 
 
 def looped(every: int) -> list[Any]:

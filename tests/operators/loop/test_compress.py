@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
@@ -20,22 +19,17 @@ from rxloop import (
     Message,
     ModelRequest,
     Signal,
-    ThinkingFailedEvent,
     Usage,
     op,
 )
 from rxloop.context import (
-    CompositeWorkspace,
     LastCut,
-    Scratchpad,
     SlidingWindowCompressor,
-    TextWorkspace,
     TokenEstimator,
     problems_of,
 )
 from rxloop.pipeline.seams import Budget
-from rxloop.pipeline.values import Rendered, WorkspacePart
-from rxloop.testing import ScriptedModel, turn, virtual_time
+from rxloop.testing import ScriptedModel, turn
 
 
 async def test_a_request_that_fits_is_left_alone() -> None:
@@ -171,51 +165,6 @@ async def test_pinned_messages_and_the_task_stay() -> None:
         assert "Never open it." in texts
 
 
-class Broken:
-    """A compressor of somebody who had no time."""
-
-    max_tokens = 1_000
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def compress(self, messages: Sequence[Message], budget: Budget) -> Any:
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result(messages)
-
-
-@pytest.mark.parametrize(
-    ("result", "reason"),
-    [
-        (RuntimeError("no"), "RuntimeError: no"),
-        (lambda messages: "nonsense", "return a list of messages"),
-        (lambda messages: [*messages, *(Message.user("more " * 200),)], "more than"),
-        (lambda messages: list(reversed(messages)), "keep the order"),
-    ],
-)
-async def test_a_broken_compressor_does_not_touch_the_run(result: Any, reason: str) -> None:
-    # T105, T106, T115
-    plain, model = (ScriptedModel(*looks(8), "Done.") for _ in range(2))
-    await run_of(plain)
-    events = await run_of(model, op.compress(Broken(result)))
-    failures = [event for event in events if isinstance(event, ThinkingFailedEvent)]
-    assert len(failures) == 3
-    assert all(reason in event.reason for event in failures)
-    assert [sent(each) for each in model.requests] == [sent(each) for each in plain.requests]
-
-
-async def test_what_a_compressor_tears_apart_is_repaired_and_told() -> None:
-    # T93, T95
-    model = ScriptedModel(*looks(8), "Done.")
-    events = await run_of(model, op.compress(Broken(lambda messages: list(messages)[-3:])))
-    told = compressions(events)
-    assert told
-    assert all(event.problems for event in told)
-    assert all(problems_of(request.messages) == [] for request in model.requests)
-    assert all(request.messages[0].text == "Find the crate." for request in model.requests)
-
-
 async def test_a_compressor_may_wait() -> None:
     class Later(SlidingWindowCompressor):
         def compress(self, messages: Sequence[Message], budget: Budget) -> Awaitable[Sequence[Message]]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -240,166 +189,17 @@ async def test_the_view_that_is_kept_is_what_is_sent() -> None:
     assert history[0] in request.messages
 
 
-BIG = "The shelf plan of hall seven. " * 900
-
-
-@pytest.mark.parametrize("phase", [None, op.compress(SlidingWindowCompressor(12_000))])
-async def test_a_workspace_is_in_each_request_once_and_never_in_the_history(phase: Any) -> None:
-    # T89, T90, T91
-    pad = Scratchpad(title="Notes")
-    model = ScriptedModel(*looks(9), "Done.")
-
-    @op.on(ModelRequest)
-    async def write(request: ModelRequest, ctx: Any) -> AsyncIterator[Signal]:
-        pad["count"] = f"<<{request.iteration}>>"
-        yield request
-
-    shown = op.workspace(CompositeWorkspace(TextWorkspace(BIG, title="Plan"), pad))
-    operators = [write, shown, *([phase] if phase is not None else [])]
-    agent = Agent(model, tools=[look], limits=MANY, loop=op.standard(before_model=operators))
-    result = await agent.run("Find the crate.")
-    tokens = TokenEstimator().count([Message.system(BIG)])
-    assert tokens > 5_000
-    assert len(model.requests) == 10
-    for number, request in enumerate(model.requests, start=1):
-        assert [message.text.count("hall seven") for message in sent(request)].count(900) == 1
-        assert "hall seven" in request.system[-1].text
-        assert f"<<{number}>>" in request.tail[-1].text
-        assert f"<<{number - 1}>>" not in "".join(message.text for message in sent(request))
-    for message in result.messages:
-        assert "hall seven" not in message.text
-        assert "<<" not in message.text
-
-
-async def test_a_workspace_may_be_a_text_or_wait() -> None:
-    class Clock:
-        def render(self) -> Rendered:
-            return "It is noon."
-
-    class Slow:
-        async def render(self) -> Rendered:
-            return [WorkspacePart("Rules.", "House", "static"), WorkspacePart("  ")]
-
-    model = ScriptedModel("Done.")
-    await run_of(model, op.workspace(Clock()), op.workspace(Slow()), instructions="Be brief.")
-    assert [message.text for message in sent(model.requests[0])] == [
-        "Be brief.",
-        "## House\nRules.",
-        "Find the crate.",
-        "[Workspace, as it is now]\nIt is noon.",
-    ]
-
-
-async def test_an_empty_workspace_leaves_the_request_alone() -> None:
-    model = ScriptedModel("Done.")
-    await run_of(model, op.workspace(CompositeWorkspace(TextWorkspace(), Scratchpad())))
-    assert [message.text for message in sent(model.requests[0])] == ["Find the crate."]
-
-
-class Making:
-    """A compressor of one's own, asked before each call."""
-
-    max_tokens = 1
-
-    def __init__(self, make: Any) -> None:
-        self._make = make
-
-    def compress(self, messages: Sequence[Message], budget: Budget) -> Any:
-        return self._make(messages)
-
-
-async def test_a_compressor_that_drops_results_leaves_no_call_without_one() -> None:
-    # T115
-    model = ScriptedModel(*looks(7), "Done.")
-    events = await run_of(model, op.compress(Making(lambda m: [each for each in m if each.role != "tool"])))
-    for request in model.requests:
-        assert problems_of(request.messages, open_tail=False) == []
-        assert len(request.messages) == 1 or request.messages[-1].role == "tool"
-    assert any("must stay" in problem for event in compressions(events) for problem in event.problems)
-
-
-async def test_the_question_of_the_newest_turn_outlives_any_compressor() -> None:
-    model = ScriptedModel("One.", *looks(3), "Two.")
-    loop = op.standard(before_model=[op.compress(Making(lambda messages: messages[:1]))])
-    agent = Agent(model, tools=[look], loop=loop, log=MemoryEventLog())
-    await agent.run("First?", context_id="c")
-    await agent.run("Second?", context_id="c")
-    for request in model.requests[1:]:
-        assert "Second?" in [message.text for message in request.messages]
-
-
-async def test_the_compressor_at_fault_is_named_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    model = ScriptedModel(*looks(5), "Done.")
-    await run_of(model, op.compress(Making(lambda messages: messages[2:])))
-    warnings = [each.getMessage() for each in caplog.records if "had to be repaired" in each.getMessage()]
-    assert len(warnings) == 1
-    assert "Making" in warnings[0]
-
-
-async def test_a_result_of_which_nothing_is_left_after_its_repair_is_told() -> None:
-    model = ScriptedModel("Done.")
-    events = await run_of(model, op.compress(Making(lambda messages: [])))
-    assert [event.reason for event in events if isinstance(event, ThinkingFailedEvent)] == [
-        "nothing of the result was left after its repair: message 0 of the history must stay"
-    ]
-
-
-def test_what_is_no_compressor_is_refused_when_the_operator_is_made() -> None:
-    for wrong in (5, None, "window", SlidingWindowCompressor, object()):
-        for make in (op.compress, op.thinking_phase):
-            with pytest.raises(ConfigurationError, match="is not a compressor"):
-                make(wrong)  # pyright: ignore[reportArgumentType]
-    window: Any = SlidingWindowCompressor(1_000)
-    odd: list[dict[str, Any]] = [{"counter": 5}, {"every": 0}, {"every": "2"}, {"timeout": 0}, {"timeout": "1"}]
-    for options in odd:
-        for make in (op.compress, op.thinking_phase):
-            with pytest.raises(ConfigurationError, match=next(iter(options))):
-                make(window, **options)
-
-
-@pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_compressor_that_hangs_is_left_after_its_time_and_the_run_goes_on(kind: str) -> None:
-    # T105
-    go = threading.Event()
-
-    class HangsLater:
-        max_tokens = 1
-
-        async def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message]:
-            return await asyncio.Event().wait() and messages
-
-    class HangsAtOnce:
-        max_tokens = 1
-
-        def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message]:
-            go.wait(30)
-            return messages
-
-    hanging = HangsLater() if kind == "async" else HangsAtOnce()
-    model = ScriptedModel(*looks(4), "Done.")
-    try:
-        with virtual_time(patience=0.05) as time:
-            events = time.run(run_of(model, op.compress(hanging, timeout=2)))
-            # After three failures the run goes without.
-            assert 6 <= time.now < 7
-    finally:
-        go.set()
-    reasons = [event.reason for event in events if isinstance(event, ThinkingFailedEvent)]
-    assert len(reasons) == 3
-    assert all("took more than 2 s" in reason for reason in reasons)
-    assert events[-1].kind == "status-update"
-    assert [len(request.messages) for request in model.requests] == [1, 3, 5, 7, 9]
-
-
 async def test_a_compressor_of_ones_own_does_not_hold_the_event_loop() -> None:
     threads: list[threading.Thread] = []
 
-    class Noting(Making):
+    class Noting:
+        max_tokens = 1
+
         def compress(self, messages: Sequence[Message], budget: Budget) -> Any:
             threads.append(threading.current_thread())
             return list(messages)
 
-    await run_of(ScriptedModel("Done."), op.compress(Noting(None)))
+    await run_of(ScriptedModel("Done."), op.compress(Noting()))
     assert threads
     assert threading.main_thread() not in threads
 

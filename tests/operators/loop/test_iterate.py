@@ -10,7 +10,6 @@ from runs import collect, letters, outcome, repeated, shape, well_formed
 from rxloop import (
     Agent,
     ContentCompleteEvent,
-    Event,
     Limits,
     LLMCallEvent,
     MemoryEventLog,
@@ -18,28 +17,16 @@ from rxloop import (
     Result,
     RunContext,
     RunError,
-    StatusUpdateEvent,
     ToolCompleteEvent,
     op,
     tool,
 )
-from rxloop.errors import ContextLengthExceeded, PipelineError
+from rxloop.errors import ContextLengthExceeded
 from rxloop.operators.loop.iterate import MOST_PRESSURE, iterate
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, RunRequest, Signal, ToolRequest
 from rxloop.stream.bridges import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-
-
-@tool(idempotent=True)
-async def step(n: int = 0) -> int:
-    """One step."""
-    return n
-
-
-async def refused(*operators: Operator, turns: Any = ("Hello.",), **fields: Any) -> RunError:
-    with pytest.raises(RunError) as caught:
-        await Agent(ScriptedModel(*turns), tools=[step], loop=operators, **fields).run("Hi")
-    return caught.value
+from stepping import step
 
 
 async def test_each_iteration_subscribes_the_pipeline_anew() -> None:
@@ -72,59 +59,6 @@ async def test_what_stands_in_a_request_is_the_fold_of_the_stream() -> None:
     assert [message.text for message in model.requests[2].system] == ["Be brief."]
 
 
-async def test_without_call_model_the_error_names_the_operators() -> None:
-    error = await refused(op.run_tools(), op.checkpoint())
-
-    assert error.code == "pipeline"
-    assert isinstance(error.__cause__, PipelineError)
-    assert "ModelRequest" in str(error)
-    assert "run_tools, checkpoint" in str(error)
-
-
-async def test_an_empty_pipeline_is_an_error() -> None:
-    assert "ModelRequest" in str(await refused())
-
-
-async def test_without_run_tools_the_error_names_the_operators() -> None:
-    error = await refused(op.call_model(), op.checkpoint(), turns=(call("step"),))
-
-    assert error.code == "pipeline"
-    assert "ToolRequest" in str(error)
-    assert "call_model, checkpoint" in str(error)
-    assert well_formed(error.result.messages)
-
-
-async def test_a_guard_that_swallows_a_call_is_named_with_the_tool() -> None:
-    @op.on(ToolRequest)
-    async def swallows(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-        if request.call.arguments["n"] != 2:
-            yield request
-
-    turns = ([call("step", n=1), call("step", n=2)],)
-    error = await refused(op.call_model(), swallows, op.run_tools(), turns=turns)
-
-    assert error.code == "pipeline"
-    assert "unanswered (step)" in str(error)
-    assert "swallows" in str(error)
-    assert shape(error.result.messages)[2:] == [
-        "tool: 1",
-        "tool: The call was cancelled before it began: nothing was done.",
-    ]
-
-
-async def test_a_model_operator_that_swallows_the_request_is_an_error() -> None:
-    @op.on(ModelRequest)
-    async def swallows(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-        return
-        yield request
-
-    error = await refused(swallows, *op.standard())
-
-    assert error.code == "pipeline"
-    assert "without a content-complete" in str(error)
-    assert "swallows, call_model, run_tools, checkpoint" in str(error)
-
-
 async def test_the_end_of_an_iteration_may_be_swallowed() -> None:
     def swallows(source: Observable[Any]) -> Observable[Any]:
         return source.pipe(ops.filter(lambda signal: not isinstance(signal, IterationEnd)))
@@ -144,46 +78,6 @@ async def test_an_operator_may_answer_a_model_request_itself() -> None:
 
     assert result.output == "From the cache."
     assert model.requests == []
-
-
-@pytest.mark.parametrize("where", [0, 1, 2, 3])
-async def test_an_operator_that_raises_ends_the_run_and_not_the_agent(where: int) -> None:
-    failing = [True]
-
-    def raises(source: Observable[Any]) -> Observable[Any]:
-        def subscribe(observer: abc.ObserverBase[Any], scheduler: Any = None) -> abc.DisposableBase:
-            def on_next(signal: Any) -> None:
-                if failing[0]:
-                    raise ZeroDivisionError("by my operator")
-                observer.on_next(signal)
-
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
-
-        return Observable(subscribe)
-
-    loop = op.standard()
-    loop.insert(where, raises)
-    agent = Agent(ScriptedModel("first", "second"), loop=loop)
-    events: list[Event] = []
-    run = agent.run("Hi")
-    run.events.subscribe(events.append)
-
-    with pytest.raises(RunError, match="by my operator") as caught:
-        await run
-
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert [event for event in events if isinstance(event, StatusUpdateEvent) and event.final] == [events[-1]]
-    failing[0] = False
-    assert (await agent.run("Hi")).state == "completed"
-
-
-async def test_an_operator_whose_construction_fails_ends_the_run() -> None:
-    def broken(source: Observable[Any]) -> Observable[Any]:
-        raise ZeroDivisionError("while it was made")
-
-    error = await refused(broken)
-
-    assert "while it was made" in str(error)
 
 
 async def test_a_guard_that_lets_a_call_through_twice_answers_it_once_in_the_history() -> None:
@@ -472,9 +366,10 @@ async def test_a_message_that_calls_tools_without_a_usable_call_is_asked_for_aga
     assert result.output == "It is 7."
     assert "no usable call" in model.requests[1].messages[-1].text
 
-    error = await refused(op.call_model(), op.run_tools(), turns=[lost, lost, "never asked"])
-    assert error.code == "protocol"
-    assert error.result.content == "I look it up."
+    with pytest.raises(RunError) as caught:
+        await Agent(ScriptedModel(lost, lost, "never asked"), tools=[step]).run("Hi")
+    assert caught.value.code == "protocol"
+    assert caught.value.result.content == "I look it up."
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

@@ -9,16 +9,14 @@ import pytest
 from reactivex import Observable, of
 from reactivex import operators as ops
 
-from runs import collect, letters, outcome, well_formed
+from called_tools import answer_of, echo
+from runs import collect, outcome, well_formed
 from rxloop import (
     Agent,
     ConfigurationError,
-    ContentCompleteEvent,
     CustomEvent,
-    Event,
     Limits,
     MemoryEventLog,
-    ModelRequest,
     RunContext,
     RunError,
     ToolCompleteEvent,
@@ -30,25 +28,9 @@ from rxloop import (
 )
 from rxloop.operators.loop.run_tools import run_tools
 from rxloop.pipeline.requests import Signal, ToolRequest
-from rxloop.protocol.messages import ToolCall
 from rxloop.providers.scripted import ScriptedCall
 from rxloop.state.batch import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.testing import ScriptedModel, assert_marbles, call, virtual_time
-
-
-async def answer_of(*tools: Any, calls: Any, **fields: Any) -> tuple[list[ToolCompleteEvent], list[str]]:
-    """The `tool-complete` events of one message with these calls, and what the model reads."""
-    model = ScriptedModel(calls, "done")
-    events = await collect(Agent(model, tools=tools, **fields).run("Go"))
-    answers = sorted((event for event in events if isinstance(event, ToolCompleteEvent)), key=lambda event: event.index)
-    assert well_formed(model.requests[1].messages)
-    return answers, [message.text for message in model.requests[1].messages if message.role == "tool"]
-
-
-@tool
-async def echo(value: Any) -> Any:
-    """Gives it back."""
-    return value
 
 
 @pytest.mark.parametrize(
@@ -82,192 +64,6 @@ async def test_a_result_that_is_too_large_is_a_failed_call_that_names_the_limit(
     if values > 200_000:
         assert answers[0].error == read[0] == answers[0].content
         assert "more than 200,000 values" in read[0]
-
-
-@tool
-async def fails_plainly() -> None:
-    """Fails."""
-    raise ToolError("No city is called 'Osllo'.")
-
-
-@tool
-async def fails_oddly() -> None:
-    """Fails."""
-    raise KeyError("city")
-
-
-@tool
-async def fails_silently() -> None:
-    """Fails."""
-    raise ValueError
-
-
-@tool
-async def times_out_by_itself() -> None:
-    """Fails."""
-    raise TimeoutError("the weather service is slow")
-
-
-@tool
-def exits() -> None:
-    """Fails."""
-    raise SystemExit(3)
-
-
-@tool
-async def exits_on_the_loop() -> None:
-    """Fails."""
-    raise SystemExit(3)
-
-
-@tool
-async def awaits_what_is_cancelled() -> None:
-    """Fails."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.cancel()
-    await future
-
-
-@tool
-async def raises_a_cancellation() -> None:
-    """Fails."""
-    raise asyncio.CancelledError
-
-
-@tool
-async def gives_what_is_no_json() -> object:
-    """Fails."""
-    return object()
-
-
-@tool
-async def a_group_fails() -> None:
-    """Fails."""
-    raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
-
-
-@pytest.mark.parametrize(
-    ("failing", "text"),
-    [
-        (fails_plainly, "No city is called 'Osllo'."),
-        (fails_oddly, "KeyError: 'city'"),
-        (fails_silently, "ValueError"),
-        (times_out_by_itself, "TimeoutError: the weather service is slow"),
-        (exits, "exit"),
-        (exits_on_the_loop, "exit"),
-        (awaits_what_is_cancelled, "cancelled"),
-        (raises_a_cancellation, "cancelled"),
-        (gives_what_is_no_json, "cannot be written as JSON"),
-        (a_group_fails, "ExceptionGroup: several"),
-    ],
-    ids=lambda each: getattr(each, "__name__", None),
-)
-async def test_a_tool_that_fails_tells_the_model_how_and_the_run_goes_on(failing: Any, text: str) -> None:  # L74, L113
-    (bad, good), read = await answer_of(
-        failing, echo, calls=[ScriptedCall(failing.__name__, {}), call("echo", value="fine")]
-    )
-    if bad.name == "echo":
-        bad, good = good, bad
-
-    assert not bad.success
-    assert text in (bad.error or "")
-    assert text in read[0]
-    assert good.success
-    assert read[1] == "fine"
-
-
-async def test_a_tool_that_cancels_its_own_task_hangs_nobody() -> None:
-    @tool
-    async def cancels_itself() -> None:
-        """Cancels the task that it runs in."""
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
-
-    run = Agent(ScriptedModel(call("cancels_itself"), "done"), tools=[cancels_itself]).run("Go")
-
-    async with asyncio.timeout(5):
-        result = await outcome(run)
-
-    assert result.state == "canceled"
-    assert result.error is not None
-    assert "rxloop-tool-cancels_itself" in result.error.message
-    assert well_formed(result.messages)
-
-
-async def test_failures_of_a_whole_batch_all_reach_the_model() -> None:  # L73
-    _, read = await answer_of(
-        fails_plainly, fails_oddly, calls=[call("fails_plainly"), call("fails_oddly"), call("fails_plainly")]
-    )
-
-    assert read == ["No city is called 'Osllo'.", "KeyError: 'city'", "No city is called 'Osllo'."]
-
-
-async def test_an_unknown_tool_is_answered_with_those_that_there_are() -> None:  # L79
-    (answer,), read = await answer_of(echo, calls=call("ecko", value=1), thoughts=False)
-
-    assert not answer.success
-    assert "echo" in read[0]
-    assert "There is no tool 'ecko'" in read[0]
-
-
-async def test_a_tool_that_is_not_offered_in_this_request_is_refused() -> None:  # L80
-    @op.on(ModelRequest)
-    async def without_tools(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
-        yield request.replace(tools=())
-
-    (answer,), read = await answer_of(echo, calls=call("echo", value=1), loop=op.standard(before_model=[without_tools]))
-
-    assert not answer.success
-    assert "No tools are available" in read[0]
-
-
-async def test_without_thoughts_a_call_to_think_aloud_is_an_error_and_no_thought() -> None:  # L16
-    model = ScriptedModel(call("think_aloud", thought="a", thought_type="planning"), "done")
-    events = await collect(Agent(model, tools=[echo], thoughts=False).run("Go"))
-
-    assert "h" not in letters(events)
-    assert [event.success for event in events if isinstance(event, ToolCompleteEvent)] == [False]
-    assert [definition.name for definition in model.requests[0].tools] == ["echo"]
-
-
-@pytest.mark.parametrize(
-    ("raw", "text"), [('{"value": ', "not valid JSON"), ("[1]", "must be a JSON object, not list")]
-)
-async def test_arguments_that_cannot_be_read_fail_that_call_alone(raw: str, text: str) -> None:  # L59
-    class BadArguments(ScriptedModel):
-        def call(self, request: Any) -> Any:
-            def spoil(event: Event) -> Event:
-                if isinstance(event, ContentCompleteEvent) and event.tool_calls:
-                    first = ToolCall.parse("call_1", "echo", raw)
-                    return event.model_copy(update={"tool_calls": [first, *event.tool_calls[1:]]})
-                return event
-
-            return super().call(request).pipe(ops.map(spoil))
-
-    model = BadArguments([call("echo", value=1), call("echo", value=2)], "done")
-    events = await collect(Agent(model, tools=[echo]).run("Go"))
-
-    answers = {event.index: event for event in events if isinstance(event, ToolCompleteEvent)}
-    assert not answers[0].success
-    assert text in answers[0].content
-    assert (answers[1].success, answers[1].result) == (True, 2)
-    assert letters(events).count("s") == 1  # what is refused has no tool-start
-
-
-async def test_arguments_that_do_not_fit_are_named_to_the_model() -> None:  # L110
-    @tool
-    async def add(a: int, b: int) -> int:
-        """Adds."""
-        return a + b
-
-    (answer,), read = await answer_of(add, calls=call("add", a="x"))
-
-    assert not answer.success
-    assert "a" in read[0]
-    assert "b" in read[0]
-    assert add.definition.parameters["required"] == ["a", "b"]
 
 
 def gauge(running: list[int], most: list[int]) -> Any:

@@ -27,6 +27,8 @@ _DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 8_000,
     "application_name": "rxloop",
 }
+KEEPALIVES = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3"
+"""Has the server ask for the host of a silent session: it would keep that of a host that is gone for two hours."""
 _SILENT_IN_TRANSACTION = 5_000
 """Milliseconds for which a process may be silent in the middle of a transaction: it may be frozen, and others wait."""
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
@@ -56,8 +58,15 @@ class Address:
             except (psycopg.Error, AttributeError, TypeError):
                 # Not with the text, which may have a password in it, and so without the error, which has the text.
                 raise ConfigurationError(
-                    f"{name} is no address of a Postgres database: write postgresql://user@host:5432/database"
+                    f"{name} is no address of a Postgres database: write postgresql://user@host:5432/database, with "
+                    "nothing but parameters of libpq behind a ?"
                 ) from None
+            # A password with @ or / in it is read as the beginning of what follows, which messages show.
+            server, _, database = dsn.partition("://")[2].partition("?")[0].partition("/")
+            if server.count("@") > 1 or "@" in database:
+                raise ConfigurationError(
+                    f"{name} has an @ too many: in a user, a password and a database write %40 for it, and %2F for /"
+                )
 
     @cached_property
     def _parts(self) -> dict[str, Any]:
@@ -85,6 +94,11 @@ class Address:
         """Write a statement, with the schema for `$s`."""
         return _statement(text, self.schema)
 
+    def options(self, *, session: bool = False, **others: Any) -> dict[str, Any]:
+        """What a connection is made with, where the address does not say another thing; `others` go before our own."""
+        given = conninfo_to_dict(self.session_dsn if session else self.dsn)
+        return {name: value for name, value in (_DEFAULTS | others).items() if name not in given}
+
     async def connect(self, *, session: bool = False) -> Connection:
         """Make a connection.
 
@@ -95,8 +109,7 @@ class Address:
             psycopg.Error: There is no server, or it lets nobody in.
         """
         dsn = self.session_dsn if session else self.dsn
-        given = conninfo_to_dict(dsn)
-        options: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name not in given}
+        options = self.options(session=session)
         # What PgBouncer shares does not know the statements that were prepared before.
         options |= {} if self.dsn == self.session_dsn or session else {"prepare_threshold": None}
         try:
@@ -109,16 +122,22 @@ class Address:
                 ) from error
             raise
 
-    async def tuned(self, connection: Connection) -> None:
-        """Have each statement planned for the tables as they are; a plan that is kept may be of empty ones.
+    async def tuned(self, connection: Connection, *, keeps_plans: bool) -> None:
+        """Have a transaction end in whose middle this process falls silent; and say how statements are planned.
 
-        And have a transaction end in whose middle this process falls silent.
+        And have it end once its host is gone, or takes nothing any more.
+
+        Args:
+            connection: The connection.
+            keeps_plans: Plan a statement once, whatever its values: its plan has to be discarded when the tables have
+                grown, since it may be one for empty tables. Otherwise it is planned each time, for its values.
         """
-        # Where connections are shared, nothing is prepared, and so nothing kept; a pooler has a time-out of its own.
+        # Where connections are shared, nothing is prepared, and so nothing kept; a pooler has time-outs of its own.
         if self.dsn == self.session_dsn:
-            settings = ("plan_cache_mode = force_custom_plan", "jit = off")
+            plans = "force_generic_plan" if keeps_plans else "force_custom_plan"
+            settings = (f"plan_cache_mode = {plans}", "jit = off", "tcp_user_timeout = 5000")
             settings += (f"idle_in_transaction_session_timeout = {_SILENT_IN_TRANSACTION}",)
-            await connection.execute("; ".join(f"SET {setting}" for setting in settings).encode())
+            await connection.execute("; ".join([KEEPALIVES, *(f"SET {setting}" for setting in settings)]).encode())
 
 
 @lru_cache(maxsize=512)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from rxloop.errors import ConfigurationError, EventLogError
@@ -18,6 +19,8 @@ from rxloop.eventlog._postgres.writer import Writer
 
 _WRITES_IN, _READS_IN = 10.0, 60.0
 """Seconds in which a statement has to come to its end."""
+_PLANS_FOR = 1.0
+"""Seconds for which the plans of what writes are kept: to plan it takes longer than to append a few events."""
 
 
 class Engine:
@@ -37,12 +40,23 @@ class Engine:
         self._checked = self._closed = False
         self._checking = asyncio.Lock()
         self._later: set[asyncio.Task[None]] = set()
-        self.write = Lane(self._for_writing, place, answers_in=_WRITES_IN)
-        self.read = Lanes([Lane(self._ready, place, answers_in=_READS_IN) for _ in range(readers)])
+        self._broke_at = -inf
+        writing = partial(self._ready, keeps_plans=True)
+        self.write = Lane(writing, place, answers_in=_WRITES_IN, plans_for=_PLANS_FOR, anew=self._came_back)
+        self.read = Lanes(
+            [Lane(self._ready, place, answers_in=_READS_IN, anew=self._came_back) for _ in range(readers)]
+        )
         self._tails = Lane(self._ready, place, answers_in=_WRITES_IN)
         self.hearing = Hearing(address, self._tails)
-        self.turns = Turns(address, lease, patience, self.check)
-        self.writer = Writer(address, self.write, self.turns.me, patience, self.hearing.wrote)
+        self.turns = Turns(address, lease, patience, self.check, self._came_back)
+        self.writer = Writer(address, self.write, self.turns.me, patience)
+
+    def _came_back(self) -> None:
+        self._broke_at = asyncio.get_running_loop().time()
+
+    def came_back_within(self, seconds: float) -> bool:
+        """Whether a connection that had broken was made anew so short a time ago; maybe to another server."""
+        return asyncio.get_running_loop().time() < self._broke_at + seconds
 
     async def check(self) -> None:
         """See that the tables are those that this program knows; they are made where they are not there."""
@@ -56,20 +70,14 @@ class Engine:
                     await migrate(connection, self.address)
             self._checked = True
 
-    async def _ready(self) -> Connection:
+    async def _ready(self, *, keeps_plans: bool = False) -> Connection:
         await self.check()
         connection = await self.address.connect()
         try:
-            await self.address.tuned(connection)
+            await self.address.tuned(connection, keeps_plans=keeps_plans)
         except BaseException:
             await connection.close()
             raise
-        return connection
-
-    async def _for_writing(self) -> Connection:
-        connection = await self._ready()
-        if self.address.dsn == self.address.session_dsn:
-            self.hearing.own = connection.info.backend_pid
         return connection
 
     async def reading(self, work: Work[T]) -> T:

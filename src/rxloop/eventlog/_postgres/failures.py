@@ -11,6 +11,8 @@ _PASSING = ("08", "40", "53", "55", "57", "25006", "25P03")
 server that is a standby still, and a process that was silent in the middle of a transaction."""
 _REFUSED = ("authentication failed", "pg_hba.conf", "does not exist", "no password supplied", "not permitted to log in")
 """What stands in the message of a server that answers, and lets nobody in: such an error has no code."""
+_SILENT = ("timeout expired", "timed out", "unreachable", "No route to host")
+"""What stands in the message if not even the machine of the server has answered."""
 _HINTS = {
     "42501": "the role may not do that: let a role that may call `migrate(grant=...)` once (docs/durability.md)",
     "42P01": "its tables are not there: let a role that may make them call `migrate()` once (docs/durability.md)",
@@ -27,6 +29,17 @@ def passes(error: psycopg.Error) -> bool:
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_PASSING)
     return isinstance(error, psycopg.OperationalError) and not any(word in str(error) for word in _REFUSED)
+
+
+def lacks(error: psycopg.Error) -> bool:
+    """Tell whether the server lacks something, such as room on its disk, and so waits for somebody to do something."""
+    return (error.sqlstate or "").startswith("53")
+
+
+def silent(error: psycopg.Error) -> bool:
+    """Tell whether nothing came back: the server may be alive, and this process be cut off from it."""
+    waited_in_vain = isinstance(error, psycopg.errors.ConnectionTimeout)
+    return error.sqlstate is None and (waited_in_vain or any(word in str(error) for word in _SILENT))
 
 
 def failure(error: psycopg.Error, place: str) -> EventLogError:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 from zlib import crc32
 
 from rxloop.eventlog._postgres.address import Address, Connection
-from rxloop.eventlog._postgres.reads import SPAN, parsed
+from rxloop.eventlog._postgres.reads import NOWHERE, SPAN, mark_after, parsed
 from rxloop.eventlog._postgres.rows import numbers
 from rxloop.pipeline.values import KeptFold, Mark, Parts, RunEvents
 
 _RUNS = f"""
 WITH {SPAN}
-SELECT s.number, s.task_id, s.seq, s.at_rest, EXISTS (SELECT FROM mark),
+SELECT s.number, s.task_id, s.seq, s.updated, s.at_rest, EXISTS (SELECT FROM mark),
     f.last, f.runs, f.events, f.crc, f.summary, f.messages
 FROM (SELECT 1) AS one LEFT JOIN span s ON true
 LEFT JOIN $s.folds f ON f.context_id = %(context)s AND f.first = s.number AND f.version = %(version)s
@@ -36,39 +37,30 @@ WITH ends AS (
 INSERT INTO $s.folds (context_id, first, last, runs, events, version, crc, summary, messages)
 SELECT %(context)s, first, last, %(runs)s, %(events)s, %(version)s, %(crc)s, %(summary)b, %(messages)b FROM fitting
 """
-_Run = tuple[int, str, int, bool]
-"""The number of a run, its id, its last `seq`, and whether it is at rest."""
+_Run = tuple[int, str, int, int, bool]
+"""The number of a run, its id, its last `seq`, when it was updated, and whether it is at rest."""
 
 
 async def parts(
     connection: Connection, address: Address, context_id: str, before: str, after: Mark | None, version: int
 ) -> Parts:
     """The runs of a conversation; only those after a mark, if nothing before it has changed."""
-    known = after or Mark(-1, 0, "")
-    values = {
-        "context": context_id,
-        "before": before,
-        "version": version,
-        "last": known.last,
-        "runs": known.runs,
-        "events": known.events,
-    }
+    values = {"context": context_id, "before": before, "version": version, **asdict(after or NOWHERE)}
     rows = await (await connection.execute(address.sql(_RUNS), values, binary=True)).fetchall()
-    marked = bool(rows[0][4])
+    marked = bool(rows[0][5])
     folds: dict[int, list[Any]] = {}
     runs: list[_Run] = []
-    for number, task_id, seq, at_rest, _, *fold in rows:
+    for number, task_id, seq, updated, at_rest, _, *fold in rows:
         if number is None:
             continue
         if not runs or runs[-1][0] != number:
-            runs.append((number, task_id, seq, at_rest))
+            runs.append((number, task_id, seq, updated, at_rest))
         if fold[0] is not None:
             folds[number] = fold
     covered = _covered(runs, folds)
     events = await _events(connection, address, [run for run, fold in covered if fold is None])
     found = [fold or _unfolded(run, events.get(run[0], ())) for run, fold in covered]
-    base = after if after is not None and marked else Mark(0, 0, "")
-    mark = Mark(base.runs + len(runs), base.events + sum(run[2] for run in runs), runs[-1][1] if runs else base.last)
+    mark = mark_after(after if marked else None, [run[1:4] for run in runs])
     return Parts(found, mark, whole=not marked)
 
 
@@ -111,7 +103,7 @@ async def _events(
 
 
 def _unfolded(run: _Run, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEvents:
-    _, task_id, seq, at_rest = run
+    _, task_id, seq, _, at_rest = run
     # What came since its row was read is not counted there.
     events = parsed(row for row in rows if row[1] <= seq)
     return RunEvents(task_id, at_rest and len(events) == seq, events)

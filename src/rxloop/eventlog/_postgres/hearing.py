@@ -10,12 +10,12 @@ from functools import partial
 
 import psycopg
 
-from rxloop.errors import EventLogError
-from rxloop.eventlog._postgres.address import Address, Connection, Row
+from rxloop.errors import EventLogError, LogWentBack
+from rxloop.eventlog._postgres.address import KEEPALIVES, Address, Connection, Row
 from rxloop.eventlog._postgres.lane import Lane, release
-from rxloop.eventlog._postgres.rows import Batch, numbers
+from rxloop.eventlog._postgres.rows import numbers
 from rxloop.eventlog._tail import Tail, Tails
-from rxloop.eventlog.rules import unknown_run
+from rxloop.eventlog.rules import unknown_run, went_back
 from rxloop.protocol.events import Event
 
 log = logging.getLogger("rxloop")
@@ -29,10 +29,13 @@ _AT_ONCE = 256
 """Events of one run that are fetched at once."""
 _NEW = f"""
 SELECT f.run, e.json FROM unnest(%s::bigint[], %s::int[], %s::int[]) AS f(run, seq, sub) CROSS JOIN LATERAL (
-    SELECT json FROM $s.events WHERE run = f.run AND (seq, sub) > (f.seq, f.sub) ORDER BY seq, sub LIMIT {_AT_ONCE}
+    SELECT json FROM $s.events
+    WHERE run = f.run AND (seq, sub) >= (f.seq, 0) AND (sub = 0 OR (seq, sub) > (f.seq, f.sub))
+    ORDER BY seq, sub LIMIT {_AT_ONCE}
 ) AS e
 """
-_STANDINGS = "SELECT number, seq FROM $s.runs WHERE number = ANY (%s::bigint[])"
+# With the last durable event that is known here: the log may have gone back, and another run have the number.
+_STANDINGS = "SELECT task_id, number, seq FROM $s.runs WHERE task_id = ANY (%s)"
 _MAILED = """
 SELECT task_id, (SELECT max(number) FROM $s.mail WHERE run = runs.number) FROM $s.runs WHERE task_id = ANY (%s)
 """
@@ -60,8 +63,6 @@ class Hearing:
         self._closed = False
         self._connection: Connection | None = None
         self._pieces: dict[int, list[str]] = {}
-        self.own: int | None = None
-        """The number of the connection whose writes are known here without being told."""
 
     def watch(self, task_id: str, arrived: Callable[[], None]) -> Callable[[], None]:
         """Tell somebody of mail for a run; give what ends it."""
@@ -87,21 +88,6 @@ class Hearing:
                 leave() if _here() is loop else loop.call_soon_threadsafe(leave)
 
         return stop
-
-    def wrote(self, batch: Batch, number: int | None) -> None:
-        """Take note of what was written here: its followers here need not ask for it, and are not told of it.
-
-        Args:
-            batch: The batch.
-            number: That of its run, unless it was there already, by a statement whose answer was lost.
-        """
-        tail = self.tails.of_task.get(batch.task_id) if number is None else self.tails.of_number.get(number)
-        if tail is None:
-            return
-        if tail.continues(batch.expected_seq):
-            tail.take(batch.events)
-        else:
-            self._look(tail)
 
     def sent(self, task_id: str) -> None:
         """Take note of a letter that was sent."""
@@ -144,7 +130,7 @@ class Hearing:
                 async with asyncio.timeout(_LISTENS_IN):
                     self._connection = connection = await self._address.connect(session=True)
                     # A process that is frozen is not to fill the queue of all others: the server drops it.
-                    await connection.execute(b"SET tcp_user_timeout = 5000")
+                    await connection.execute(f"{KEEPALIVES}; SET tcp_user_timeout = 2500".encode())
                     await connection.execute(f'LISTEN "{self._address.channel}"'.encode())
                 pause = _AGAIN_SECONDS[0]
                 self._missed()
@@ -166,6 +152,8 @@ class Hearing:
     def _missed(self) -> None:
         """Find out what was told while nobody listened."""
         self._pieces.clear()
+        # It may be another server, which has less.
+        self._due = True
         self._look(*self.tails.of_number.values())
         for task_id in tuple(self._watchers):
             self.sent(task_id)
@@ -174,8 +162,6 @@ class Hearing:
         kind, rest = payload[:1], payload[1:]
         if kind == "m":
             self.sent(rest)
-        elif pid == self.own:
-            return
         elif kind == "e":
             following = self.tails.of_number
             if following:
@@ -195,7 +181,7 @@ class Hearing:
         pieces.append(piece)
         if len(pieces) == int(count):
             del self._pieces[pid]
-            tail.take([Event.from_json("".join(pieces))])
+            tail.told(Event.from_json("".join(pieces)))
 
     # -- what is asked for
 
@@ -221,16 +207,18 @@ class Hearing:
 
     async def _feed(self, tails: Sequence[Tail], connection: Connection) -> None:
         """Fetch what came of some runs, all in one query."""
-        places = [(tail.number, *tail.place) for tail in tails]
-        values = [numbers(each) for each in zip(*places, strict=True)]
+        places = [tail.place for tail in tails]
+        values = [numbers(each) for each in ((tail.number for tail in tails), *zip(*places, strict=True))]
         cursor = await connection.execute(self._address.sql(_NEW), values, binary=True)
         found: dict[int, list[bytes]] = {}
         for number, json in await cursor.fetchall():
             found.setdefault(number, []).append(json)
-        for tail in tails:
+        for tail, place in zip(tails, places, strict=True):
             rows = found.get(tail.number, ())
             try:
-                tail.take(map(Event.from_json, rows))
+                tail.grow([*map(Event.from_json, rows)], place)
+            except LogWentBack as error:
+                self._gone(tail, error)
             except Exception as error:
                 said = f"an event of the run {tail.task_id} cannot be read: {error}"
                 self._gone(tail, EventLogError(said, retryable=False))
@@ -241,22 +229,21 @@ class Hearing:
         """Find the runs that are not as they are known here; and tell of mail."""
         grown = set[Tail]()
         before = {tail: tail.place[0] for tail in self.tails.of_number.values()}
-        following, watched = self.tails.of_number, list(self._watchers)
+        following, watched = [tail.task_id for tail in before], [*self._watchers]
 
         async def work(connection: Connection) -> tuple[list[Row], list[Row]]:
-            runs = await connection.execute(self._address.sql(_STANDINGS), (numbers(following),))
+            runs = await connection.execute(self._address.sql(_STANDINGS), (following,))
             mail = await connection.execute(self._address.sql(_MAILED), (watched,)) if watched else None
             return await runs.fetchall(), await mail.fetchall() if mail else []
 
         standings, letters = await self._lane.do(work, patience=POLL_SECONDS)
-        standing = dict(standings)
+        standing = {task_id: (number, seq) for task_id, number, seq in standings}
         for tail, seq in before.items():
-            if (found := standing.get(tail.number)) is None:
+            number, found = standing.get(tail.task_id, (None, 0))
+            if number is None:
                 self._gone(tail, unknown_run(tail.task_id))
-            elif found < seq:
-                # As after a failover to a standby that did not have everything yet.
-                said = f"the log has gone back from event {seq} of the run {tail.task_id} to event {found}"
-                self._gone(tail, EventLogError(f"{said}: follow it anew, from the last event that you have"))
+            elif number != tail.number or found < seq:
+                self._gone(tail, went_back(tail.task_id, seq))
             elif found > tail.place[0]:
                 grown.add(tail)
         for task_id, letter in letters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -27,16 +28,19 @@ SELECT r.number, r.seq, r.at_rest, r.state, e.seq, e.sub, e.json FROM $s.runs r 
     SELECT seq, sub, json FROM $s.events WHERE run = r.number AND {after} ORDER BY seq, sub LIMIT %(limit)s
 ) AS e ON true WHERE r.task_id = %(task)s ORDER BY e.seq, e.sub
 """
+NOWHERE = Mark(-1, 0, 0, "")
+"""The mark of no conversation."""
 SPAN = """until AS (
     SELECT number FROM $s.runs WHERE task_id = %(before)s AND context_id = %(context)s
 ), mark AS (
     SELECT m.number FROM $s.runs m WHERE m.task_id = %(last)s AND m.context_id = %(context)s
         AND m.number < coalesce((SELECT number FROM until), m.number + 1)
-        AND (%(runs)s, %(events)s) = (
-            SELECT count(*), coalesce(sum(seq), 0) FROM $s.runs WHERE context_id = %(context)s AND number <= m.number
+        AND (%(runs)s, %(events)s, %(updated)s) = (
+            SELECT count(*), coalesce(sum(seq), 0), coalesce(sum(updated), 0) FROM $s.runs
+            WHERE context_id = %(context)s AND number <= m.number
         )
 ), span AS (
-    SELECT number, task_id, seq, at_rest FROM $s.runs WHERE context_id = %(context)s
+    SELECT number, task_id, seq, updated, at_rest FROM $s.runs WHERE context_id = %(context)s
         AND number > coalesce((SELECT number FROM mark), 0)
         AND number < coalesce((SELECT number FROM until), number + 1)
 )
@@ -44,21 +48,27 @@ SPAN = """until AS (
 """The runs of a conversation that come before a run, and after a mark if nothing before it has changed."""
 _HISTORIES = f"""
 WITH {SPAN}
-SELECT s.task_id, s.seq, e.seq, e.json, EXISTS (SELECT FROM mark)
+SELECT s.task_id, s.seq, s.updated, e.seq, e.json, EXISTS (SELECT FROM mark)
 FROM (SELECT 1) AS one LEFT JOIN span s ON true LEFT JOIN $s.events e ON e.run = s.number AND e.sub = 0
 ORDER BY s.number, e.seq
 """
 _ORPHANS = f"""
-WITH alive AS MATERIALIZED ({ALIVE})
+WITH alive AS MATERIALIZED ({ALIVE}), submitted AS (
+    SELECT number FROM $s.runs s WHERE state = 'submitted' AND NOT at_rest
+        AND arrived <= now() - %(before)s * interval '1 second'
+        AND number > coalesce((SELECT number FROM $s.runs WHERE task_id = %(after)s), 0)
+        AND NOT EXISTS (SELECT FROM $s.turns t WHERE t.context_id = s.context_id AND t.task_id = s.task_id)
+    ORDER BY number LIMIT %(limit)s
+)
 SELECT {_RECORD} FROM $s.runs r
 WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AND number IN (
-    SELECT number FROM $s.runs WHERE NOT at_rest AND (
-        state <> 'submitted' OR arrived <= now() - %(submitted)s * interval '1 second'
-        OR created <= extract(epoch FROM now()) * 1000 - %(submitted)s * 1000
-    )
+    SELECT number FROM $s.runs WHERE NOT at_rest AND state <> 'submitted'
     UNION ALL
-    SELECT number FROM $s.runs w WHERE state NOT IN ('completed', 'failed') AND at_rest
-        AND state IN ('input-required', 'auth-required')
+    SELECT number FROM submitted
+    UNION ALL
+    SELECT b.number FROM $s.turns JOIN $s.runs b USING (task_id) WHERE b.state = 'submitted' AND NOT b.at_rest
+    UNION ALL
+    SELECT number FROM $s.runs w WHERE at_rest AND state IN ('input-required', 'auth-required')
         AND EXISTS (SELECT FROM $s.mail m WHERE m.run = w.number AND m.number > w.taken AND m.kind <> 'say')
 ) AND NOT EXISTS (
     SELECT FROM $s.turns t JOIN alive USING (key) WHERE t.context_id = r.context_id AND t.task_id = r.task_id
@@ -69,12 +79,13 @@ WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AN
 async def page(
     connection: Connection, address: Address, task_id: str, after: Place, deltas: bool, limit: int | None
 ) -> Page:
-    """The events of a run after a place.
+    """The events of a run after a place, behind the durable one there.
 
     Raises:
         UnknownRun: The log holds no such run.
     """
-    condition = "(seq, sub) > (%(seq)s, %(sub)s)" if deltas else "seq > %(seq)s AND sub = 0"
+    transient = "(seq, sub) > (%(seq)s, %(sub)s)" if deltas else "false"
+    condition = f"(seq, sub) >= (%(seq)s, 0) AND (sub = 0 OR {transient})"
     place = (min(after[0], MOST), min(after[1], MOST))
     values = {"task": task_id, "seq": place[0], "sub": place[1], "limit": limit}
     query = address.sql(_PAGE.replace("{after}", condition))
@@ -83,7 +94,7 @@ async def page(
         raise unknown_run(task_id)
     number, seq, at_rest, state = rows[0][:4]
     found = [row[4:] for row in rows if row[4] is not None]
-    end = found[-1][:2] if found else after
+    end = max(found[-1][:2], after) if found else after
     return Page(parsed((task_id, *row) for row in found), len(found), end, seq, at_rest, state, number)
 
 
@@ -175,45 +186,46 @@ async def mail_of(connection: Connection, address: Address, task_id: str, after:
     if not rows:
         raise unknown_run(task_id)
     try:
-        return [(number, read_mail(json)) for number, json in rows if number is not None]
+        letters = [(number, read_mail(json)) for number, json in rows if number is not None]
     except ConfigurationError as error:
         raise EventLogError(f"a letter to the run {task_id} cannot be read: {error}", retryable=False) from error
+    return [(number, letter) for number, letter in letters if letter is not None]
 
 
 async def histories(
     connection: Connection, address: Address, context_id: str, before: str, after: Mark | None
 ) -> Histories:
     """The durable events of the runs of a conversation, as `ReadsConversations.histories` gives them."""
-    known = after or Mark(-1, 0, "")
-    values = {
-        "context": context_id,
-        "before": before,
-        "last": known.last,
-        "runs": known.runs,
-        "events": known.events,
-    }
+    values = {"context": context_id, "before": before, **asdict(after or NOWHERE)}
     rows = await (await connection.execute(address.sql(_HISTORIES), values, binary=True)).fetchall()
-    marked = bool(rows[0][4])
-    runs = {task_id: seq for task_id, seq, *_ in rows if task_id is not None}
-    base = after if after is not None and marked else Mark(0, 0, "")
-    last = next(reversed(runs), base.last)
-    mark = Mark(base.runs + len(runs), base.events + sum(runs.values()), last)
-    events = parsed((row[0], row[2], 0, row[3]) for row in rows if row[3] is not None)
+    marked = bool(rows[0][5])
+    runs = {row[0]: row[:3] for row in rows if row[0] is not None}
+    mark = mark_after(after if marked else None, [*runs.values()])
+    events = parsed((row[0], row[3], 0, row[4]) for row in rows if row[4] is not None)
     return Histories(events, mark, whole=not marked)
 
 
+def mark_after(mark: Mark | None, runs: Sequence[tuple[str, int, int]]) -> Mark:
+    """The mark after some more runs: of each its id, its last `seq`, and when it was updated."""
+    base = mark or Mark(0, 0, 0, "")
+    events, updated = base.events + sum(run[1] for run in runs), base.updated + sum(run[2] for run in runs)
+    return Mark(base.runs + len(runs), events, updated, runs[-1][0] if runs else base.last)
+
+
 async def orphans(
-    connection: Connection, address: Address, submitted_before: float, settling: float
+    connection: Connection, address: Address, submitted: tuple[float, int | None, str | None], settling: float
 ) -> list[RunRecord]:
     """The runs to go on with that have no living holder, and those that were submitted long ago.
 
     Args:
         connection: The connection.
         address: The database.
-        submitted_before: Seconds that a submitted run is left to those who were told of it.
+        submitted: Which submitted ones: seconds that they are left to those who were told of them, how many at most,
+            and after which run.
         settling: Seconds after the start of the server in which the living take their turns again.
     """
-    values = {"submitted": submitted_before, "settling": settling}
+    before, limit, after = submitted
+    values = {"before": before, "limit": limit, "after": after, "settling": settling}
     rows = await (await connection.execute(address.sql(_ORPHANS), values)).fetchall()
     return [record_of(row) for row in rows]
 

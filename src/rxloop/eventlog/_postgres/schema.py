@@ -124,6 +124,13 @@ SCHEMA = (
     );
     CREATE INDEX artifact_chunks_by_start ON $s.artifact_chunks (artifact, start, place);
     """,
+    # What goes on is found without those that wait, of which there may be many, and each of them by where it stands.
+    """
+    DROP INDEX $s.runs_under_way;
+    CREATE INDEX runs_under_way ON $s.runs (number) WHERE NOT at_rest AND state <> 'submitted';
+    CREATE INDEX runs_waiting ON $s.runs (state, number)
+        WHERE state IN ('submitted', 'input-required', 'auth-required');
+    """,
 )
 """The steps from each version of the tables to the next; the version is how many of them a database has had."""
 

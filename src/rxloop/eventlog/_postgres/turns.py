@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import sql
 
 from rxloop.errors import EventLogError
 from rxloop.eventlog._postgres.address import Address, Connection, can_keep
@@ -21,11 +22,12 @@ log = logging.getLogger("rxloop")
 
 _IN_DOUBT = 0.2
 """Seconds between two tries to take turns again whose lock is not free yet."""
+_ANSWERS_IN = 5.0
+"""Seconds in which the session is there, or does what takes more than one answer, however short the lease."""
 _IDLE = 60.0
 """Seconds without a turn after which the session is closed."""
 _LOCK = "SELECT pg_try_advisory_lock(%s)"
 _UNLOCK = "SELECT pg_advisory_unlock(%s)"
-_BACKEND = "SELECT pg_backend_pid()"
 _TAKE = """
 WITH before AS (
     SELECT task_id FROM $s.turns WHERE context_id = %(context)s
@@ -47,7 +49,15 @@ SELECT pg_advisory_unlock(%(key)s)
 _MINE = "SELECT context_id, task_id FROM $s.turns WHERE holder = %s AND context_id = ANY (%s)"
 _LOCK_AGAIN = "SELECT key, pg_try_advisory_lock(key) FROM unnest(%s::bigint[]) AS k(key)"
 _SESSION = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()"
-_END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start::text = %s"
+_END = """
+SET LOCAL lock_timeout = 1000;
+WITH ended AS MATERIALIZED (
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {} AND backend_start::text = {}
+), free AS MATERIALIZED (
+    SELECT pg_advisory_lock({}) FROM ended
+) SELECT pg_advisory_unlock({}) FROM free
+"""
+"""Ends a session, and waits for one of its locks: who only tries while it ends may see others come first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +81,14 @@ class Turns:
     by that, though it does not know of it yet.
     """
 
-    def __init__(self, address: Address, lease: float, patience: float, check: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        lease: float,
+        patience: float,
+        check: Callable[[], Awaitable[None]],
+        anew: Callable[[], None],
+    ) -> None:
         """Hold nothing.
 
         Args:
@@ -79,20 +96,21 @@ class Turns:
             lease: Seconds after which the server ends a session that is silent.
             patience: Seconds for which a server is asked again that does not answer.
             check: Sees that the tables are there.
+            anew: Called when there is a session in the place of one that broke.
         """
         self._address, self._lease, self._patience, self._check = address, lease, patience, check
         self.me = secrets.token_hex(8)
         self._held: dict[str, Turn] = {}
         self._taking: set[str] = set()
         self._nudge = asyncio.Event()
-        self.lane = Lane(self._connect, str(address), answers_in=max(lease / 2, 0.5), broke=self._nudge.set)
+        self.lane = Lane(
+            self._connect, str(address), answers_in=max(lease / 2, _ANSWERS_IN), broke=self._nudge.set, anew=anew
+        )
         self._session: tuple[int, str] | None = None
         self._beating: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[bool]] = set()
         self._later: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.broke_at: float | None = None
-        """When the session was found broken last, by the clock of the event loop."""
 
     def has(self, context_id: str, task_id: str) -> bool:
         """Whether this holder thinks that it has a turn."""
@@ -192,17 +210,20 @@ class Turns:
         await self._check()
         connection = await self._address.connect(session=True)
         try:
-            await self._see_that_it_is_not_shared(connection)
-            milliseconds = max(round(self._lease * 1000), 1)
-            await connection.execute(f"SET idle_session_timeout = {milliseconds}".encode())
-            await connection.execute(b"SET tcp_user_timeout = 5000")
-            if self._session is not None and self._held:
-                self.broke_at = asyncio.get_running_loop().time()
-                # The server may not know yet that it is over, and keep its locks for it.
-                with suppress(psycopg.errors.InsufficientPrivilege):
-                    await connection.execute(_END.encode(), self._session)
+            # Each statement is a way there and back, while the lease runs out; and to prepare one is another.
+            connection.prepare_threshold = None
             cursor = await connection.execute(_SESSION.encode())
-            [self._session] = await cursor.fetchall()
+            [session] = await cursor.fetchall()
+            if session[0] != connection.info.backend_pid:
+                await self._see_that_it_is_not_shared(connection)
+            milliseconds = max(round(self._lease * 1000), 1)
+            await connection.execute(f"SET idle_session_timeout = {milliseconds}; SET tcp_user_timeout = 5000".encode())
+            if self._session is not None:
+                key = next((turn.key for turn in self._held.values()), self._key(""))
+                # The server may not know yet that it is over, and keep its locks for it.
+                with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
+                    await connection.execute(sql.SQL(_END).format(*self._session, key, key))
+            self._session = session
             for turn in self._held.values():
                 turn.doubt = True
             await self._take_again(connection)
@@ -212,16 +233,11 @@ class Turns:
         return connection
 
     async def _see_that_it_is_not_shared(self, connection: Connection) -> None:
-        """See that the session is ours alone: else others would be given the turns that we have.
+        """See that a pooler gives the session to one client at a time: else others would be given the turns we have.
 
         Raises:
             EventLogError: It is shared.
         """
-        cursor = await connection.execute(_BACKEND.encode())
-        [[pid]] = await cursor.fetchall()
-        if pid == connection.info.backend_pid:
-            return
-        # There is a pooler in between, which is as good if it gives a session to one client at a time.
         lock = (secrets.randbits(62),)
         await connection.execute(_LOCK.encode(), lock)
         async with await self._address.connect(session=True) as other:
@@ -248,15 +264,18 @@ class Turns:
         cursor = await connection.execute(self._address.sql(_MINE), (self.me, [turn.context_id for turn in doubtful]))
         mine = dict(await cursor.fetchall())
         for turn in doubtful:
+            if self._held.get(turn.context_id) is not turn:
+                continue
             if mine.get(turn.context_id) == turn.task_id:
                 # While the row is ours, only our own session can have the lock, which the server still takes for alive.
                 turn.doubt = not locked[turn.key]
-                continue
-            if locked[turn.key]:
-                await connection.execute(_UNLOCK.encode(), (turn.key,))
-            if self._held.get(turn.context_id) is turn:
+            else:
                 del self._held[turn.context_id]
                 turn.lost()
+        # One may be counted as lost at any moment: its lock would be ours as long as the session.
+        while free := [turn for turn in doubtful if locked[turn.key] and self._held.get(turn.context_id) is not turn]:
+            await connection.execute(_UNLOCK.encode(), (free[0].key,))
+            locked[free[0].key] = False
         if any(turn.doubt for turn in doubtful):
             self._nudge.set()
 
@@ -279,13 +298,33 @@ class Turns:
                 await self.lane.aclose()
                 if not self._held and not self._taking:
                     return
-            try:
-                await self.lane.do(self._say, patience=self._lease / 4)
-            except EventLogError as error:
-                # Nobody can take a turn of a server that is not there.
-                log.warning("the turns of this process cannot be kept: %s", error)
-                await asyncio.sleep(_IN_DOUBT)
-                self._nudge.set()
+            if not self.lane.busy:
+                try:
+                    async with asyncio.timeout(self._lease / 4):
+                        await self.lane.do(self._say, patience=self._lease / 4, answers_in=max(self._lease / 2, 0.5))
+                except TimeoutError:
+                    log.debug("%s has not answered for %g s", self._address, self.lane.silent)
+                except EventLogError as error:
+                    # Nobody can take a turn of a server that is not there.
+                    log.warning("the turns of this process cannot be kept: %s", error)
+                    await asyncio.sleep(_IN_DOUBT)
+                    self._nudge.set()
+            await self._lose_what_others_may_have()
+
+    async def _lose_what_others_may_have(self) -> None:
+        """Count the turns as lost once the server has heard nothing for the lease, as far as can be known here."""
+        if not self._held or self.lane.silent < (silence := self._lease * 3 / 4):
+            return
+        # After a freeze there may be an answer that nobody has read yet.
+        await asyncio.sleep(_IN_DOUBT)
+        if self.lane.silent < silence:
+            return
+        log.warning("%s has not answered for %.1f s: others may have the turns by now", self._address, self.lane.silent)
+        for turn in [turn for turn in self._held.values() if not turn.leaving]:
+            del self._held[turn.context_id]
+            turn.lost()
+        # Should the server answer again after all, the session would have their locks for good.
+        self.lane.cut()
 
     async def _say(self, connection: Connection) -> None:
         if any(turn.doubt for turn in self._held.values()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from rxloop.errors import ConflictError, EventLogError, Fenced
@@ -20,9 +19,7 @@ _BATCHES, _EVENTS, _BYTES = 250, 5_000, 8_000_000
 class Writer:
     """Appends batches, those of all runs that wait in one statement."""
 
-    def __init__(
-        self, address: Address, lane: Lane, me: str, patience: float, wrote: Callable[[Batch, int | None], None]
-    ) -> None:
+    def __init__(self, address: Address, lane: Lane, me: str, patience: float) -> None:
         """Make a writer.
 
         Args:
@@ -30,11 +27,8 @@ class Writer:
             lane: Its connection.
             me: Who holds the turns of this log object.
             patience: Seconds for which a server is asked again that does not answer.
-            wrote: Called with each batch that was written, and the number of its run, which is not known of one that
-                was there already.
         """
         self._address, self._lane, self._me, self._patience = address, lane, me, patience
-        self._wrote = wrote
         self._waiting: deque[tuple[Batch, asyncio.Future[None]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -100,10 +94,11 @@ class Writer:
         return group
 
     async def _write(self, group: list[tuple[Batch, asyncio.Future[None]]]) -> None:
-        batches = [batch for batch, _ in group]
-
         async def work(connection: Connection) -> list[Outcome]:
-            return await write(connection, self._address, self._me, batches)
+            # Who has given up meanwhile may have told somebody that nothing has begun.
+            group[:] = [waiting for waiting in group if not waiting[1].cancelled()]
+            batches = [batch for batch, _ in group]
+            return await write(connection, self._address, self._me, batches) if batches else []
 
         try:
             outcomes = await self._lane.do(work, patience=self._patience)
@@ -119,7 +114,6 @@ class Writer:
             return
         for (batch, done), outcome in zip(group, outcomes, strict=True):
             if outcome.number is not None:
-                self._wrote(batch, outcome.number)
                 if not done.done():
                     done.set_result(None)
             else:
@@ -151,10 +145,8 @@ class Writer:
         elif rest:
             again = Batch(batch.task_id, rest, held, batch.writer, mine=batch.mine, live=batch.live)
             self._waiting.appendleft((again, done))
-        else:
-            self._wrote(batch, None)
-            if not done.done():
-                done.set_result(None)
+        elif not done.done():
+            done.set_result(None)
 
     async def _rest(self, batch: Batch, held: int) -> tuple[Any, ...] | None:
         """What of a batch is not in the log yet, if the rest of it is there byte for byte; None if it is not."""

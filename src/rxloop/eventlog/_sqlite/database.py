@@ -164,6 +164,9 @@ SCHEMA = (
     CREATE UNIQUE INDEX artifact_chunks_by_key ON artifact_chunks (artifact, key);
     CREATE INDEX artifact_chunks_by_start ON artifact_chunks (artifact, start, place);
     """,
+    """
+    ALTER TABLE runs ADD COLUMN arrived REAL NOT NULL DEFAULT 0;
+    """,
 )
 """The steps from each version of the schema to the next; the version is how many of them a file has had."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from os import PathLike, fspath
 from pathlib import Path
 
-from rxloop.errors import EventLogError
+from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.eventlog._sqlite.database import Fsync, checkpoint, connect, errors_of
 
 _INode = tuple[int, int]
@@ -107,3 +108,21 @@ def _inode(path: str | Path) -> _INode | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def checked_place(path: str | PathLike[str], fsync: str, in_memory: str) -> Path:
+    """Give the path of a file, whatever folder the process goes to later.
+
+    Args:
+        path: The path as it was given.
+        fsync: How it is to be written.
+        in_memory: What to use where there is no file.
+
+    Raises:
+        ConfigurationError: One of them cannot be used.
+    """
+    if fspath(path) in ("", ":memory:"):
+        raise ConfigurationError(f"{path!r} is not a file: use {in_memory}")
+    if fsync not in ("normal", "full"):
+        raise ConfigurationError(f"fsync is 'normal' or 'full', not {fsync!r}")
+    return Path(path).absolute()

@@ -21,7 +21,7 @@ def parts(
     with one_moment(connection):
         begin, until = span(connection, context_id, before, after)
         place = (context_id, -1 if begin is None else begin)
-        query = f"SELECT number, task_id, seq, at_rest FROM runs WHERE context_id = ? AND number > ?{until[0]}"
+        query = f"SELECT number, task_id, seq, at_rest, updated FROM runs WHERE context_id = ? AND number > ?{until[0]}"
         runs = connection.execute(f"{query} ORDER BY number", (*place, *until[1])).fetchall()
         query = (
             "SELECT first, last, runs, events, crc, summary, messages FROM folds"
@@ -31,7 +31,7 @@ def parts(
         found: list[KeptFold | RunEvents] = []
         at = 0
         while at < len(runs):
-            number, task_id, seq, at_rest = runs[at]
+            number, task_id, seq, at_rest, _ = runs[at]
             fold = _fitting(folds.get(number), runs, at)
             if fold is None:
                 query = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND sub = 0 ORDER BY seq"
@@ -40,12 +40,13 @@ def parts(
             else:
                 found.append(fold)
             at += 1 if fold is None else fold.runs
-    known = after if after is not None and begin is not None else Mark(0, 0, "")
-    last = runs[-1][1] if runs else known.last
-    return Parts(found, Mark(known.runs + at, known.events + sum(run[2] for run in runs), last), whole=begin is None)
+    known = after if after is not None and begin is not None else Mark(0, 0, 0, "")
+    events, updated = known.events + sum(run[2] for run in runs), known.updated + sum(run[4] for run in runs)
+    mark = Mark(known.runs + at, events, updated, runs[-1][1] if runs else known.last)
+    return Parts(found, mark, whole=begin is None)
 
 
-def _fitting(row: _Row | None, runs: Sequence[tuple[int, str, int, int]], at: int) -> KeptFold | None:
+def _fitting(row: _Row | None, runs: Sequence[tuple[int, str, int, int, int]], at: int) -> KeptFold | None:
     """The fold of a row that begins at that run, if its runs are as they were."""
     if row is None:
         return None

@@ -38,19 +38,19 @@ class SeenPage(Page):
 def page(
     connection: sqlite3.Connection, task_id: str, after: Place, deltas: bool, limit: int, corrupt: Corrupt
 ) -> SeenPage | None:
-    """The events of a run after a place; None if the log has no such run."""
+    """The events of a run after a place, behind the durable one there; None if the log has no such run."""
     with one_moment(connection):
         query = f"SELECT number, state, {STANDING} FROM runs WHERE task_id = ?"
         found = connection.execute(query, (task_id,)).fetchone()
         if found is None:
             return None
         number, state, *standing = found
-        query = "SELECT ?, seq, sub, json FROM events WHERE run = ?" + (
-            " AND (seq, sub) > (?, ?)" if deltas else " AND seq > ? AND sub = 0"
+        query = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND (seq, sub) >= (?, 0)" + (
+            " AND (sub = 0 OR (seq, sub) > (?, ?))" if deltas else " AND sub = 0"
         )
-        place = after if deltas else after[:1]
+        place = (after[0], *after) if deltas else after[:1]
         rows = connection.execute(f"{query} ORDER BY seq, sub LIMIT ?", (task_id, number, *place, limit)).fetchall()
-    end = rows[-1][1:3] if rows else after
+    end = max(rows[-1][1:3], after) if rows else after
     seq, at_rest, sub = standing
     return SeenPage(parsed(rows, corrupt), len(rows), end, seq, bool(at_rest), state, number, (seq, at_rest, sub))
 
@@ -130,10 +130,11 @@ def mail_of(connection: sqlite3.Connection, task_id: str, after: int) -> list[tu
             return None
         query = "SELECT number, json FROM mail WHERE run = ? AND number > ? ORDER BY number"
         rows = connection.execute(query, (found[0], after)).fetchall()
-    return [(number, _letter(task_id, number, json)) for number, json in rows]
+    letters = [(number, _letter(task_id, number, json)) for number, json in rows]
+    return [(number, letter) for number, letter in letters if letter is not None]
 
 
-def _letter(task_id: str, number: int, json: bytes) -> Mail:
+def _letter(task_id: str, number: int, json: bytes) -> Mail | None:
     try:
         return read_mail(json)
     except ConfigurationError as error:
@@ -167,9 +168,9 @@ def _number(connection: sqlite3.Connection, context_id: str, task_id: str) -> in
 
 def _mark(connection: sqlite3.Connection, context_id: str, where: str, values: tuple[int, ...]) -> Mark:
     # With max(), SQLite takes the other columns from the row that has it.
-    query = f"SELECT count(*), sum(seq), max(number), task_id FROM runs WHERE context_id = ?{where}"
-    runs, events, _, last = connection.execute(query, (context_id, *values)).fetchone()
-    return Mark(runs, events or 0, last or "")
+    query = f"SELECT count(*), sum(seq), sum(updated), max(number), task_id FROM runs WHERE context_id = ?{where}"
+    runs, events, updated, _, last = connection.execute(query, (context_id, *values)).fetchone()
+    return Mark(runs, events or 0, updated or 0, last or "")
 
 
 def parsed(rows: Iterable[tuple[str, int, int, bytes]], corrupt: Corrupt) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
@@ -87,11 +88,12 @@ def _new_run(connection: sqlite3.Connection, task_id: str, first: Event) -> int 
     task = first if isinstance(first, TaskEvent) else None
     return connection.execute(
         "INSERT INTO runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated, writer,"
-        " model, owner, metadata) VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0, '', ?, ?, ?)",
+        " model, owner, metadata, arrived) VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0, '', ?, ?, ?, ?)",
         (
             *(task_id, first.context_id, task.agent_name if task else "", first.timestamp),
             *(task.model if task else "", task.owner if task else None),
             orjson.dumps(first.metadata, option=orjson.OPT_SORT_KEYS).decode() if first.metadata else None,
+            time.monotonic(),
         ),
     ).lastrowid
 

@@ -208,16 +208,29 @@ _MAILED = f"""
 """
 # The plus: as a range of the index, what was taken would be looked for without any mail, too.
 """The runs that wait, and have a letter that brings them on, such as an answer."""
+_SUBMITTED = """
+    SELECT number FROM runs WHERE at_rest = 0 AND state = 'submitted' AND (arrived <= ? OR arrived > ?)
+    AND number > ifnull((SELECT number FROM runs WHERE task_id = ?), 0)
+    AND NOT EXISTS (SELECT 1 FROM turns WHERE context_id = runs.context_id AND task_id = runs.task_id)
+    ORDER BY number LIMIT ?
+"""
+"""The runs that were submitted before a time, or, as if later than now, before the machine has started again."""
+
+_BEGUN = "SELECT number FROM turns JOIN runs USING (context_id, task_id) WHERE at_rest = 0 AND state = 'submitted'"
+"""The runs whose turn was taken, and that have nothing to show for it yet."""
 
 
-def orphans(connection: sqlite3.Connection, submitted_before: float) -> list[RunRecord]:
+def orphans(
+    connection: sqlite3.Connection, submitted_before: float, submitted_limit: int | None, submitted_after: str | None
+) -> list[RunRecord]:
     """The runs to go on with that have no living holder, and those that were submitted long ago."""
+    asked = clock()
     rows = connection.execute(
         f"SELECT {_LIFE}, {RECORD} FROM runs LEFT JOIN turns USING (context_id, task_id)"
         " LEFT JOIN holders USING (holder)"
-        " WHERE number IN (SELECT number FROM runs WHERE at_rest = 0 AND (state <> 'submitted' OR created <= ?)"
-        f" UNION ALL {_MAILED}) ORDER BY number",
-        (round((time.time() - submitted_before) * 1000),),
+        " WHERE number IN (SELECT number FROM runs WHERE at_rest = 0 AND state <> 'submitted'"
+        f" UNION ALL SELECT number FROM ({_SUBMITTED}) UNION ALL {_BEGUN} UNION ALL {_MAILED}) ORDER BY number",
+        (asked - submitted_before, asked, submitted_after, -1 if submitted_limit is None else submitted_limit),
     ).fetchall()
     # After the beats were read, none of which can be later then.
     now, died = clock(), cache(has_died)

@@ -50,7 +50,10 @@ def is_behind(cursor: Cursor, end: Event) -> bool:
 
 
 def gap_before(
-    event: Event, reason: Literal["unknown-cursor", "lost-attempt", "trimmed"], after: str | None, **fields: Any
+    event: Event,
+    reason: Literal["unknown-cursor", "lost-attempt", "trimmed", "log-went-back"],
+    after: str | None,
+    **fields: Any,
 ) -> GapEvent:
     """What a reader lacks that was at the cursor `after` and goes on with this event."""
     run = {"context_id": event.context_id, "task_id": event.root_task_id, "attempt": event.attempt}

@@ -1,0 +1,120 @@
+"""Pipelines that lack something, swallow requests or raise: the error names what is at fault."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from reactivex import Observable, abc
+
+from runs import shape, well_formed
+from rxloop import (
+    Agent,
+    Event,
+    RunContext,
+    RunError,
+    StatusUpdateEvent,
+    op,
+)
+from rxloop.errors import PipelineError
+from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
+from rxloop.testing import ScriptedModel, call
+from stepping import step
+
+
+async def refused(*operators: Operator, turns: Any = ("Hello.",), **fields: Any) -> RunError:
+    with pytest.raises(RunError) as caught:
+        await Agent(ScriptedModel(*turns), tools=[step], loop=operators, **fields).run("Hi")
+    return caught.value
+
+
+async def test_without_call_model_the_error_names_the_operators() -> None:
+    error = await refused(op.run_tools(), op.checkpoint())
+
+    assert error.code == "pipeline"
+    assert isinstance(error.__cause__, PipelineError)
+    assert "ModelRequest" in str(error)
+    assert "run_tools, checkpoint" in str(error)
+
+
+async def test_an_empty_pipeline_is_an_error() -> None:
+    assert "ModelRequest" in str(await refused())
+
+
+async def test_without_run_tools_the_error_names_the_operators() -> None:
+    error = await refused(op.call_model(), op.checkpoint(), turns=(call("step"),))
+
+    assert error.code == "pipeline"
+    assert "ToolRequest" in str(error)
+    assert "call_model, checkpoint" in str(error)
+    assert well_formed(error.result.messages)
+
+
+async def test_a_guard_that_swallows_a_call_is_named_with_the_tool() -> None:
+    @op.on(ToolRequest)
+    async def swallows(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        if request.call.arguments["n"] != 2:
+            yield request
+
+    turns = ([call("step", n=1), call("step", n=2)],)
+    error = await refused(op.call_model(), swallows, op.run_tools(), turns=turns)
+
+    assert error.code == "pipeline"
+    assert "unanswered (step)" in str(error)
+    assert "swallows" in str(error)
+    assert shape(error.result.messages)[2:] == [
+        "tool: 1",
+        "tool: The call was cancelled before it began: nothing was done.",
+    ]
+
+
+async def test_a_model_operator_that_swallows_the_request_is_an_error() -> None:
+    @op.on(ModelRequest)
+    async def swallows(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        return
+        yield request
+
+    error = await refused(swallows, *op.standard())
+
+    assert error.code == "pipeline"
+    assert "without a content-complete" in str(error)
+    assert "swallows, call_model, run_tools, checkpoint" in str(error)
+
+
+@pytest.mark.parametrize("where", [0, 1, 2, 3])
+async def test_an_operator_that_raises_ends_the_run_and_not_the_agent(where: int) -> None:
+    failing = [True]
+
+    def raises(source: Observable[Any]) -> Observable[Any]:
+        def subscribe(observer: abc.ObserverBase[Any], scheduler: Any = None) -> abc.DisposableBase:
+            def on_next(signal: Any) -> None:
+                if failing[0]:
+                    raise ZeroDivisionError("by my operator")
+                observer.on_next(signal)
+
+            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+        return Observable(subscribe)
+
+    loop = op.standard()
+    loop.insert(where, raises)
+    agent = Agent(ScriptedModel("first", "second"), loop=loop)
+    events: list[Event] = []
+    run = agent.run("Hi")
+    run.events.subscribe(events.append)
+
+    with pytest.raises(RunError, match="by my operator") as caught:
+        await run
+
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert [event for event in events if isinstance(event, StatusUpdateEvent) and event.final] == [events[-1]]
+    failing[0] = False
+    assert (await agent.run("Hi")).state == "completed"
+
+
+async def test_an_operator_whose_construction_fails_ends_the_run() -> None:
+    def broken(source: Observable[Any]) -> Observable[Any]:
+        raise ZeroDivisionError("while it was made")
+
+    error = await refused(broken)
+
+    assert "while it was made" in str(error)

@@ -1,0 +1,76 @@
+"""Forks in which a tool has given something else."""
+
+import pytest
+
+from fork_shop import Shop, seq_of
+from runs import collect
+from rxloop import (
+    ConfigurationError,
+    ToolCompleteEvent,
+    ToolError,
+)
+from rxloop.testing import call
+
+
+async def test_another_result_is_what_the_model_reads(shop: Shop) -> None:
+    parent = await shop.bought()
+    at = await seq_of(shop.log, parent, "checkpoint")
+
+    result = await shop.agent("No money then.").fork(parent, at, results={"p": "card declined", "l": {"n": 0}})
+
+    assert result.output == "No money then."
+    assert shop.sent()[3:] == ["tool: card declined", 'tool: {"n":0}']
+    assert shop.effects == []
+    answers = [event for event in await shop.log.read(result.task_id) if isinstance(event, ToolCompleteEvent)]
+    assert {event.name: (event.success, event.result) for event in answers if event.name != "think_aloud"} == {
+        "pay": (True, "card declined"),
+        "look": (True, {"n": 0}),
+    }
+
+
+async def test_a_result_may_be_a_failure_and_may_answer_an_open_call(shop: Shop) -> None:
+    parent = await shop.bought()
+    at = await seq_of(shop.log, parent, "content-complete")
+
+    run = shop.agent("Then not.").fork(parent, at, results={"p": ToolError("card declined")})
+    events = await collect(run)
+
+    (paid,) = [event for event in events if isinstance(event, ToolCompleteEvent) and event.name == "pay"]
+    assert (paid.attempt, paid.success, paid.error, paid.content) == (2, False, "card declined", "card declined")
+    assert events.index(paid) == at + 1
+    assert shop.effects == ["look 1"]
+    assert shop.sent()[3:] == ["tool: card declined", "tool: 1"]
+
+
+async def test_a_failed_result_may_become_a_good_one(shop: Shop) -> None:
+    parent = await shop.agent(call("pay", "x", amount="much"), "I cannot.").run("Buy it")
+    at = await seq_of(shop.log, parent.task_id, "tool-complete")
+
+    run = shop.agent("Bought.").fork(parent.task_id, at, results={"x": None})
+    await run
+
+    assert shop.sent()[-1] == "tool: null"
+    (paid,) = [event for event in await shop.log.read(run.task_id) if isinstance(event, ToolCompleteEvent)]
+    assert (paid.success, paid.error, paid.result) == (True, None, None)
+
+
+async def test_a_call_that_is_not_there_is_refused_with_those_that_are(shop: Shop) -> None:
+    parent = await shop.bought()
+    at = await seq_of(shop.log, parent, "content-complete")
+
+    with pytest.raises(ConfigurationError, match=r"no call 'q'.*'p' \(pay, 1/1\), 'l' \(look, 1/2\)"):
+        await shop.agent().fork(parent, at, results={"q": 1})
+    with pytest.raises(ConfigurationError, match=r"no call 'p' up to event 2; its calls are none"):
+        await shop.agent().fork(parent, 2, results={"p": 1})
+    assert len(await shop.log.runs()) == 1
+
+
+async def test_of_calls_with_one_id_each_is_named_by_its_slot(shop: Shop) -> None:
+    parent = await shop.agent(call("look", "0", n=1), call("look", "0", n=2), "Seen.").run("Look")
+    at = await seq_of(shop.log, parent.task_id, "checkpoint", 1)
+
+    with pytest.raises(ConfigurationError, match=r"2 calls .* '0'; name one by its slot: 1/0 or 2/0"):
+        await shop.agent().fork(parent.task_id, at, results={"0": 9})
+    await shop.agent("Seen.").fork(parent.task_id, at, results={"2/0": 9})
+
+    assert shop.sent() == ["user: Look", "assistant: look", "tool: 1", "assistant: look", "tool: 9"]

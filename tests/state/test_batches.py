@@ -1,0 +1,193 @@
+"""The calls of a message and their answers, in the fold: one answer each, in call order."""
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from folding import (
+    answered,
+    answers,
+    any_event,
+    called,
+    complete,
+    llm,
+    started,
+    task,
+)
+from runs import shape, well_formed
+from rxloop.protocol.events import (
+    Event,
+    MessageAddedEvent,
+    ToolCompleteEvent,
+)
+from rxloop.protocol.messages import ToolCall
+from rxloop.state.fold import fold, fold_all
+from rxloop.state.history import Ledger
+from rxloop.state.run_state import RunState
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_answers_stand_in_call_order_whatever_their_order(order: tuple[int, ...]) -> None:  # L77
+    calls = [called("f", "a"), called("g", "b"), called("h", "c")]
+    state = fold_all([task(), llm(), complete("", *calls)])
+    for index in order:
+        state = fold(state, answered(index, f"answer {index}"))
+
+    answers = state.messages[2:]
+    assert [(message.tool_call_id, message.text) for message in answers] == [
+        ("a", "answer 0"),
+        ("b", "answer 1"),
+        ("c", "answer 2"),
+    ]
+    assert state.batch is None
+
+
+def test_calls_with_one_id_each_get_their_own_answer() -> None:
+    events = [task(), llm(), complete("", called("f", "0"), called("g", "0")), answered(1, "of g"), answered(0, "of f")]
+    events += [llm("2"), complete("", called("h", "0"), step="2"), answered(0, "of h", step="2")]
+
+    state = fold_all(events)
+
+    assert shape(state.messages)[1:] == ["assistant: f,g", "tool: of f", "tool: of g", "assistant: h", "tool: of h"]
+    assert well_formed(state.messages)
+
+
+@pytest.mark.parametrize("index", [-1, 2, 7])
+def test_an_answer_to_a_call_that_is_not_there_is_none(index: int) -> None:
+    state = fold_all([task(), llm(), complete("", called(), called()), answered(index)])
+    assert state.batch is not None
+    assert state.batch.open == [0, 1]
+
+
+def test_the_answers_of_many_calls_of_one_message_are_counted_and_not_searched() -> None:
+    class Searched(Ledger[int, ToolCompleteEvent]):
+        """Answers that count how often one is looked for."""
+
+        count = 0
+
+        def __contains__(self, key: object) -> bool:
+            Searched.count += 1
+            return super().__contains__(key)
+
+    state = fold_all([task(), llm(), complete("", *[called()] * 1_000)])
+    assert state.batch is not None
+    state = replace(state, batch=replace(state.batch, answers=Searched()))
+    for index in range(999):
+        state = fold(state, answered(index))
+    # Once by the fold, and once by what keeps them.
+    assert Searched.count == 2 * 999
+    assert state.batch is not None
+    assert state.batch.open == [999]
+    assert fold(state, answered(999)).batch is None
+
+
+def test_each_answer_to_one_of_many_calls_is_kept_once_whatever_number_of_states_there_is() -> None:
+    def size_of_the_states(calls: int) -> int:
+        state = fold_all([task(), llm(), complete("", *[called()] * calls)])
+        answers = [answered(index) for index in range(calls - 1)]
+        tracemalloc.start()
+        states = [state]
+        for answer in answers:
+            states.append(fold(states[-1], answer))
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return size
+
+    assert size_of_the_states(800) < 2.5 * size_of_the_states(400)
+
+
+def test_a_second_answer_to_a_slot_is_none() -> None:
+    state = fold_all([task(), llm(), complete("", called(), called()), answered(0, "first"), answered(0, "second")])
+    assert state.batch is not None
+    assert state.batch.open == [1]
+
+    state = fold_all([answered(1, "other"), answered(1, "late")], state)
+
+    assert shape(state.messages)[2:] == ["tool: first", "tool: other"]
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [answered(0, step="9"), answered(5), answered(-1), answered(0, step="1", parent_task_id="p"), started(3, step="7")],
+)
+def test_an_answer_for_no_slot_changes_nothing(stray: Event) -> None:
+    for before in [
+        fold_all([task()]),
+        fold_all([task(), llm()]),
+        fold_all([task(), llm(), complete("", called())]),
+        fold_all([task(), llm(), complete("done")]),
+    ]:
+        assert fold(before, stray) == before
+
+
+def test_a_message_that_comes_while_a_message_is_open_stands_behind_it() -> None:
+    steering = MessageAddedEvent(content="Faster!")
+    state = fold_all([task(), llm(), steering])
+    assert shape(state.messages) == ["user: Hi"]
+
+    state = fold_all([complete("Hello.")], state)
+
+    assert shape(state.messages) == ["user: Hi", "assistant: Hello.", "user: Faster!"]
+    assert not state.done  # the model has to answer to it
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_message_that_comes_anywhere_in_a_batch_stands_behind_it(place: int) -> None:
+    events: list[Event] = [llm(), complete("", called("f"), called("g")), started(0), answered(1), answered(0)]
+    events.insert(place + 1, MessageAddedEvent(content="Faster!", role="system"))
+
+    state = fold_all([task(), *events])
+
+    assert shape(state.messages) == ["user: Hi", "assistant: f,g", "tool: ok", "tool: ok", "system: Faster!"]
+    assert state.held == ()
+
+
+def test_several_messages_that_are_held_keep_their_order() -> None:
+    held = [MessageAddedEvent(content=text) for text in "abc"]
+    state = fold_all([task(), llm(), held[0], complete("", called()), held[1], answered(0), held[2]])
+
+    assert shape(state.messages)[-3:] == ["user: a", "user: b", "user: c"]
+
+
+@given(st.lists(any_event, max_size=25))
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_no_call_of_the_history_is_unanswered_and_no_answer_alone(events: list[Event]) -> None:
+    state = RunState()
+    sizes = [0]
+    for event in events:
+        state = fold(state, event)
+        sizes.append(len(state.messages))
+        assert well_formed(state.messages)
+        if state.batch is not None:
+            assert state.batch.open
+
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize(
+    ("successes", "content", "retries"),
+    [
+        ((True,), "0", 0),
+        ((None, True, True), "1", 0),
+        ((False, True), "1", 0),
+        ((False, False), None, 1),
+        ((None,), None, 0),
+    ],
+)
+def test_a_batch_of_calls_may_give_the_answer(
+    successes: tuple[bool | None, ...], content: str | None, retries: int
+) -> None:
+    state = answers(*successes)
+
+    assert state.done is (content is not None)
+    assert state.content == (content or "")
+    assert state.retries == retries
+    assert state.messages[-1].role == "tool"
+    assert not fold(state, MessageAddedEvent(content="More.")).done
+    other = ToolCall(id="x", name="f")
+    asked = fold(state, complete("", other, step="2"))
+    assert not asked.done
+    assert not fold(asked, ToolCompleteEvent(call=other, step="2", success=True, content="")).done
