@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -83,8 +84,26 @@ class Adopting(MemoryEventLog):
     """It takes every run that can go on for an orphan."""
 
     @override
-    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+    async def orphans(self, **submitted: Any) -> Sequence[RunRecord]:
         return await self.runs(unfinished=True)
+
+
+class ByTheClockOfOthers(MemoryEventLog):
+    """It believes what a submitted run says of the time."""
+
+    @override
+    async def orphans(self, *, submitted_before: float = 30, **submitted: Any) -> Sequence[RunRecord]:
+        before = round((time.time() - submitted_before) * 1000)
+        found = await super().orphans(submitted_before=0, **submitted)
+        return [record for record in found if record.state != "submitted" or record.created <= before]
+
+
+class OldestFirst(MemoryEventLog):
+    """It lists the same submitted runs again and again."""
+
+    @override
+    async def orphans(self, *, submitted_after: str | None = None, **submitted: Any) -> Sequence[RunRecord]:
+        return await super().orphans(**submitted)
 
 
 class Repeating(MemoryEventLog):
@@ -100,6 +119,8 @@ class Repeating(MemoryEventLog):
     [
         (Generous, "a_conversation_has_one_turn"),
         (Adopting, "an_orphan_is_under_way_and_has_no_turn"),
+        (ByTheClockOfOthers, "a_submitted_run_is_an_orphan_after_a_while"),
+        (OldestFirst, "no_more_submitted_runs_are_listed_than_are_asked_for"),
         (Repeating, "letters_are_read_back_in_order"),
         (Forgets, "appended_events_are_read_back_in_order"),
         (Silent, "a_writer_that_expects_another_last_event_is_refused"),

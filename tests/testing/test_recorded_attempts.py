@@ -7,26 +7,12 @@ import pytest
 
 from reasoning import CASES, by_step
 from runs import collect, first_events, outcome, shape
-from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, Run, RunCancelled, RunContext, op, tool
+from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, Run, RunCancelled, op
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.state.fold import fold_all
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-
-
-@tool
-async def get_weather(city: str) -> str:
-    """Current weather."""
-    return f"7 C in {city}"
-
-
-@tool
-async def sure(ctx: RunContext[Any]) -> str:
-    """Asks."""
-    return "yes" if await ctx.ask("Sure?") else "no"
-
-
-TOOLS = [get_weather, sure]
+from weather import TOOLS
 
 
 @pytest.mark.parametrize("kept", [True, False])

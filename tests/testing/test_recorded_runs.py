@@ -45,23 +45,11 @@ from rxloop.testing import (
     turn,
     virtual_time,
 )
+from weather import TOOLS, get_weather
 
 USED = Usage(input_tokens=7, output_tokens=3)
 
 
-@tool
-async def get_weather(city: str) -> str:
-    """Current weather."""
-    return f"7 C in {city}"
-
-
-@tool
-async def sure(ctx: RunContext[Any]) -> str:
-    """Asks."""
-    return "yes" if await ctx.ask("Sure?") else "no"
-
-
-TOOLS = [get_weather, sure]
 THOUGHT = call("think_aloud", "t", thought="Both.", thought_type="planning", thought_id="plan")
 
 

@@ -15,6 +15,7 @@ from rxloop import Agent, ContentCompleteEvent, Event, Limits, Message, RunConte
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.messages import ToolCall
 from rxloop.stream.bridges import Push, from_task
+from workers import sabotage
 
 
 class Obedient:
@@ -52,6 +53,13 @@ async def pay(ctx: RunContext[Any]) -> str:
     return "paid"
 
 
+@tool
+async def pay_slowly(value: str) -> str:
+    """Pay, which takes so many seconds, and which nobody may do twice."""
+    await asyncio.sleep(float(value))
+    return "paid"
+
+
 @tool(idempotent=True)
 async def look() -> str:
     """Look."""
@@ -63,6 +71,14 @@ async def wait(value: str) -> str:
     """Take so many seconds."""
     await asyncio.sleep(float(value))
     return "waited"
+
+
+@tool(idempotent=True)
+async def hold(value: str) -> str:
+    """Wait until a file is there."""
+    while not Path(value).exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return "held"
 
 
 @tool(idempotent=True)
@@ -97,10 +113,15 @@ def dying(source: Observable[Signal]) -> Observable[Signal]:
     return source.pipe(rx.do_action(see))
 
 
-def agent() -> Agent[Any, str]:
+def agent(attempts: int = 3) -> Agent[Any, str]:
     """The agent of most tests."""
-    limits = Limits(iterations=30, attempts=3)
+    sabotage.carry_out()
+    limits = Limits(iterations=30, attempts=attempts)
     loop = op.standard(at_end=[dying])
-    return Agent(
-        Obedient(), tools=[pay, look, wait, ask, die, pay_and_die], name="a", limits=limits, loop=loop, thoughts=False
-    )
+    tools = [pay, pay_slowly, look, wait, hold, ask, die, pay_and_die]
+    return Agent(Obedient(), tools=tools, name="a", limits=limits, loop=loop, thoughts=False)
+
+
+def sturdy() -> Agent[Any, str]:
+    """The same agent, for many faults."""
+    return agent(attempts=30)

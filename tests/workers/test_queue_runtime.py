@@ -15,6 +15,7 @@ from machines import two_machines
 from queues import Bare
 from rxloop import Agent, MemoryEventLog, RunRecord, Runtime, op, tool
 from rxloop.errors import ConfigurationError, QueueFull
+from rxloop.runtime import _driving
 from rxloop.server import api
 from rxloop.testing import ScriptedModel, call, virtual_time
 
@@ -52,7 +53,7 @@ async def test_a_replica_with_a_queue_starts_runs_and_drives_none(log: MemoryEve
             await asyncio.sleep(0)
         assert (await web.record(record.task_id)).state == "submitted"
         assert not web.drives(record.task_id)
-    assert queue.rung == [(record.task_id, 0, None, "ann", None)]
+    assert queue.rung == [(record.task_id, 0, None, "ann", "a", None)]
 
 
 async def test_a_worker_carries_out_what_another_replica_has_started(log: MemoryEventLog) -> None:
@@ -166,11 +167,32 @@ async def test_the_priority_and_the_time_of_a_run_are_rung_with_and_kept(log: Me
     async with Runtime({"a": answering()}, log=log, queue=queue, version="7") as web:
         record = await web.start("a", "Hi", priority=5, at=later, metadata={"mine": 1})
         assert (await web.record(record.task_id)).metadata["mine"] == 1
-        assert queue.rung == [(record.task_id, 5, later, None, "7")]
+        assert queue.rung == [(record.task_id, 5, later, None, "a", "7")]
         with pytest.raises(ConfigurationError, match="no time zone"):
             await web.start("a", "Hi", at=datetime(2030, 1, 1))  # noqa: DTZ001
         with pytest.raises(ConfigurationError, match="not yours"):
             await web.start("a", "Hi", metadata={"rxloop:queue": {}})
+
+
+@pytest.mark.parametrize("priority", [1_000_001, -(2**31), 0.0, 1.5, True, "5", None])
+async def test_a_priority_that_a_queue_cannot_have_is_refused(log: MemoryEventLog, priority: Any) -> None:
+    async with Runtime({"a": answering()}, log=log, queue=Bare()) as web:
+        with pytest.raises(ConfigurationError, match="whole number from -1,000,000 to 1,000,000"):
+            await web.start("a", "Hi", priority=priority)
+    assert not await log.runs()
+
+
+async def test_what_waits_for_another_version_does_not_count_when_too_much_waits(log: MemoryEventLog) -> None:
+    class Counting(Bare):
+        async def waiting(self, version: str | None = None) -> int:
+            return {"7": 3, "8": 0}[version or ""]
+
+    queue = Counting()
+    async with Runtime({"a": answering()}, log=log, queue=queue, version="8", max_waiting=3) as web:
+        await web.start("a", "Hi")
+    async with Runtime({"a": answering()}, log=log, queue=queue, version="7", max_waiting=3) as web:
+        with pytest.raises(QueueFull):
+            await web.start("a", "Hi")
 
 
 async def test_priority_needs_a_queue(log: MemoryEventLog) -> None:
@@ -181,7 +203,7 @@ async def test_priority_needs_a_queue(log: MemoryEventLog) -> None:
         Runtime({"a": answering()}, log=log, works=False)
 
 
-async def test_a_run_stays_with_workers_of_its_version(log: MemoryEventLog, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_run_stays_with_workers_of_its_version(log: MemoryEventLog) -> None:
     queue = Bare()
     async with Runtime({"a": answering()}, log=log, queue=queue, version="1") as web:
         record = await web.start("a", "Hi")
@@ -189,10 +211,24 @@ async def test_a_run_stays_with_workers_of_its_version(log: MemoryEventLog, capl
             for _ in range(50):
                 await asyncio.sleep(0)
         assert (await web.record(record.task_id)).state == "submitted"
-        assert "which version '1' has started, and this is '2'" in caplog.text
         await queue.ring(record.task_id)
         async with Runtime({"a": answering()}, log=log, queue=queue, works=True, version="1"):
             assert (await over(web, record)).state == "completed"
+
+
+async def test_a_worker_asks_its_queue_for_the_bells_of_its_agents_and_its_version(log: MemoryEventLog) -> None:
+    class Asked(Bare):
+        options: dict[str, Any]
+
+        async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
+            self.options = options
+            await super().serve(settle, **options)
+
+    queue = Asked()
+    async with Runtime({"a": answering(), "b": answering()}, log=log, queue=queue, works=True, version="2"):
+        await asyncio.sleep(0)
+    assert [*queue.options.pop("agents")] == ["a", "b"]
+    assert queue.options == {"concurrency": 32, "version": "2"}
 
 
 async def test_an_answer_rings_for_a_worker(log: MemoryEventLog) -> None:
@@ -224,12 +260,10 @@ async def test_a_client_is_told_to_come_back_when_too_much_waits(log: MemoryEven
 class Deaf(Bare):
     """Takes the first cancellation for something else."""
 
-    async def serve(
-        self, settle: Callable[[str], Awaitable[None]], *, concurrency: int, version: str | None = None
-    ) -> None:
+    async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
         with suppress(asyncio.CancelledError):
-            await super().serve(settle, concurrency=concurrency, version=version)
-        await super().serve(settle, concurrency=concurrency, version=version)
+            await super().serve(settle, **options)
+        await super().serve(settle, **options)
 
 
 def test_a_queue_that_does_not_listen_at_first_is_stopped(log: MemoryEventLog) -> None:
@@ -241,3 +275,104 @@ def test_a_queue_that_does_not_listen_at_first_is_stopped(log: MemoryEventLog) -
 
         time.run(program())
         assert time.now < 20
+
+
+def test_runs_that_cannot_go_on_in_a_worker_keep_no_others_waiting(log: MemoryEventLog) -> None:
+    broken = True
+
+    def deps(record: RunRecord) -> None:
+        if record.owner == "bad" and broken:
+            raise ValueError("there is no such tenant")
+
+    async def program() -> None:
+        nonlocal broken
+        queue = Bare()
+        async with (
+            Runtime({"a": answering()}, log=log, queue=queue) as web,
+            Runtime({"a": answering()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
+        ):
+            bad = [await web.start("a", "Hi", owner="bad") for _ in range(4)]
+            good = await web.start("a", "Hi", owner="good")
+            async with asyncio.timeout(1):
+                assert (await over(web, good)).state == "completed"
+            # They ring again meanwhile, as all that waits does.
+            await asyncio.sleep(100)
+            async with asyncio.timeout(1):
+                assert (await over(web, await web.start("a", "Hi", owner="good"))).state == "completed"
+            broken = False
+            async with asyncio.timeout(61):
+                assert {(await over(web, record)).state for record in bad} == {"completed"}
+
+    with virtual_time() as time:
+        time.run(program(), timeout=1_000)
+
+
+def test_a_worker_in_which_no_run_can_go_on_takes_only_so_many(log: MemoryEventLog) -> None:
+    def deps(record: RunRecord) -> None:
+        raise ValueError("there are none")
+
+    async def program() -> None:
+        queue = Bare()
+        async with (
+            Runtime({"a": answering()}, log=log, queue=queue) as web,
+            Runtime({"a": answering()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
+        ):
+            for _ in range(50):
+                await web.start("a", "Hi")
+            await asyncio.sleep(100)
+            assert len(set(queue.answered)) == 2 * 10 + 2
+
+    with virtual_time() as time:
+        time.run(program(), timeout=1_000)
+
+
+@pytest.fixture
+def few_at_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look rings for 20 runs, and takes in 100 where most of so few are not to be rung for."""
+    monkeypatch.setattr(_driving, "_BELLS", 20)
+    monkeypatch.setattr(_driving, "_WIDE", 100)
+
+
+@pytest.mark.usefixtures("few_at_a_look")
+@pytest.mark.parametrize(("name", "days"), [("a", 30), ("b", 0)])
+def test_a_run_without_a_bell_is_found_behind_however_many_that_are_for_later_or_for_others(
+    log: MemoryEventLog, name: str, days: int
+) -> None:
+    async def program() -> None:
+        queue = Bare()
+        async with Runtime({"a": answering(), "b": answering()}, log=log, queue=queue) as web:
+            for _ in range(350):
+                await web.start(name, "Hi", at=datetime.now(UTC) + timedelta(days=days))
+            lost = await web.start("a", "Hi")
+            queue.empty()
+            # Its first look comes too soon, and the fourth one after that gets there.
+            async with Runtime({"a": answering()}, log=log, queue=queue, works=True), asyncio.timeout(20 + 4 * 10 + 5):
+                assert (await over(web, lost)).state == "completed"
+
+    with virtual_time() as time:
+        time.run(program(), timeout=1_000)
+
+
+@pytest.mark.usefixtures("few_at_a_look")
+def test_a_worker_goes_round_all_that_waits_before_it_rings_for_a_run_again(log: MemoryEventLog) -> None:
+    class Unheard(Bare):
+        async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
+            await asyncio.Event().wait()
+
+        async def waiting(self, version: str | None = None) -> int:
+            return 0
+
+    async def program() -> None:
+        queue = Unheard()
+        async with Runtime({"a": answering(), "b": answering()}, log=log, queue=queue) as web:
+            # So many for others that a look takes in more than it rings for.
+            started = [(await web.start(name, "Hi")).task_id for name in ["a", "b", "b", "b"] * 30]
+            await asyncio.sleep(20)
+            async with Runtime({"a": answering()}, log=log, queue=queue, works=True, adopt_every=1):
+                await asyncio.sleep(25)
+        rung = [task_id for task_id, *_ in queue.rung[len(started) :]]
+        ours = started[::4]
+        assert rung == [*ours, *ours[:20]]
+
+    with virtual_time() as time:
+        time.run(program())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -67,6 +68,57 @@ async def test_several_workers_start_a_periodic_run_once_each_time() -> None:
     assert {record.owner for record in found} == {"ann"}
 
 
-def test_a_time_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        Periodic("tick", "whenever", "a", "Hi")
+class Slow(Bare):
+    """Takes its time to ring, the more so when it is told not to."""
+
+    def __init__(self, *, deaf: bool = False) -> None:
+        super().__init__()
+        self._deaf = deaf
+        self.begun, self.told, self.leaves = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def waiting(self, version: str | None = None) -> int:
+        # Who asks first goes on once somebody rings.
+        await self.begun.wait()
+        return 0
+
+    async def ring(self, task_id: str, **options: Any) -> None:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.told.set()
+            if self._deaf:
+                self._deaf = False
+                raise RuntimeError("the connection was broken") from None
+            await self.leaves.wait()
+            raise
+
+
+def ticking(queue: Bare, *periodic: Periodic) -> asyncio.Task[None]:
+    each_second = [*periodic, Periodic("tick", "* * * * * *", "a", "What time is it?")]
+    # So that nothing else waits for the queue.
+    return asyncio.create_task(
+        work({"a": answering()}, queue, log=MemoryEventLog(), periodic=each_second, adopt_every=3600)
+    )
+
+
+async def test_a_worker_waits_until_its_periodic_starts_have_ended() -> None:
+    queue = Slow()
+    worker = ticking(queue, Periodic("wrong", "* * * * * *", "nobody", "Who is there?"))
+    await queue.told.wait()
+    await asyncio.wait([worker], timeout=0.5)
+    assert not worker.done()
+    queue.leaves.set()
+    with pytest.raises(ConfigurationError, match="no agent 'nobody'"):
+        await worker
+
+
+async def test_a_periodic_start_that_does_not_listen_at_first_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By its name, which a function of the package has, too.
+    monkeypatch.setattr(import_module("rxloop.workers.work"), "_STOPS_IN", 0.1)
+    queue = Slow(deaf=True)
+    worker = ticking(queue, Periodic("first", "* * * * * *", "a", "What time is it?"))
+    await queue.begun.wait()
+    queue.leaves.set()
+    await ended(worker)
+    assert queue.told.is_set()

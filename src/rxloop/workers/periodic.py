@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.protocol.messages import Prompt
-from rxloop.runtime.runtime import Runtime
+from rxloop.runtime._bells import check_priority
+from rxloop.runtime.runtime import Runtime, StartOptions
 
 log = logging.getLogger("rxloop")
 
 _LATEST = 600.0
 """Seconds for which a start is made good that nobody was there for."""
+_LOOK = 30.0
+"""Seconds between two looks at the clock on the wall: a machine may sleep, and be told another time."""
+_RANDOM = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
+"""What croniter takes for a number of its own choice, and no part of a name such as `mar`."""
+_OPTIONS = (*StartOptions.__annotations__, "priority")
 
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
     """A run that is started again and again.
 
+    Raises:
+        ConfigurationError: The times cannot be read, or never come, or an option is wrong.
+
     Attributes:
         name: What tells it apart from the others; keep it.
         cron: When, in UTC, as `minute hour day month weekday`: `"0 7 * * mon-fri"`. With a sixth field for seconds.
+            What is more than ten minutes late is not started; a warning says so.
         agent: The name of the agent.
         prompt: What is asked.
-        options: As for `Runtime.start`, such as `{"owner": "ann", "priority": 5}`.
+        options: Those of `Runtime.start`, without its key and time, such as `{"owner": "ann", "priority": 5}`.
     """
 
     name: str
@@ -39,14 +51,40 @@ class Periodic:
 
     def __post_init__(self) -> None:
         try:
-            from croniter import croniter
+            from croniter import CroniterBadDateError, croniter
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 "periodic runs need croniter, which is not installed: pip install 'rxloop[postgres]'"
             ) from error
 
+        whose = f"the cron of {self.name!r}"
         if not croniter.is_valid(self.cron):
-            raise ConfigurationError(f"the cron of {self.name!r} cannot be read: {self.cron!r}; write '0 7 * * *'")
+            raise ConfigurationError(f"{whose} cannot be read: {self.cron!r}; write '0 7 * * *'")
+        if len(self.cron.split()) > 6:
+            raise ConfigurationError(
+                f"{whose} has a year in it: {self.cron!r}; write at most six fields, to the seconds"
+            )
+        if _RANDOM.search(self.cron):
+            raise ConfigurationError(f"{whose} is random, and other workers would have other times: {self.cron!r}")
+        try:
+            self.after(time.time())
+        except CroniterBadDateError:
+            raise ConfigurationError(f"{whose} is of a day that never comes: {self.cron!r}") from None
+        check_priority(self.options.get("priority", 0))
+        if unknown := [name for name in self.options if name not in _OPTIONS]:
+            raise ConfigurationError(f"{self.name!r} has no option {unknown[0]!r}: it takes {', '.join(_OPTIONS)}")
+
+    def after(self, moment: float) -> float:
+        """The next of its times after a moment, in seconds of the clock on the wall."""
+        from croniter import croniter
+
+        return croniter(self.cron, moment).get_next(float)
+
+    def before(self, moment: float) -> float:
+        """The last of its times before a moment."""
+        from croniter import croniter
+
+        return croniter(self.cron, moment).get_prev(float)
 
 
 async def start_on(runtime: Runtime, periodic: Periodic) -> None:
@@ -54,29 +92,63 @@ async def start_on(runtime: Runtime, periodic: Periodic) -> None:
 
     All workers do so, under the same key, and so it is started once.
     """
-    from croniter import croniter
-
-    at = croniter(periodic.cron, time.time()).get_prev(float)
+    # So that the one before now comes, too.
+    seen = periodic.before(time.time()) - 1
     while True:
-        late = time.time() - at
-        if late < 0:
-            await asyncio.sleep(-late)
-            continue
-        if late < _LATEST:
+        now = time.time()
+        # Where the clock was put back, times come once more, and are the runs that there are already.
+        seen = min(seen, now)
+        at = periodic.after(seen)
+        if at < now - _LATEST:
+            seen = periodic.before(now - _LATEST)
+            await _tell_missed(runtime, periodic, at, seen)
+        elif at <= now:
             await _start(runtime, periodic, at)
-        at = croniter(periodic.cron, at).get_next(float)
+            seen = at
+        else:
+            await asyncio.sleep(min(at - now, _LOOK))
 
 
 async def _start(runtime: Runtime, periodic: Periodic, at: float) -> None:
-    key = f"periodic:{periodic.name}:{at:.0f}"
+    pause = 1.0
     while True:
         try:
-            await runtime.start(periodic.agent, periodic.prompt, key=key, **periodic.options)
+            await runtime.start(periodic.agent, periodic.prompt, key=_key(periodic, at), **periodic.options)
+            return
         except ConfigurationError:
             raise
         except Exception as error:
-            log.warning("%r cannot be started: %s; trying again", periodic.name, error)
-            await asyncio.sleep(1)
-            if time.time() - at < _LATEST:
-                continue
-        return
+            if time.time() - at >= _LATEST:
+                log.warning("%r was not started at %s: %s", periodic.name, _told(at), error)
+                return
+            log.warning("%r cannot be started: %s; trying again in %g s", periodic.name, error, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LOOK)
+
+
+async def _tell_missed(runtime: Runtime, periodic: Periodic, first: float, last: float) -> None:
+    """Warn of starts that come too late, unless another worker was there."""
+    try:
+        await runtime.record(runtime.id_of(periodic.agent, _key(periodic, last), periodic.options.get("owner")))
+    except Exception as error:
+        why = (
+            "no worker was there"
+            if isinstance(error, UnknownRun)
+            else f"it is not known whether a worker was ({error})"
+        )
+        when = _told(last) if first == last else f"its times from {_told(first)} to {_told(last)}"
+        log.warning(
+            "%r was not started at %s, unless it is new: %s in the %d minutes after",
+            periodic.name,
+            when,
+            why,
+            _LATEST / 60,
+        )
+
+
+def _key(periodic: Periodic, at: float) -> str:
+    return f"periodic:{periodic.name}:{at:.0f}"
+
+
+def _told(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

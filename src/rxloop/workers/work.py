@@ -13,6 +13,9 @@ from rxloop.runtime._driving import DepsOf
 from rxloop.runtime.runtime import Runtime
 from rxloop.workers.periodic import Periodic, start_on
 
+_STOPS_IN = 5.0
+"""Seconds after which what has not stopped is told so once more."""
+
 
 async def work(
     agents: Mapping[str, Agent[Any, Any]],
@@ -64,8 +67,15 @@ async def work(
     async with runtime:
         starting = [asyncio.create_task(start_on(runtime, each), name=f"rxloop-{each.name}") for each in periodic]
         try:
+            if not starting:
+                await asyncio.Event().wait()
             # One of them ends only by a mistake in what it is to start.
-            await (asyncio.gather(*starting) if starting else asyncio.Event().wait())
+            ended, _ = await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
+            for each in ended:
+                each.result()
         finally:
-            for each in starting:
-                each.cancel()
+            while under_way := [each for each in starting if not each.done()]:
+                for each in under_way:
+                    each.cancel()
+                # A library may take a cancellation for an error of its own.
+                await asyncio.wait(under_way, timeout=_STOPS_IN)

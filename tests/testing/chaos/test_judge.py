@@ -1,68 +1,33 @@
-"""The judge finds what must not be: a log, effects and acknowledgements with one thing wrong each."""
+"""The judge finds what must not be: logs, effects, acknowledgements and followers with one thing wrong each."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rxloop import Event, MemoryEventLog
-from rxloop.protocol.events import LLMCallEvent, StatusUpdateEvent, TaskEvent, ToolCompleteEvent
-from rxloop.protocol.messages import ToolCall
-from rxloop.testing.chaos._judge import Judge, seen
-from rxloop.testing.chaos.report import Report
-
-
-def stamped(events: Sequence[Event], task_id: str = "r", context_id: str = "c", begins: int = 0) -> list[Event]:
-    """Events with their places, one a second; those of the second attempt begin with the word that it is one."""
-    attempt, done = 1, list[Event]()
-    for seq, event in enumerate(events, 1):
-        attempt += isinstance(event, StatusUpdateEvent) and event.resumed
-        place = {"seq": seq, "attempt": attempt, "timestamp": 1000 * (begins + seq)}
-        done.append(event.model_copy(update={"task_id": task_id, "context_id": context_id, **place}))
-    return done
-
-
-def task() -> TaskEvent:
-    return TaskEvent(messages=[], model="m", agent_name="a")
-
-
-def call() -> LLMCallEvent:
-    return LLMCallEvent(iteration=0, model="m", message_count=1, tool_count=0, estimated_input_tokens=1, step="0")
-
-
-def result() -> ToolCompleteEvent:
-    return ToolCompleteEvent(call=ToolCall(id="1", name="pay", arguments={}), success=True, content="paid", step="0")
-
-
-def status(state: Any, **fields: Any) -> StatusUpdateEvent:
-    return StatusUpdateEvent(state=state, **fields)
-
-
-WHOLE = [task(), status("working"), call(), status("completed", final=True)]
-
-
-class Case:
-    """What the judge is given."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.log = folder, MemoryEventLog()
-        self.faults: dict[int, list[tuple[int, str]]] = {}
-
-    async def put(self, events: list[Event]) -> None:
-        await self.log.append(events[0].task_id, events, expected_seq=0)
-
-    def note(self, name: str, *lines: dict[str, Any]) -> None:
-        (self.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    async def verdict(self, *answered: tuple[str, str], follower: Any = None) -> Report:
-        judge = Judge(self.folder, self.faults)
-        started = {record.task_id: follower for record in await self.log.runs()}
-        await judge.judge(self.log, started, answered)
-        return judge.report
+from rxloop.testing.chaos import Report, Wrong
+from rxloop.testing.chaos._seen import Witness, seen
+from testing.chaos.forged import (
+    ANSWERED,
+    KEY,
+    PAID,
+    WAITS,
+    WHOLE,
+    Case,
+    again,
+    answer,
+    asked,
+    checkpoint,
+    end,
+    result,
+    said,
+    stamped,
+    started,
+    status,
+    task,
+)
 
 
 @pytest.fixture
@@ -70,64 +35,272 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-async def test_a_run_that_is_whole_is_not_found_fault_with(case: Case) -> None:
-    events = stamped(WHOLE)
-    await case.put(events)
-    case.note("acknowledged", {"task": "r", "seq": 3, "attempt": 1})
-    case.note("effects", {"key": "k", "tool": "pay"})
-    report = await case.verdict(follower=[seen(event) for event in events])
+async def test_runs_that_are_whole_are_not_found_fault_with(case: Case) -> None:
+    events = case.put(stamped(WHOLE))
+    case.put(stamped(ANSWERED, "s", begins=10), answered=["q"])
+    case.put(stamped([*PAID, end("canceled")], "u", begins=30), cancelling=True, cancelled_at=50_000)
+    case.acknowledge(events, 6, 1)
+    case.effects(KEY)
+    report = await case.report("Done.")
     report.check()
-    assert (report.acknowledged, report.effects, report.states) == (1, 1, {"completed": 1})
+    assert (report.acknowledged, report.effects, report.states) == (1, 1, {"completed": 2, "canceled": 1})
+
+
+# -- stuck, lost
 
 
 async def test_a_run_that_goes_on_for_ever_is_stuck(case: Case) -> None:
-    await case.put(stamped(WHOLE[:3]))
-    with pytest.raises(AssertionError, match="is stuck: it is working"):
-        (await case.verdict()).check()
+    case.put(stamped(PAID))
+    assert await case.wrong() == ["stuck: the run r is stuck: it is working"]
+
+
+async def test_a_run_whose_question_nobody_could_answer_is_stuck(case: Case) -> None:
+    case.put(stamped(WAITS), refused={"q": "that is no date"})
+    assert await case.wrong() == ["stuck: the run r is stuck: it waits for an answer (that is no date)"]
+
+
+async def test_a_question_that_a_later_run_has_let_go_may_stay_without_an_answer(case: Case) -> None:
+    case.put(stamped(WAITS), refused={"q": "let go"})
+    case.put(stamped(WHOLE, "s", begins=20))
+    assert not await case.wrong()
+
+
+async def test_a_start_that_was_acknowledged_and_is_not_in_the_log_is_lost(case: Case) -> None:
+    case.witnesses.append(Witness("gone", "c"))
+    assert await case.wrong() == ["lost: the run gone was started, and is not in the log"]
+
+
+async def test_a_run_that_asks_something_else_than_it_was_started_with_is_lost(case: Case) -> None:
+    case.put(stamped(WHOLE), prompt="Come")
+    assert await case.wrong() == ["lost: the run r was started with 'Come', and asks something else"]
+
+
+async def test_a_run_that_does_not_begin_with_its_task_is_lost(case: Case) -> None:
+    case.put(stamped(WHOLE[1:]))
+    assert "lost: the run r does not begin with what was started" in await case.wrong()
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+async def test_a_checkpoint_that_was_lost_and_written_once_more_is_told_of(case: Case, attempt: int) -> None:
+    # As the one that was acknowledged: in its place, of the same kind, and maybe of the same attempt.
+    told = stamped([*PAID, checkpoint(), asked("2"), said("2", text="Done."), end()])
+    other = [*PAID[:5], *([again()] if attempt == 2 else []), result(), checkpoint()]
+    case.put(
+        [
+            event.model_copy(update={"timestamp": event.timestamp + 1})
+            for event in stamped([*other, asked("2"), said("2", text="Done."), end()])
+        ]
+    )
+    case.acknowledge(told, 6, 1)
+    assert await case.wrong() == ["lost: the run r has lost what was acknowledged: 6 of attempt 1"]
+
+
+async def test_a_log_that_is_shorter_than_what_was_acknowledged_is_told_of(case: Case) -> None:
+    case.acknowledge(stamped([*PAID, asked("2"), said("2", text="Done."), asked("3"), said("3"), end()]), 10, 1)
+    case.put(stamped(WHOLE))
+    assert await case.wrong() == ["lost: the run r has lost what was acknowledged: 10 of attempt 1"]
+
+
+# -- the log of one run
+
+
+async def test_gaps_in_the_numbers_are_told_of(case: Case) -> None:
+    events = stamped(WHOLE)
+    case.put([event.model_copy(update={"seq": event.seq + (event.seq > 4)}) for event in events])
+    assert "broken: the run r has gaps in its numbers" in await case.wrong()
+
+
+async def test_two_attempts_that_are_mixed_up_are_told_of(case: Case) -> None:
+    events = stamped(WHOLE)
+    events[4] = events[4].model_copy(update={"attempt": 2})
+    case.put(events)
+    assert "broken: the run r has two attempts mixed up at 5" in await case.wrong()
+
+
+async def test_an_attempt_with_two_ends_is_told_of(case: Case) -> None:
+    case.put(stamped([*WAITS, status("input-required", final=True)]))
+    assert "broken: the run r goes on after the end of its attempt at 5" in await case.wrong()
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", "canceled"])
+async def test_a_run_that_goes_on_after_its_end_is_told_of(case: Case, state: str) -> None:
+    case.put(stamped([*PAID, end(state), again(), asked("2"), said("2"), end()]), cancelling=True)
+    assert "broken: the run r goes on after its end at 8" in await case.wrong()
+
+
+async def test_a_record_that_says_otherwise_than_the_events_is_told_of(case: Case) -> None:
+    case.put(stamped(WHOLE), state="failed")
+    assert await case.wrong() == ["broken: the run r is completed by its events, and failed by its record"]
+
+
+async def test_what_breaks_the_grammar_is_told_of(case: Case) -> None:
+    case.put(stamped([*PAID[:4], asked("2"), said("2"), end()]))
+    assert any(each.startswith("broken: the run r breaks the grammar") for each in await case.wrong())
+
+
+# -- results, effects, outputs
+
+
+async def test_a_call_with_two_results_is_told_of(case: Case) -> None:
+    case.put(stamped([*PAID, result(), *WHOLE[6:]]))
+    assert "result: the run r has 2 results for ('r', '1', 0)" in await case.wrong()
+
+
+async def test_a_question_with_two_answers_is_told_of(case: Case) -> None:
+    case.put(stamped([*ANSWERED[:6], answer(), *ANSWERED[6:]]))
+    assert "result: the run r has 2 results for ('r', 'q')" in await case.wrong()
+
+
+async def test_a_tool_that_was_begun_twice_is_told_of(case: Case) -> None:
+    case.put(stamped(WHOLE))
+    case.effects(KEY, KEY)
+    assert await case.wrong() == [f"effect: the run r has begun the tool pay twice for the call {KEY}"]
+
+
+async def test_a_tool_that_the_log_has_begun_twice_is_told_of(case: Case) -> None:
+    case.put(stamped([*PAID[:5], again(), started(), result(), *WHOLE[6:]]))
+    case.effects(KEY)
+    assert await case.wrong() == [f"effect: the run r has begun the tool pay twice for the call {KEY}"]
+
+
+async def test_a_tool_that_was_begun_before_the_log_had_it_is_told_of(case: Case) -> None:
+    case.put(stamped([task(), status("working"), asked(), said(text="Done."), end()]))
+    case.effects(KEY)
+    assert await case.wrong() == [f"effect: the run r has begun the tool pay for the call {KEY} before the log knew"]
+
+
+@pytest.mark.parametrize(
+    "expect", ["Paid.", lambda prompt, output: (prompt, output) == ("Go", "Paid.")], ids=["text", "function"]
+)
+async def test_a_run_with_a_wrong_output_is_told_of(case: Case, expect: Any) -> None:
+    case.put(stamped(WHOLE))
+    assert await case.wrong(expect) == ["output: the run r has the output 'Done.' for 'Go'"]
+
+
+async def test_a_run_that_failed_is_wrong_where_an_output_was_expected(case: Case) -> None:
+    case.put(stamped([*PAID, status("failed", final=True, reason="attempts")]))
+    assert not await case.wrong()
+    assert await case.wrong("Done.") == ["output: the run r failed: failed (attempts)"]
+
+
+# -- conversations
+
+
+async def test_a_run_that_began_before_the_one_before_it_was_at_rest_is_told_of(case: Case) -> None:
+    case.put(stamped(WHOLE))
+    case.put(stamped(WHOLE, "s", begins=1))
+    assert "order: the run s began before r was at rest, in the same conversation" in await case.wrong()
+
+
+async def test_not_only_the_run_just_before_is_waited_for(case: Case) -> None:
+    case.put(stamped(WHOLE))
+    # Cancelled before it began.
+    case.put(stamped([task(), status("working"), end("canceled")], "between", begins=2), cancelling=True)
+    case.put(stamped(WHOLE, "s", begins=3))
+    assert await case.wrong() == ["order: the run s began before r was at rest, in the same conversation"]
+
+
+async def test_a_run_that_is_answered_goes_on_before_later_ones_begin(case: Case) -> None:
+    case.put(stamped(ANSWERED))
+    case.put(stamped(WHOLE, "s", begins=3))
+    assert await case.wrong() == ["order: the run s began before r was at rest, in the same conversation"]
+
+
+async def test_a_run_that_goes_on_beside_a_later_one_is_told_of(case: Case) -> None:
+    events = stamped(ANSWERED)
+    later = [event.model_copy(update={"timestamp": event.timestamp + 9000}) for event in events[4:]]
+    case.put([*events[:4], *later])
+    case.put(stamped(WHOLE, "s", begins=3))
+    assert await case.wrong() == ["order: the run s went on beside r, in the same conversation"]
+
+
+# -- followers, answers, cancels
 
 
 async def test_a_follower_that_saw_something_else_is_told_of(case: Case) -> None:
     events = stamped(WHOLE)
-    await case.put(events)
-    report = await case.verdict(follower=[seen(event) for event in events[:-1]])
-    assert "seen by its follower as something else" in report.wrong[0]
+    other = events[3].model_copy(update={"content": "Something else."})
+    case.put(events, seen=[seen(event) for event in (*events[:3], other, *events[4:])])
+    assert await case.wrong() == [
+        "follower: the run r was seen by its follower as something else than the log has, at 4"
+    ]
 
 
-async def test_a_tool_that_was_begun_twice_is_told_of(case: Case) -> None:
-    await case.put(stamped(WHOLE))
-    case.note("effects", *[{"key": "k", "tool": "pay"}] * 2)
-    assert (await case.verdict()).wrong == ["the tool pay was begun twice for the call k"]
+@pytest.mark.parametrize("count", [0, 8])
+async def test_a_follower_that_did_not_see_all_of_a_run_is_told_of(case: Case, count: int) -> None:
+    events = stamped(WHOLE)
+    case.put(events, seen=[seen(event) for event in events[:count]], saw_its_end=False)
+    assert await case.wrong() == [f"follower: the run r has 9 events, and its follower saw {count}"]
 
 
-async def test_a_call_with_two_results_is_told_of(case: Case) -> None:
-    await case.put(stamped([*WHOLE[:3], result(), result(), WHOLE[3]]))
-    assert "has 2 results for" in (await case.verdict()).wrong[0]
+async def test_a_follower_that_was_not_told_of_the_end_is_told_of(case: Case) -> None:
+    case.put(stamped(WHOLE), saw_its_end=False)
+    assert await case.wrong() == ["follower: the run r is completed, and its follower was not told that this is all"]
 
 
-async def test_what_was_acknowledged_and_is_of_another_attempt_is_lost(case: Case) -> None:
-    await case.put(stamped([*WHOLE[:2], status("working", resumed=True), *WHOLE[2:]]))
-    case.note("acknowledged", {"task": "r", "seq": 4, "attempt": 1})
-    assert "has lost what was acknowledged: 4 of attempt 1" in (await case.verdict()).wrong[0]
-
-
-async def test_a_run_that_goes_on_after_its_end_is_told_of(case: Case) -> None:
-    await case.put(stamped([*WHOLE, call()]))
-    assert any("goes on after" in each for each in (await case.verdict()).wrong)
-
-
-async def test_a_run_that_began_before_the_one_before_it_was_at_rest_is_told_of(case: Case) -> None:
-    await case.put(stamped(WHOLE))
-    await case.put(stamped(WHOLE, "s", begins=-1))
-    assert "began before r was at rest" in (await case.verdict()).wrong[0]
+async def test_a_follower_that_failed_is_told_of(case: Case) -> None:
+    case.put(stamped(WHOLE), saw_its_end=False, failed="ValueError('no')")
+    assert await case.wrong() == ["follower: the run r has a follower that failed: ValueError('no')"]
 
 
 async def test_an_answer_that_was_taken_and_never_came_is_told_of(case: Case) -> None:
-    await case.put(stamped([*WHOLE[:3], status("input-required", final=True)]))
-    assert "still waits for the answer to q" in (await case.verdict(("r", "q"))).wrong[0]
+    case.put(stamped(WHOLE), answered=["q"])
+    assert await case.wrong() == ["answer: the run r never took the answer to q, which was acknowledged"]
+
+
+async def test_an_answer_to_a_question_that_was_let_go_is_told_of_if_it_was_acknowledged(case: Case) -> None:
+    case.put(stamped(WAITS), answered=["q"])
+    case.put(stamped(WHOLE, "s", begins=20))
+    assert await case.wrong() == ["answer: the run r never took the answer to q, which was acknowledged"]
+
+
+@pytest.mark.parametrize("state", ["canceled", "failed"])
+async def test_an_answer_to_a_run_that_ended_before_it_took_it_is_not_missed(case: Case, state: str) -> None:
+    case.put(stamped([*WAITS[:3], end(state)]), answered=["q"], cancelling=True)
+    assert not await case.wrong()
+
+
+async def test_a_cancel_that_changed_nothing_is_told_of(case: Case) -> None:
+    case.put(stamped(WHOLE), cancelling=True, cancelled_at=8000)
+    assert "cancel: the run r is completed, though it was acknowledged that it is canceled" in await case.wrong()
+
+
+async def test_a_cancel_that_came_after_the_end_changes_nothing(case: Case) -> None:
+    case.put(stamped(WHOLE), cancelling=True, cancelled_at=9000)
+    assert not await case.wrong()
+
+
+async def test_a_run_that_asks_the_model_after_its_cancel_is_told_of(case: Case) -> None:
+    cut = [asked("2"), status("canceled", final=True)]
+    case.put(stamped([*PAID, *cut]), cancelling=True, cancelled_at=6500)
+    assert "cancel: the run r went on after it was acknowledged that it is canceled" in await case.wrong()
+
+
+async def test_a_run_that_nobody_has_cancelled_is_told_of(case: Case) -> None:
+    case.put(stamped([*PAID, end("canceled")]))
+    assert await case.wrong() == ["cancel: the run r is canceled, and nobody has cancelled it"]
+
+
+# -- what it reports
 
 
 async def test_a_take_over_counts_from_what_was_done_to_the_owner(case: Case) -> None:
-    await case.put(stamped([*WHOLE[:3], status("working", resumed=True), WHOLE[3]]))
+    case.put(stamped([*PAID[:5], again(), result(), *WHOLE[6:]]))
     case.note("begun", {"task": "r", "attempt": 1, "pid": 7})
-    case.faults = {7: [(3500, "kill"), (9000, "freeze")]}
-    assert (await case.verdict()).take_overs == {"kill": [0.5]}
+    case.faults = {7: [(5500, "kill"), (9000, "freeze")]}
+    assert (await case.report()).take_overs == {"kill": [0.5]}
+
+
+def test_reports_add_up_and_name_each_kind_of_wrong() -> None:
+    one = Report(take_overs={"kill": [1.0, 2.0]}, acknowledged=2, wrong=[Wrong("stuck", "a run")])
+    one.states["completed"] = one.faults["kill"] = 1
+    two = Report(take_overs={"kill": [3.0]}, effects=1)
+    two.states["completed"] = two.skipped["kill"] = 1
+    both = one + two
+    assert str(both) == (
+        "2 runs (2 completed); 1 kill (1 kill left out); 3 take-overs after kill: p50 2.0 s, p90 3.0 s, max 3.0 s; "
+        "2 checkpoints and 1 effects; 1 things wrong (1 stuck, 0 lost, 0 broken, 0 output, 0 result, 0 effect, "
+        "0 order, 0 follower, 0 answer, 0 cancel, 0 worker)"
+    )
+    with pytest.raises(AssertionError, match="stuck: a run"):
+        both.check()

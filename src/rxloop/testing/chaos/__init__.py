@@ -1,6 +1,16 @@
 """Workers that are killed and frozen while they carry out the runs of an agent, and a judge of what comes of it."""
 
-from rxloop.testing.chaos.chaos import Chaos
-from rxloop.testing.chaos.report import Report
+from typing import TYPE_CHECKING
 
-__all__ = ["Chaos", "Report"]
+from rxloop._lazy import import_later
+
+__all__: list[str]
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.testing.chaos._faults import Fault as Fault
+    from rxloop.testing.chaos._workers import Worker as Worker
+    from rxloop.testing.chaos.chaos import Chaos as Chaos
+    from rxloop.testing.chaos.report import Report as Report
+    from rxloop.testing.chaos.report import Wrong as Wrong

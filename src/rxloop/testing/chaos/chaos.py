@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from itertools import cycle
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rxloop.errors import ConfigurationError, EventLogError, InvalidInput, RunOver
+from rxloop.errors import ConfigurationError
 from rxloop.eventlog.postgres import PostgresEventLog
 from rxloop.protocol.events import InputRequiredEvent
 from rxloop.runtime.runtime import Runtime
-from rxloop.testing.chaos._judge import Judge, Seen, seen
+from rxloop.stream.waiting import all_over
+from rxloop.testing.chaos._faults import Fault, Faults, freeze, kill, stop
+from rxloop.testing.chaos._judge import Expect, Judge
 from rxloop.testing.chaos._loading import load_agents
-from rxloop.testing.chaos._workers import Faults, Worker
-from rxloop.testing.chaos.report import Report
+from rxloop.testing.chaos._play import Answer, Play, Script
+from rxloop.testing.chaos._seen import Witness
+from rxloop.testing.chaos._workers import Worker
+from rxloop.testing.chaos.report import Report, Wrong
 from rxloop.workers.postgres import PostgresQueue
-
-log = logging.getLogger("rxloop")
-
-Answer = Callable[[InputRequiredEvent], Any]
-"""Gives the answer to a question."""
-
-
-_FORGOTTEN = 5.0
-"""Seconds after which a question that nobody has answered stays without an answer."""
 
 
 def _agree(question: InputRequiredEvent) -> Any:
@@ -57,6 +52,7 @@ class Chaos:
         adopt_every: float = 0.5,
         grace: float = 1.0,
         deps: str | None = None,
+        within: Sequence[Sequence[str]] = (),
     ) -> None:
         """Describe it; nothing is started yet.
 
@@ -70,6 +66,8 @@ class Chaos:
             adopt_every: Seconds between two looks for runs of dead workers.
             grace: Seconds that a worker has that is told to stop.
             deps: Where the function is that gives the deps of a run, as `module:function`.
+            within: What is put before the command of each worker, in turn, such as `["ip", "netns", "exec", "host1"]`,
+                so that it runs on a host of its own. It has to become that process, and to see the same files.
 
         Raises:
             ConfigurationError: There are too few workers, or no such agents.
@@ -77,7 +75,7 @@ class Chaos:
         if workers < 2:
             raise ConfigurationError(f"chaos needs two workers at least, and not {workers}: one goes on for the other")
         self._agents = load_agents(agents)
-        self._dsn, self._lease = dsn, lease
+        self._dsn, self._lease, self._grace = dsn, lease, grace
         self._orders: dict[str, Any] = {
             "agents": agents,
             "dsn": dsn,
@@ -87,28 +85,31 @@ class Chaos:
             "adopt_every": adopt_every,
             "grace": grace,
         }
-        self._count = workers
+        self._count, self._within = workers, within or [()]
         self.workers: list[Worker] = []
         """The workers, for faults of your own."""
-        self._answered: list[tuple[str, str]] = []
-        """What was answered, and somebody was told so: the runs and the questions."""
+        self._open: AsyncExitStack | None = None
 
     async def __aenter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="rxloop-chaos-")
-        self._log = PostgresEventLog(self._dsn, lease=self._lease)
-        self._queue = PostgresQueue(self._dsn)
-        # So that the tables are there before the workers are.
-        await self._log.runs(limit=1)
-        await self._queue.waiting()
-        self.runtime = Runtime(self._agents, log=self._log, queue=self._queue, max_waiting=None)
-        """A replica that drives nothing: it starts runs, and follows them."""
-        await self.runtime.__aenter__()
-        self.workers = [Worker({**self._orders, "folder": self._folder.name}) for _ in range(self._count)]
-        try:
-            await asyncio.gather(*(worker.start() for worker in self.workers))
-        except BaseException:
-            await self.aclose()
-            raise
+        async with AsyncExitStack() as stack:
+            self._folder = tempfile.TemporaryDirectory(prefix="rxloop-chaos-")
+            stack.callback(self._folder.cleanup)
+            self._log = PostgresEventLog(self._dsn, lease=self._lease)
+            stack.push_async_callback(self._log.aclose)
+            queue = PostgresQueue(self._dsn)
+            stack.push_async_callback(queue.aclose)
+            # So that the tables are there before the workers are.
+            await self._log.runs(limit=1)
+            await queue.waiting()
+            self.runtime = Runtime(self._agents, log=self._log, queue=queue, max_waiting=None)
+            """A replica that drives nothing: it starts runs, and follows them."""
+            await self.runtime.__aenter__()
+            stack.push_async_callback(self.runtime.drain, 0)
+            orders = {**self._orders, "folder": self._folder.name}
+            self.workers = [Worker(orders, within) for _, within in zip(range(self._count), cycle(self._within))]
+            stack.push_async_callback(self._kill_all)
+            await self._start_all()
+            self._open = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -117,12 +118,37 @@ class Chaos:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Kill the workers, and close what is open."""
-        await asyncio.gather(*(worker.kill() for worker in self.workers))
-        await self.runtime.drain(0)
-        await self._queue.aclose()
-        await self._log.aclose()
-        self._folder.cleanup()
+        """Kill the workers, and close what is open; may be called more than once."""
+        stack, self._open = self._open, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def _start_all(self) -> None:
+        """Start the workers that are not there.
+
+        Raises:
+            RxloopError: One does not start.
+        """
+        gone = [worker for worker in self.workers if not worker.alive]
+        if sys.dont_write_bytecode and gone:
+            # The first one compiles, and the others find that.
+            await gone.pop().start()
+        starting = [asyncio.create_task(worker.start()) for worker in gone]
+        try:
+            for done in asyncio.as_completed(starting):
+                await done
+        finally:
+            for task in starting:
+                task.cancel()
+            await all_over(starting)
+            # Of several that do not start, one is told of.
+            await asyncio.gather(*starting, return_exceptions=True)
+        for worker in self.workers:
+            worker.busy = False
+
+    async def _kill_all(self) -> None:
+        # All signals first: nothing that comes between is to leave one of them there.
+        await all_over([asyncio.create_task(worker.kill()) for worker in self.workers])
 
     async def play(
         self,
@@ -132,10 +158,13 @@ class Chaos:
         kill_every: float | None = 2.0,
         freeze_every: float | None = 5.0,
         stop_every: float | None = None,
+        faults: Sequence[Fault] = (),
         cancelled: float = 0.05,
         paired: float = 0.2,
         answer: Answer = _agree,
+        expect: Expect | None = None,
         patience: float = 60.0,
+        keep: bool = False,
         seed: int = 1,
     ) -> Report:
         """Start runs, one after the other, and let workers die meanwhile; then wait for all of them, and judge.
@@ -147,128 +176,67 @@ class Chaos:
             kill_every: Seconds between two kills (SIGKILL), on average; None is none.
             freeze_every: Between two freezes (SIGSTOP, and SIGCONT after less or more than the lease).
             stop_every: Between two orders to stop (SIGTERM).
+            faults: What else is done to workers.
             cancelled: The share of runs that are cancelled.
             paired: The share of runs that are begun in the conversation of the one before.
             answer: Answers the questions of the runs, as from a browser.
+            expect: The output of runs that complete, or a function that says of a prompt and an output whether they
+                belong together. A run that fails is wrong then, too. None lets every output pass.
             patience: Seconds that the runs have to come to rest afterwards.
+            keep: Keep all runs in the log. Otherwise those that are over are removed, unless something is wrong, so
+                that each play finds the database as the first one did.
             seed: Of the dice.
 
         Returns:
             What the judge has found: see `Report.check`.
+
+        Raises:
+            ConfigurationError: There is nothing to ask, the workers are not there, or a time is not more than 0.
+            RxloopError: A worker that was gone does not start.
         """
         if not prompts:
             raise ConfigurationError('chaos needs something to ask: chaos.play("Pay Bob 5.")')
+        if self._open is None:
+            raise ConfigurationError(
+                "chaos has no workers yet, or no more: async with Chaos(...) as chaos: chaos.play(...)"
+            )
         dice = random.Random(seed)
-        self._answered.clear()
-        _clear(Path(self._folder.name))
-        faults = Faults(self.workers, self._lease, dice)
-        each = {"kill": kill_every, "freeze": freeze_every, "stop": stop_every}
-        hitting = [
-            asyncio.create_task(faults.every(every, kind), name=f"chaos-{kind}")
-            for kind, every in each.items()
-            if every is not None
+        ours = [
+            ("kill", kill_every, kill),
+            ("freeze", freeze_every, freeze(self._lease, dice)),
+            ("stop", stop_every, stop(self._grace)),
         ]
-        following: dict[str, asyncio.Task[Sequence[Seen]]] = {}
+        faults = [*(Fault(kind, every, do) for kind, every, do in ours if every is not None), *faults]
+        _clear(Path(self._folder.name))
+        await self._start_all()
+        script = Script(next(iter(self._agents)), prompts, runs, seconds, cancelled, paired, answer)
+        play = Play(self.runtime, script, dice)
         try:
-            await self._start(prompts, runs, seconds, cancelled, paired, answer, dice, following)
+            async with Faults(self.workers, dice) as hitting:
+                for fault in faults:
+                    hitting.begin(fault)
+                await play.start()
+                await hitting.cease()
+                await play.rest(patience)
         finally:
-            for task in hitting:
-                task.cancel()
-            await asyncio.gather(*hitting, return_exceptions=True)
-        await self._rest(following, patience)
-        judge = Judge(Path(self._folder.name), faults.hit)
-        judge.report.faults = faults.done
-        await judge.judge(self._log, {task_id: _result(task) for task_id, task in following.items()}, self._answered)
-        for task in following.values():
-            task.cancel()
-        await asyncio.gather(*following.values(), return_exceptions=True)
-        return judge.report
+            await play.end()
+        judge = Judge(Path(self._folder.name), hitting.hit, expect)
+        await judge.judge(self._log, play.witnesses)
+        report = judge.report
+        report.faults, report.skipped = hitting.done, hitting.skipped
+        report.wrong += [Wrong("worker", what) for what in hitting.broken]
+        if not keep and not report.wrong:
+            await self._forget(play.witnesses)
+        return report
 
-    async def _start(
-        self,
-        prompts: Sequence[str],
-        runs: int,
-        seconds: float,
-        cancelled: float,
-        paired: float,
-        answer: Answer,
-        dice: random.Random,
-        following: dict[str, asyncio.Task[Sequence[Seen]]],
-    ) -> None:
-        agent, context_id = next(iter(self._agents)), None
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + seconds
-        cancelling: list[asyncio.Task[None]] = []
-        for number in range(runs):
-            if not (context_id and dice.random() < paired):
-                context_id = f"chaos-{dice.getrandbits(64):x}"
-            record = await self.runtime.start(agent, prompts[number % len(prompts)], context_id=context_id)
-            following[record.task_id] = asyncio.create_task(self._follow(record.task_id, answer))
-            if dice.random() < cancelled:
-                cancelling.append(asyncio.create_task(self._cancel(record.task_id, dice.uniform(0, 3))))
-            await asyncio.sleep(seconds / runs * dice.uniform(0.2, 1.2))
-        await asyncio.sleep(max(0, ends - loop.time()))
-        await asyncio.gather(*cancelling)
-
-    async def _rest(self, following: Mapping[str, asyncio.Task[Any]], patience: float) -> None:
-        """Wait until all runs are over, or wait for an answer that nobody gives; the judge says what they are then."""
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + patience
-        while loop.time() < ends and (left := [key for key, task in following.items() if not task.done()]):
-            await asyncio.wait([following[task_id] for task_id in left], timeout=1)
-            records = [await self.runtime.record(task_id) for task_id in left]
-            # A later run of the conversation may have let a question go.
-            since = (time.time() - _FORGOTTEN) * 1000
-            if all(
-                record.state in ("input-required", "auth-required") and record.updated < since for record in records
-            ):
-                return
-
-    async def _follow(self, task_id: str, answer: Answer) -> Sequence[Seen]:
-        """Follow a run to its end, as a browser does, and answer what it asks."""
-        got: list[Seen] = []
-        cursor: str | None = None
-        answering: set[asyncio.Task[None]] = set()
-        while True:
-            try:
-                async for event in self.runtime.follow(task_id, after=cursor):
-                    if event.durable:
-                        got.append(seen(event))
-                        cursor = event.cursor
-                    if isinstance(event, InputRequiredEvent):
-                        task = asyncio.create_task(self._answer(task_id, event.input_id, answer(event)))
-                        answering.add(task)
-                        task.add_done_callback(answering.discard)
-                return got
-            except EventLogError as error:
-                log.info("the run %s is followed once more: %s", task_id, error)
-                await asyncio.sleep(0.5)
-
-    async def _answer(self, task_id: str, input_id: str, value: Any) -> None:
-        # Somebody else may have answered, or the run is over.
-        with suppress(InvalidInput, RunOver):
-            await _insist(lambda: self.runtime.answer(task_id, {input_id: value}))
-            self._answered.append((task_id, input_id))
-
-    async def _cancel(self, task_id: str, after: float) -> None:
-        await asyncio.sleep(after)
-        await _insist(lambda: self.runtime.cancel(task_id, "chaos"))
+    async def _forget(self, witnesses: Sequence[Witness]) -> None:
+        """Remove the runs that are over."""
+        for witness in witnesses:
+            if (await self._log.record(witness.task_id)).state in ("completed", "failed"):
+                await self._log.delete(witness.task_id)
 
 
 def _clear(folder: Path) -> None:
     """Remove the notes of what was played before, and judged."""
     for notes in folder.iterdir():
         notes.unlink()
-
-
-async def _insist(do: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do something, and do it again while the log is out of reach, as a client does."""
-    while True:
-        try:
-            return await do()
-        except EventLogError:
-            await asyncio.sleep(0.5)
-
-
-def _result(task: asyncio.Task[Sequence[Seen]]) -> Sequence[Seen] | None:
-    return task.result() if task.done() and not task.cancelled() and task.exception() is None else None

@@ -1,11 +1,14 @@
-"""One worker, there to be killed and frozen: `python -m rxloop.testing.chaos.worker ORDERS`, orders as JSON.
+"""One worker, there to be killed and frozen: `python -m rxloop.testing.chaos.worker`.
 
+Its orders come as a line of JSON on the standard input, which ends with whoever gave them, and so does the worker; on
+Linux also while it is frozen.
 It writes down what the judge asks for later, each as one write at the end of a file: there in whole, or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -14,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from rxloop.eventlog.postgres import PostgresEventLog
-from rxloop.protocol.events import AnyEvent, CheckpointEvent, StatusUpdateEvent
+from rxloop.protocol.events import AnyEvent, CheckpointEvent, StatusUpdateEvent, ends_attempt
 from rxloop.runtime.runtime import Runtime
 from rxloop.testing.chaos._loading import load, load_agents
+from rxloop.testing.chaos._seen import Digest
 from rxloop.tools.function import FunctionTool
 from rxloop.workers.postgres import PostgresQueue
+
+_PR_SET_PDEATHSIG = 1
 
 
 def _note_effects(file: Path) -> None:
@@ -27,10 +33,35 @@ def _note_effects(file: Path) -> None:
 
     async def noted(self: Any, arguments: Any, ctx: Any) -> Any:
         if not self.idempotent:
-            _add(file, {"key": ctx.idempotency_key, "tool": self.definition.name})
+            _add(file, {"key": ctx.idempotency_key, "tool": self.definition.name, "context": ctx.context_id})
         return await call(self, arguments, ctx)
 
     FunctionTool.call = noted
+
+
+class _Notes:
+    """What is told to those who listen to the runs here: checkpoints above all, each with what it stands for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._acknowledged, self._begun = folder / "acknowledged", folder / "begun"
+        self._digests: dict[str, Digest] = {}
+
+    def told(self, event: AnyEvent) -> None:
+        # Of the run itself: nested runs have no log of their own.
+        if not event.durable or event.parent_task_id is not None:
+            return
+        about = {"task": event.task_id, "attempt": event.attempt}
+        digest = self._digests.get(event.task_id)
+        if isinstance(event, StatusUpdateEvent) and event.state == "working" and not event.final:
+            digest = self._digests[event.task_id] = Digest()
+            _add(self._begun, {**about, "pid": os.getpid()})
+        if digest is None:
+            return
+        if isinstance(event, CheckpointEvent) and event.durable_seq is not None:
+            _add(self._acknowledged, {**about, "seq": event.durable_seq, "digest": digest.at(event.durable_seq)})
+        digest.add(event)
+        if ends_attempt(event):
+            del self._digests[event.task_id]
 
 
 def _add(file: Path, line: dict[str, Any]) -> None:
@@ -38,19 +69,18 @@ def _add(file: Path, line: dict[str, Any]) -> None:
         end.write(json.dumps(line).encode() + b"\n")
 
 
-async def _work(orders: dict[str, Any]) -> None:
-    folder = Path(orders["folder"])
-    acknowledged, begun = folder / "acknowledged", folder / "begun"
+async def _work(orders: dict[str, Any], come: int, go: int) -> None:
+    """Work until it is told to stop, or nobody is there any more.
 
-    def told(event: AnyEvent) -> None:
-        about = {"task": event.task_id, "attempt": event.attempt}
-        if isinstance(event, CheckpointEvent) and event.durable_seq is not None:
-            _add(acknowledged, {**about, "seq": event.durable_seq})
-        elif isinstance(event, StatusUpdateEvent) and event.state == "working" and not event.final:
-            _add(begun, {**about, "pid": os.getpid()})
-
+    Args:
+        orders: What to do.
+        come: Where it is told that the play is over, by the end of what can be read there.
+        go: Where it says that it works.
+    """
     stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    loop.add_reader(come, os._exit, 1)
     log = PostgresEventLog(orders["dsn"], lease=orders["lease"])
     queue = PostgresQueue(orders["dsn"])
     runtime = Runtime(
@@ -63,11 +93,11 @@ async def _work(orders: dict[str, Any]) -> None:
         adopt_every=orders["adopt_every"],
         grace=orders["grace"],
     )
-    runtime.events.subscribe(told, lambda error: None)
+    runtime.events.subscribe(_Notes(Path(orders["folder"])).told, lambda error: None)
     while True:
         try:
             async with runtime:
-                os.write(1, b"ready\n")
+                os.write(go, b"ready\n")
                 await stopped.wait()
             break
         except Exception as error:
@@ -80,10 +110,27 @@ async def _work(orders: dict[str, Any]) -> None:
     await log.aclose()
 
 
+def _die_with_parent() -> None:
+    """Be killed as soon as whoever gave the orders is gone: one that is frozen sees no end of its input."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _own_ends() -> tuple[int, int]:
+    """Take the pipes to whoever gave the orders: what tools print goes to stderr, and they read nothing."""
+    come, go = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return come, go
+
+
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
+    _die_with_parent()
+    given = json.loads(sys.stdin.buffer.readline())
     _note_effects(Path(given["folder"]) / "effects")
-    asyncio.run(_work(given))
+    asyncio.run(_work(given, *_own_ends()))
     # Threads of tools may not listen.
     sys.stdout.flush()
     os._exit(0)

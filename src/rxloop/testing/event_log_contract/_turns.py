@@ -110,17 +110,31 @@ async def a_run_that_waits_is_an_orphan_once_it_has_an_answer(log: _Log) -> None
 
 @check(CHECKS, TakesTurns)
 async def a_submitted_run_is_an_orphan_after_a_while(log: _Log) -> None:
-    """Until then it is left to those who were told of it."""
+    """Until then it is left to those who were told of it; the clock of whoever has submitted it does not count."""
     now = round(time.time() * 1000)
-    await log.append("old", [task(timestamp=now - 31_000, context_id="old")], expected_seq=0)
-    await log.append("new", [task(timestamp=now - 5_000, context_id="new")], expected_seq=0)
-    await log.append("begins", [task(timestamp=now - 31_000, context_id="c")], expected_seq=0)
-    equal(await log.take_turn("c", "begins", _never), True)
+    for name, hours in (("ahead", 1), ("behind", -1), ("begins", -1)):
+        await log.append(name, [task(timestamp=now + hours * 3_600_000, context_id=name)], expected_seq=0)
+    equal(await log.take_turn("begins", "begins", _never), True)
 
-    equal(ids(await log.orphans()), ["old"])
-    equal(ids(await log.orphans(submitted_before=1)), ["old", "new"])
-    equal(ids(await log.orphans(submitted_before=60)), [])
-    await _give_all_back(log, c="begins")
+    equal(ids(await log.orphans()), [])
+    equal(ids(await log.orphans(submitted_before=0)), ["ahead", "behind"])
+    await _give_all_back(log, begins="begins")
+
+
+@check(CHECKS, TakesTurns)
+async def no_more_submitted_runs_are_listed_than_are_asked_for(log: _Log) -> None:
+    """Those that were begun are there all the same; and the others come after the last one that somebody has."""
+    await log.append("first", begun("first", context_id="first"), expected_seq=0)
+    waiting = ["a", "b", "c"]
+    for name in waiting:
+        await log.append(name, [task(context_id=name)], expected_seq=0)
+    await log.append("last", begun("last", context_id="last"), expected_seq=0)
+
+    equal(ids(await log.orphans(submitted_before=0, submitted_limit=0)), ["first", "last"])
+    equal(ids(await log.orphans(submitted_before=0, submitted_limit=3)), ["first", *waiting, "last"])
+    for after, listed in ((None, ["a", "b"]), ("a", ["b", "c"]), ("b", ["c"]), ("c", []), ("deleted", ["a", "b"])):
+        found = await log.orphans(submitted_before=0, submitted_limit=2, submitted_after=after)
+        equal(ids(found), ["first", *listed, "last"])
 
 
 @shared(SHARED, TakesTurns)
