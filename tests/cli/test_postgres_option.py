@@ -28,6 +28,18 @@ def test_the_password_of_the_server_is_shown_nowhere(place: Place, postgres_data
     assert "s3cret" not in done.stderr + done.stdout + shown.stdout + shown.stderr
 
 
+@pytest.mark.parametrize("command", [("run", "2 + 2"), ("runs",)])
+def test_an_address_that_names_no_database_is_refused_and_no_file_is_made(
+    place: Place, command: tuple[str, ...]
+) -> None:
+    mistyped = "postgresq://ann:s3cret@127.0.0.1/app"
+    done = place.run(*command, "--db", mistyped, code=2)
+    assert "there is no log for an address that begins with postgresq://" in done.stderr
+    assert "there is no log" in place.run("doctor", "--db", mistyped, code=1).stdout
+    assert "s3cret" not in done.stderr
+    assert not [*place.folder.glob("postgresq*")]
+
+
 def test_a_server_that_is_not_there_is_said_so(place: Place) -> None:
     done = place.run("runs", "--db", "postgresql://ann:s3cret@127.0.0.1:1/app?connect_timeout=1", code=1)
     assert "the event log postgresql://127.0.0.1:1/app" in done.stderr

@@ -24,6 +24,8 @@ from terminals import LIMIT
 
 KEY, OTHER = "ann-has-this-secret", "bob-has-another-one"
 AGENTS = """
+import gc
+
 from rxloop import Agent, MemoryEventLog, Runtime
 from rxloop.testing import ScriptedModel
 
@@ -31,6 +33,7 @@ one = Agent(ScriptedModel(*["It is warm."] * 9), name="weather")
 several = {"weather": one, "clothes": Agent(ScriptedModel("A coat."))}
 runtime = Runtime(several, log=MemoryEventLog())
 number = 5
+spared = Agent(ScriptedModel(lambda request: str(gc.get_freeze_count())), name="spared")
 
 
 def made():
@@ -178,6 +181,12 @@ HELLO = {
     "method": "initialize",
     "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
 }
+
+
+def test_the_garbage_collector_passes_over_what_is_loaded(module: str, place: Place) -> None:
+    with served(place, f"{module}:spared") as (url, _), httpx.Client(base_url=url) as client:
+        run = client.post("/runs?wait=20", json={"input": "How many objects?"}).json()
+    assert int(run["content"]) > 10_000, run
 
 
 def asked(thread: str) -> dict[str, Any]:

@@ -18,10 +18,19 @@ from commands import Place
 from terminals import LIMIT
 
 AGENTS = """
-from rxloop import Agent
-from rxloop.testing import demo_model
+import gc
 
-weather = Agent(demo_model(), name="weather")
+from rxloop import Agent
+from rxloop.testing import ScriptedModel
+
+weather = Agent(ScriptedModel(lambda request: str(gc.get_freeze_count())), name="weather")
+"""
+RUNTIME = """
+from rxloop import PostgresEventLog, Runtime
+from rxloop.workers import PostgresQueue
+
+DSN = "postgresql://localhost:1/app"
+runtime = Runtime({"weather": weather}, log=PostgresEventLog(DSN), queue=PostgresQueue(DSN), works=True)
 """
 
 
@@ -61,13 +70,17 @@ def test_a_worker_carries_out_what_a_server_with_a_queue_starts(place: Place, po
         started(place, "serve", *where, "--queue", "--port", "0") as server,
         started(place, "worker", *where, "--concurrency", "2") as worker,
     ):
-        url = orjson.loads(said(server.stderr, "serving"))["url"]
+        serving = orjson.loads(said(server.stderr, "serving"))
+        assert serving["message"].endswith(", which workers carry out")
+        url = serving["url"]
         said(worker.stderr, "working on weather")
         with httpx.Client(base_url=url, timeout=30) as client:
             run = client.post("/runs?wait=20", json={"input": "Weather in Oslo?"}).json()
             assert run["state"] == "completed", run
             frames = client.get(f"/runs/{run['taskId']}/events").text
             assert "content-complete" in frames
+            # How many objects of it the worker's garbage collector passes over.
+            assert int(run["content"]) > 10_000, run
         worker.send_signal(signal.SIGTERM)
         said(worker.stderr, "stopped")
         assert worker.wait(20) == 0
@@ -79,13 +92,43 @@ def test_a_worker_carries_out_what_a_server_with_a_queue_starts(place: Place, po
     ("arguments", "what"),
     [
         (("worker", "shop:weather"), "a queue needs a Postgres"),
-        (("worker", "shop:weather", "--db", "runs.db"), "a queue needs a Postgres"),
+        (("worker", "shop:weather", "--db", "runs.db"), "and 'runs.db' is none"),
+        (("worker", "shop:weather", "--db", "postgresq://ann:s3cret@db/app"), "and 'postgresq://' is none"),
+        (("worker", "shop:weather", "--db", "host=db user=ann password=s3cret"), "and '...' is none"),
+        (("worker", "shop:weather", "--db", "ann:s3cret@db/app"), "and '...' is none"),
+        (("worker", "shop:weathers"), "shop has no 'weathers'; did you mean 'weather'?"),
+        (("worker", "shop"), "write module:object, such as weather:agent"),
         (("worker", "shop:AGENTS", "--db", "postgresql://localhost/app"), "has no 'AGENTS'"),
+        (("worker", "shop:runtime", "--tenant-limit", "3"), "as PostgresQueue(tenant_limit=...)"),
+        (("worker", "shop:runtime", "--concurrency", "32"), "--concurrency does not go with 'shop:runtime'"),
+        (("worker", "shop:runtime", "--program-version", "3"), "as Runtime(version=...)"),
+        (("worker", "shop:runtime", "--dsn", "postgresql://localhost/app"), "--db does not go with 'shop:runtime'"),
         (("serve", "shop:weather", "--queue", "--db", "runs.db", "--port", "0"), "a queue needs a Postgres"),
-        (("serve", "shop:weather", "--tenant-limit", "3", "--port", "0"), "add --queue"),
+        (("serve", "shop:weather", "--program-version", "3", "--port", "0"), "add --queue"),
+        (("serve", "shop:weather", "--session-db", "postgresql://localhost/app", "--port", "0"), "add --queue"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_sentence(place: Place, arguments: Sequence[str], what: str) -> None:
-    (place.folder / "shop.py").write_text(AGENTS, encoding="utf-8")
+    (place.folder / "shop.py").write_text(AGENTS + RUNTIME, encoding="utf-8")
     result = place.run(*arguments, code=2)
     assert what in result.stderr
+    assert "s3cret" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["worker", "serve"])
+def test_without_the_library_of_the_queue_the_command_ends_and_names_the_extra(place: Place, command: str) -> None:
+    (place.folder / "shop.py").write_text(AGENTS, encoding="utf-8")
+    code = "import sys; sys.modules['procrastinate'] = None; from rxloop.cli import main; main()"
+    options = ["--db", "postgresql://localhost/app", *(["--queue", "--port", "0"] if command == "serve" else [])]
+    done = subprocess.run(
+        [sys.executable, "-c", code, command, "shop:weather", *options],
+        env={**os.environ, **place.env},
+        cwd=place.folder,
+        capture_output=True,
+        check=False,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines() == [
+        "rxloop: a queue in Postgres needs procrastinate, which is not installed: pip install 'rxloop[postgres]'"
+    ]

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rxloop import Agent, MemoryEventLog, RunContext, ToolError, tool
+from planting import MARK, ask, fail, peek
+from rxloop import Agent, MemoryEventLog, RunContext, tool
 from rxloop.errors import (
     ConfigurationError,
     ConflictError,
@@ -22,27 +23,6 @@ from rxloop.errors import (
 from rxloop.server.refusals import refusal_of
 from rxloop.testing import ScriptedModel, call
 from serving import Served, serving
-
-MARK = "PLANTED"
-
-
-@tool(name=f"peek_{MARK}", hidden=True)
-async def peek(ctx: RunContext[Any], at: str = "") -> str:
-    """Look where nobody sees it."""
-    ctx.progress(f"{MARK} half")
-    return f"{MARK} result"
-
-
-@tool(name=f"ask_{MARK}", hidden=True)
-async def ask(ctx: RunContext[Any]) -> str:
-    """Ask in secret."""
-    return await ctx.ask(f"{MARK}?", str, options=[MARK, "no"])
-
-
-@tool
-async def fail() -> str:
-    """Fail."""
-    raise ToolError("It is closed.")
 
 
 @tool

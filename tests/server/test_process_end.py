@@ -114,7 +114,7 @@ async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_
         "log",
         "agents",
     ]
-    assert "2 runs have not ended in time: the next process goes on with them" in logged
+    assert "2 runs have not ended in time: the next process goes on with what is left" in logged
     assert "Traceback" not in logged
     (tmp_path / "go").touch()
     async with served(server, tmp_path) as second:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -166,7 +167,8 @@ def load(reference: str, option: str) -> Any:
     """
     place, colon, name = reference.partition(":")
     if not (colon and place and name):
-        raise ConfigurationError(f"{option} {reference!r}: write module:object, such as weather:get_weather")
+        example = "weather:get_weather" if option == "--tools" else "weather:agent"
+        raise ConfigurationError(f"{option} {reference!r}: write module:object, such as {example}")
     folder, module = Path.cwd(), place
     if place.endswith(".py"):
         folder, module = Path(place).absolute().parent, Path(place).stem
@@ -181,7 +183,9 @@ def load(reference: str, option: str) -> Any:
         raise ConfigurationError(f"{option} {reference!r}: {place} cannot be imported: {failure(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ConfigurationError(f"{option} {reference!r}: {place} has no {part!r}")
+            near = get_close_matches(part, dir(found), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(f"{option} {reference!r}: {place} has no {part!r}{hint}")
         found = getattr(found, part)
     return found
 

@@ -20,7 +20,7 @@ from rxloop.cli.installed import installed
 from rxloop.cli.keys import how_to_get_in, key_state, key_variable
 from rxloop.cli.network import endpoint, reached
 from rxloop.cli.render import many
-from rxloop.cli.store import check_writable, default_database
+from rxloop.cli.store import check_writable, file_of
 from rxloop.cli.terminal import FAILED, colours, reporting, say, width, write
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.eventlog import SqliteEventLog
@@ -152,7 +152,11 @@ def _database(given: str | None) -> Findings:
     if is_postgres(given):
         yield asyncio.run(_server(str(given)))
         return
-    path = Path(given) if given else default_database()
+    try:
+        path = file_of(given)
+    except RxloopError as error:
+        yield Finding(Grade.bad, "the database cannot be used", str(error))
+        return
     if not path.exists():
         yield _new_database(path)
         return

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from rxloop.cli.table import table
 from rxloop.providers import CATALOG, KnownModel, Price
-from rxloop.providers._model_names import host_of, makers_at
+from rxloop.providers.vendors._model_names import host_of, makers_at
 
 _HEAD = ("MODEL", "WINDOW", "OUTPUT", "$ IN", "CACHED", "OUT", "CAN")
 

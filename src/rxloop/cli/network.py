@@ -12,9 +12,9 @@ from rxloop.cli.finding import Finding, Findings, Grade
 from rxloop.cli.keys import key_state, key_variable
 from rxloop.errors import ConfigurationError
 from rxloop.providers import HTTPModel, Preset, resolve_model
-from rxloop.providers._model_names import names_of
 from rxloop.providers._secrets import shown_address
 from rxloop.providers.presets import checked_url
+from rxloop.providers.vendors._model_names import names_of
 
 if TYPE_CHECKING:
     import httpx

@@ -35,15 +35,6 @@ SessionDatabase = Annotated[
         help="The address of the same Postgres past a PgBouncer, where --db goes through one.",
     ),
 ]
-TenantLimit = Annotated[
-    int | None,
-    typer.Option(
-        "--tenant-limit",
-        metavar="N",
-        min=1,
-        help="How many runs of one owner go on at once; the same in all processes.",
-    ),
-]
 Version = Annotated[
     str | None,
     typer.Option(
@@ -98,6 +89,12 @@ Strategy = Annotated[
 ]
 Context = Annotated[str | None, typer.Option("--context", metavar="ID", help="A conversation to go on with.")]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Keep nothing in the database.")]
+
+
+def typed(ctx: typer.Context) -> list[str]:
+    """List the options that somebody has typed; what the environment says is for all commands."""
+    sources = {each.name: ctx.get_parameter_source(each.name) for each in ctx.command.params if each.name}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def as_text(given: str) -> str:

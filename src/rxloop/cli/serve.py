@@ -15,6 +15,7 @@ import typer
 
 from rxloop.cli import options
 from rxloop.cli.serving.keys import VARIABLE, check_address, is_local, read_keys
+from rxloop.cli.serving.loaded import spared_by_collector
 from rxloop.cli.serving.logs import log_requests, writes_log
 from rxloop.cli.serving.runtime import Cluster, runtime_of
 from rxloop.cli.terminal import reporting
@@ -24,55 +25,66 @@ from rxloop.runtime.runtime import Runtime
 log = logging.getLogger("rxloop")
 
 
+Served = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:OBJECT",
+        help="An agent, a dict of agents, a Runtime, or a function without parameters that makes one.",
+    ),
+]
+AGUI = Annotated[bool, typer.Option("--agui", help="Speak AG-UI, too, at /agui.")]
+UIStream = Annotated[bool, typer.Option("--ui-stream", help="Speak to the AI SDK, too, at /ui.")]
+OpenAI = Annotated[bool, typer.Option("--openai", help="Speak as OpenAI's API does, too, at /v1.")]
+A2A = Annotated[bool, typer.Option("--a2a", help="Speak A2A, too, at /a2a.")]
+MCP = Annotated[bool, typer.Option("--mcp", help="Speak MCP, too, at /mcp.")]
+Host = Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")]
+Port = Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys", metavar="FILE", help=f"Who may ask: lines such as ann=KEY. Or {VARIABLE}, with commas between."
+    ),
+]
+WithoutKeys = Annotated[
+    bool, typer.Option("--without-keys", help="Let in everybody who reaches an address that is not local.")
+]
+Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-origin",
+        metavar="URL",
+        help="A site whose pages may ask, such as https://app.example; may be repeated.",
+    ),
+]
+ByQueue = Annotated[
+    bool, typer.Option("--queue", help="Leave the runs to workers (`rxloop worker`), which a Postgres calls.")
+]
+Grace = Annotated[
+    float,
+    typer.Option("--grace", metavar="SECONDS", min=0, help="How long runs have to end when the server is stopped."),
+]
+JSONLog = Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object a line.")]
+
+
 def serve(
     ctx: typer.Context,
-    agent: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:OBJECT",
-            help="An agent, a dict of agents, a Runtime, or a function without parameters that makes one.",
-        ),
-    ],
-    agui: Annotated[bool, typer.Option("--agui", help="Speak AG-UI, too, at /agui.")] = False,
-    ui_stream: Annotated[bool, typer.Option("--ui-stream", help="Speak to the AI SDK, too, at /ui.")] = False,
-    openai: Annotated[bool, typer.Option("--openai", help="Speak as OpenAI's API does, too, at /v1.")] = False,
-    a2a: Annotated[bool, typer.Option("--a2a", help="Speak A2A, too, at /a2a.")] = False,
-    mcp: Annotated[bool, typer.Option("--mcp", help="Speak MCP, too, at /mcp.")] = False,
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")
-    ] = 8000,
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--keys",
-            metavar="FILE",
-            help=f"Who may ask: lines such as ann=KEY. Or {VARIABLE}, with commas between.",
-        ),
-    ] = None,
-    without_keys: Annotated[
-        bool, typer.Option("--without-keys", help="Let in everybody who reaches an address that is not local.")
-    ] = False,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-origin",
-            metavar="URL",
-            help="A site whose pages may ask, such as https://app.example; may be repeated.",
-        ),
-    ] = None,
+    agent: Served,
+    agui: AGUI = False,
+    ui_stream: UIStream = False,
+    openai: OpenAI = False,
+    a2a: A2A = False,
+    mcp: MCP = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    keys: Keys = None,
+    without_keys: WithoutKeys = False,
+    allow_origin: Origins = None,
     db: options.Database = None,
-    queue: Annotated[
-        bool, typer.Option("--queue", help="Leave the runs to workers (`rxloop worker`), which a Postgres calls.")
-    ] = False,
+    queue: ByQueue = False,
     session_db: options.SessionDatabase = None,
-    tenant_limit: options.TenantLimit = None,
     program_version: options.Version = None,
-    grace: Annotated[
-        float,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="How long runs have to end when the server is stopped."),
-    ] = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object a line.")] = False,
+    grace: Grace = 10.0,
+    json: JSONLog = False,
 ) -> None:
     """Serve agents over HTTP.
 
@@ -95,15 +107,16 @@ def serve(
             )
         wanted = {"agui": agui, "ui_stream": ui_stream, "openai": openai, "a2a": a2a, "mcp": mcp}
         chosen = [name for name, there in wanted.items() if there]
-        source = ctx.get_parameter_source("db")
-        given = {"--tenant-limit": tenant_limit, "--program-version": program_version}
-        if not queue and (alone := [name for name, value in given.items() if value is not None]):
-            raise ConfigurationError(f"{alone[0]} is for runs that workers carry out: add --queue")
+        typed = options.typed(ctx)
+        for name in ("program_version", "session_db"):
+            if name in typed and not queue:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigurationError(f"{option} is for runs that workers carry out: add --queue")
         serving = runtime_of(
             agent,
             db,
-            named=source is not None and source.name == "COMMANDLINE",
-            cluster=Cluster(db, session_db, tenant_limit, program_version) if queue else None,
+            named="db" in typed,
+            cluster=Cluster(db, session_db, version=program_version) if queue else None,
         )
         with writes_log(json=json):
             asyncio.run(_serve(serving, chosen, host, port, known, allow_origin or (), grace))
@@ -134,10 +147,13 @@ async def _serve(
                 "this machine, without keys" if is_local(host) else "everybody, without keys"
             )
 
+            where = repr(runtime.log)
+            if runtime.queue is not None and not runtime.works:
+                where += ", which workers carry out"
+
             def ready() -> None:
-                log.info(
-                    "serving %s at %s to %s: %s; runs in %r", names, url, people, there, runtime.log, extra={"url": url}
-                )
+                log.info("serving %s at %s to %s: %s; runs in %s", names, url, people, there, where, extra={"url": url})
 
             async with runtime:
-                await until_signalled(app, listener, ending, ready)
+                with spared_by_collector():
+                    await until_signalled(app, listener, ending, ready)

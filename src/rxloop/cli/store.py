@@ -14,6 +14,7 @@ from rxloop.errors import ConfigurationError, EventLogError, UnknownRun
 from rxloop.eventlog import SqliteEventLog
 from rxloop.eventlog._sqlite.database import BUSY_SECONDS, errors_of
 from rxloop.eventlog.opening import is_postgres, open_log
+from rxloop.pipeline.closing import close_iterator
 from rxloop.pipeline.logs import EventLog
 from rxloop.pipeline.values import RunRecord
 from rxloop.protocol.events import TaskEvent
@@ -28,18 +29,30 @@ def default_database() -> Path:
     return platformdirs.user_data_path("rxloop", appauthor=False) / "runs.db"
 
 
+def file_of(database: str | None) -> Path:
+    """Return the file that the address of a database names, or the one where nobody says where.
+
+    Raises:
+        ConfigurationError: It is the address of something else, and not to become a folder of that name.
+    """
+    log = open_log(database or default_database())
+    assert isinstance(log, SqliteEventLog)
+    return log.path
+
+
 @asynccontextmanager
 async def opened(database: str | None, *, write: bool = False, skip_corrupt: bool = False) -> AsyncGenerator[EventLog]:
     """Open the log in the database; only a command that is going to write makes one.
 
     Raises:
+        ConfigurationError: There is no log for such an address.
         EventLogError: There is none, or its folder cannot be made.
     """
     if is_postgres(database):
         async with _served(str(database)) as log:
             yield log
         return
-    path = Path(database) if database else default_database()
+    path = file_of(database)
     if write:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -168,7 +181,5 @@ async def first_event(log: EventLog, task_id: str) -> TaskEvent | None:
         # What is wrong with one run must not keep the others from being listed.
         return None
     finally:
-        close = getattr(events, "aclose", None)
-        if close is not None:
-            await close()
+        await close_iterator(events)
     return None

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
+from rxloop.cli.serving.loaded import spared_by_collector
 from rxloop.cli.serving.logs import writes_log
 from rxloop.cli.serving.runtime import Cluster, worker_of
 from rxloop.cli.terminal import CANCELLED, reporting
@@ -21,6 +22,7 @@ log = logging.getLogger("rxloop")
 
 
 def worker(
+    ctx: typer.Context,
     agent: Annotated[
         str,
         typer.Argument(
@@ -36,7 +38,10 @@ def worker(
     concurrency: Annotated[
         int, typer.Option("--concurrency", metavar="N", min=1, help="How many runs go on here at once.")
     ] = 32,
-    tenant_limit: options.TenantLimit = None,
+    tenant_limit: Annotated[
+        int | None,
+        typer.Option("--tenant-limit", metavar="N", min=1, help="How many runs of one owner go on at once."),
+    ] = None,
     program_version: options.Version = None,
     adopt_every: Annotated[
         float,
@@ -60,7 +65,9 @@ def worker(
     """
     with reporting():
         cluster = Cluster(db, session_db, tenant_limit, program_version)
-        working = worker_of(agent, cluster, concurrency=concurrency, adopt_every=adopt_every, grace=grace)
+        working = worker_of(
+            agent, cluster, options.typed(ctx), concurrency=concurrency, adopt_every=adopt_every, grace=grace
+        )
         with writes_log(json=json):
             asyncio.run(_work(working))
 
@@ -82,8 +89,9 @@ async def _work(working: AbstractAsyncContextManager[Runtime]) -> None:
     async with working as runtime:
         try:
             async with runtime:
-                log.info("working on %s of %r", ", ".join(runtime.agents), runtime.log)
-                await stopped.wait()
+                with spared_by_collector():
+                    log.info("working on %s of %r", ", ".join(runtime.agents), runtime.log)
+                    await stopped.wait()
         finally:
             for agent in runtime.agents.values():
                 await agent.aclose()

@@ -9,8 +9,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
+from rxloop.mcp._body import Message, Receive, with_body
+
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
@@ -65,7 +65,7 @@ class Gate:
                 self._check_names(scope["headers"])
                 if scope["method"] == "POST":
                     await self._read(receive, body)
-                    receive = _whole(bytes(body), receive)
+                    receive = with_body(bytes(body), receive)
             except Refused as refused:
                 await _answer(send, refused.status, str(refused))
                 return
@@ -115,18 +115,6 @@ class Gate:
         body += piece
         self._held += len(piece)
         return message.get("more_body", False)
-
-
-def _whole(body: bytes, receive: Receive) -> Receive:
-    """A request that is there already, and whatever comes after it."""
-    waiting = [body]
-
-    async def replay() -> Message:
-        if waiting:
-            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-        return await receive()
-
-    return replay
 
 
 async def _answer(send: Send, status: int, reason: str) -> None:

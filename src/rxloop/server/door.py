@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
+from rxloop.pipeline.log_retry import within
 from rxloop.server.host import Host
 
 
@@ -37,7 +38,8 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
-        await self._app(scope, receive, send)
+        with within(self._host.limits.log_seconds if scope["type"] == "http" else None):
+            await self._app(scope, receive, send)
 
     async def drain(self, seconds: float | None = None) -> None:
         """Come to an end without breaking anything off: for the shutdown of whatever serves this.

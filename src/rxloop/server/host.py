@@ -15,6 +15,7 @@ import anyio
 from starlette.requests import HTTPConnection
 
 from rxloop.errors import UnknownRun
+from rxloop.pipeline.log_retry import within
 from rxloop.pipeline.values import RunRecord
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.access import ANYBODY, Auth, Principal
@@ -40,6 +41,8 @@ class ServerLimits:
     Attributes:
         body: Bytes of the body of a request.
         body_seconds: How long the body may take to come.
+        log_seconds: How long the log may take for each thing that is asked of it before the answer begins; then that
+            is 503. Runs, and streams that go on, wait longer.
         runs: Runs of one principal that go on at once; None is no limit. It does not hold where there is no `auth`.
         streams: Streams that one principal reads at once in this process; None is no limit. As for `runs`.
         stalled: Seconds after which a client that takes nothing of its stream is let go; it may come back.
@@ -48,6 +51,7 @@ class ServerLimits:
 
     body: int = 1 << 20
     body_seconds: float = 30.0
+    log_seconds: float = 5.0
     runs: int | None = 8
     streams: int | None = 32
     stalled: float = 30.0
@@ -203,7 +207,8 @@ class Host:
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that does not end with the request that wants it."""
-        task = asyncio.create_task(work, name="rxloop-server")
+        with within(None):
+            task = asyncio.create_task(work, name="rxloop-server")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

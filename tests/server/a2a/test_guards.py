@@ -16,14 +16,14 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from a2a_clients import BINDINGS, Served, all_of, last_of, saying, serving_a2a, states
-from rxloop import Agent, MemoryEventLog, RunContext, Runtime, ToolError, tool
-from rxloop.errors import ConfigurationError, ServerError
+from planting import MARK, RUNS, ask, fail
+from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
+from rxloop.errors import ConfigurationError
 from rxloop.pipeline.values import RunRecord
 from rxloop.server import Principal, ServerLimits, a2a
 from rxloop.testing import ScriptedModel, call, frames
 from serving import AwayLog, client_of, listening
 
-MARK = "PLANTED"
 NOBODYS = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
 
 
@@ -128,25 +128,6 @@ async def peek(ctx: RunContext[Any], at: str = "") -> str:
     draft = await ctx.artifacts.create(f"{MARK}.txt")
     await draft.append(MARK, last=True)
     return f"{MARK} result"
-
-
-@tool(name=f"ask_{MARK}", hidden=True)
-async def ask(ctx: RunContext[Any]) -> str:
-    """Ask in secret."""
-    return await ctx.ask(f"{MARK}?", str, options=[MARK, "no"])
-
-
-@tool
-async def fail() -> str:
-    """Fail."""
-    raise ToolError("It is closed.")
-
-
-RUNS: dict[str, tuple[Any, ...]] = {
-    "a hidden call": ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("fail")], "Done."),
-    "a hidden question": (call(f"ask_{MARK}", _id=f"x-{MARK}"), "Done."),
-    "a vendor's words": (ServerError(f"{MARK}: http://10.0.0.1/key=sk-123"),),
-}
 
 
 @pytest.mark.parametrize("binding", BINDINGS)

@@ -56,7 +56,7 @@ async def test_what_must_be_is(tmp_path: Path) -> None:
         )
         await tck.wait()
     finally:
-        sut.terminate()
+        sut.kill()
         await sut.wait()
     cases = [*ET.parse(report).iter("testcase")]
     bad = {case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None}

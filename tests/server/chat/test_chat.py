@@ -133,6 +133,82 @@ def test_a_message_that_comes_out_differently_makes_void_what_was_shown() -> Non
     ]
 
 
+def test_a_reader_that_comes_in_the_middle_of_arguments_gets_all_of_them_under_the_same_id() -> None:
+    assert told(
+        llm(),
+        at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='"Oslo"}'),
+        at(ContentCompleteEvent, content="", tool_calls=[CALL]),
+        at(ToolStartEvent, index=0, call=CALL, idempotency_key="k"),
+    )[2:] == [
+        'CallDelta t:1:0 "Oslo"}',
+        "CallVoided t:1:0",
+        "StepEnded t:1 void",
+        "StepBegan t:1:2",
+        "CallBegan t:1:0 weather t:1:2",
+        'CallDelta t:1:0 {"city": "Oslo"}',
+        "CallEnded t:1:0",
+        "StepEnded t:1:2 complete",
+        "CallStarted t:1:0",
+    ]
+
+
+def test_a_call_that_was_answered_before_its_message_was_void_has_its_result_again() -> None:
+    assert told(
+        llm(),
+        at(ToolStartEvent, index=0, call=CALL, idempotency_key="k"),
+        at(ToolCompleteEvent, index=0, call=CALL, content="Rain", success=True),
+        at(ContentDeltaEvent, delta="look."),
+        at(ContentCompleteEvent, content="Let me look.", tool_calls=[CALL]),
+    )[-10:] == [
+        "StepEnded t:1 void",
+        "StepBegan t:1:2",
+        "TextBegan t:1:2",
+        "TextDelta t:1:2 Let me look.",
+        "TextEnded t:1:2",
+        "CallBegan t:1:0 weather t:1:2",
+        'CallDelta t:1:0 {"city": "Oslo"}',
+        "CallEnded t:1:0",
+        "CallResult t:1:0",
+        "StepEnded t:1:2 complete",
+    ]
+
+
+def test_arguments_that_were_written_in_another_way_are_not_void() -> None:
+    written = at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city":"Oslo"}')
+    assert told(llm(), written, at(ContentCompleteEvent, content="", tool_calls=[CALL]))[-3:] == [
+        'CallDelta t:1:0 {"city":"Oslo"}',
+        "CallEnded t:1:0",
+        "StepEnded t:1 complete",
+    ]
+
+
+def test_a_reader_that_comes_in_the_middle_of_reasoning_gets_all_of_it() -> None:
+    def thought(number: int, content: str) -> Event:
+        return at(ThoughtStreamEvent, thought_id=str(number), content=content, source="reasoning")
+
+    assert told(
+        llm(),
+        thought(1, "First."),
+        at(ThoughtDeltaEvent, delta="me see.\n"),
+        thought(2, "Let me see."),
+        at(ContentDeltaEvent, delta="Hey"),
+        at(ContentCompleteEvent, content="Hey", reasoning="First.Let me see."),
+    )[-12:] == [
+        "StepEnded t:1 void",
+        "StepBegan t:1:2",
+        "ReasoningBegan t:1:2:reasoning",
+        "ReasoningDelta t:1:2:reasoning First.",
+        "ReasoningEnded t:1:2:reasoning",
+        "ReasoningBegan t:1:2:reasoning:2",
+        "ReasoningDelta t:1:2:reasoning:2 Let me see.",
+        "ReasoningEnded t:1:2:reasoning:2",
+        "TextBegan t:1:2",
+        "TextDelta t:1:2 Hey",
+        "TextEnded t:1:2",
+        "StepEnded t:1:2 complete",
+    ]
+
+
 def test_the_calls_of_two_steps_are_told_apart_although_the_vendor_counts_from_0() -> None:
     found = told(
         llm(),

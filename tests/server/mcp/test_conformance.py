@@ -34,7 +34,7 @@ async def test_the_server_passes_all_that_agents_have(version: str, tmp_path: Pa
         )
         said, _ = await suite.communicate()
     finally:
-        server.terminate()
+        server.kill()
         await server.wait()
     text = said.decode()
     assert suite.returncode == 0, text[text.find("=== SUMMARY") :]

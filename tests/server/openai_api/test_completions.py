@@ -10,8 +10,10 @@ from openai import APIError, BadRequestError, InternalServerError, RateLimitErro
 
 from openai_judge import check_chunks, check_completion
 from openai_serving import Served, serving
+from runs_of_all_kinds import Model, Stumble
 from rxloop import Agent, MemoryEventLog, Usage, tool
 from rxloop.errors import RateLimited, ServerError
+from rxloop.protocol.messages import Citation
 from rxloop.testing import ScriptedModel, call, frames, turn
 from serving import client_of
 
@@ -157,6 +159,40 @@ async def test_a_reader_that_leaves_cancels_the_run() -> None:
         await stream.close()
         [record] = await log.runs()
         assert await ended(served, record.task_id) == "canceled"
+
+
+async def test_the_pages_that_an_answer_rests_on_are_annotations_of_it() -> None:
+    cited = [
+        Citation(url="https://e.org/7", title="Weather", start=6, end=9),
+        Citation(url="javascript:alert(1)"),
+        Citation(title="a document"),
+    ]
+    first = turn("Let me see.", calls=[call("weather", city="Oslo")])
+    expected = [{"url": "https://e.org/7", "title": "Weather", "start_index": 19, "end_index": 22}]
+    async with serving(clerk(first, turn("It is 7 C.", citations=cited))) as served, served.client() as client:
+        answer = await client.chat.completions.create(model="clerk", messages=HELLO)
+        check_completion(answer.to_dict())
+        message = answer.choices[0].message
+        assert [each.url_citation.to_dict() for each in message.annotations or []] == expected
+        assert (message.content or "")[19:22] == "7 C"
+    async with serving(clerk(first, turn("It is 7 C.", citations=cited))) as served, served.client() as client:
+        stream = await client.chat.completions.create(model="clerk", messages=HELLO, stream=True)
+        deltas = [chunk.choices[0].delta.to_dict() async for chunk in stream if chunk.choices]
+        assert [each["annotations"] for each in deltas if "annotations" in each] == [
+            [{"type": "url_citation", "url_citation": each} for each in expected]
+        ]
+
+
+async def test_annotations_in_a_stream_say_where_the_words_are_behind_what_was_tried_in_vain() -> None:
+    cited = [Citation(url="https://e.org/7", title="Weather", start=6, end=9)]
+    model = Model(lambda request: Stumble("", "It", turn("It is 7 C.", citations=cited)))
+    async with serving(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
+        async with client.chat.completions.stream(model="clerk", messages=HELLO) as helper:
+            streamed = (await helper.get_final_completion()).choices[0].message
+        text: str = streamed.content or ""
+        assert text == "It\n\nIt is 7 C."
+        [annotation] = streamed.annotations or []
+        assert text[annotation.url_citation.start_index : annotation.url_citation.end_index] == "7 C"
 
 
 async def test_when_the_server_goes_away_a_stream_says_so() -> None:

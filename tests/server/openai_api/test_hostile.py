@@ -9,13 +9,11 @@ import orjson
 import pytest
 
 from openai_serving import Served, serving
-from rxloop import Agent, MemoryEventLog, RunContext, ToolError, tool
-from rxloop.errors import ServerError
+from planting import MARK, RUNS, ask, fail, peek
+from rxloop import Agent, MemoryEventLog
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call, frames
 from serving import AwayLog, client_of
-
-MARK = "PLANTED"
 
 
 def agent(*turns: Any, **options: Any) -> Agent[Any, Any]:
@@ -218,32 +216,6 @@ async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach(
 
 
 # -- what is hidden
-
-
-@tool(name=f"peek_{MARK}", hidden=True)
-async def peek(ctx: RunContext[Any], at: str = "") -> str:
-    """Look where nobody sees it."""
-    ctx.progress(f"{MARK} half")
-    return f"{MARK} result"
-
-
-@tool(name=f"ask_{MARK}", hidden=True)
-async def ask(ctx: RunContext[Any]) -> str:
-    """Ask in secret."""
-    return await ctx.ask(f"{MARK}?", str, options=[MARK, "no"])
-
-
-@tool
-async def fail() -> str:
-    """Fail."""
-    raise ToolError("It is closed.")
-
-
-RUNS: dict[str, tuple[Any, ...]] = {
-    "a hidden call": ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("fail")], "Done."),
-    "a hidden question": (call(f"ask_{MARK}", _id=f"x-{MARK}"), "Done."),
-    "a vendor's words": (ServerError(f"{MARK}: http://10.0.0.1/key=sk-123"),),
-}
 
 
 async def said_of(served: Served, *, background: bool) -> str:

@@ -14,6 +14,7 @@ from openai_serving import Served, serving
 from runs_of_all_kinds import Model, Stumble
 from rxloop import Agent, Limits, MemoryEventLog, RunContext, Usage, tool
 from rxloop.errors import RateLimited
+from rxloop.protocol.messages import Citation
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call, frames, turn
 
@@ -445,3 +446,16 @@ async def test_what_is_said_once_more_is_said_once() -> None:
     async with serving(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
         answer = await client.chat.completions.create(model="clerk", messages=[{"role": "user", "content": "Go"}])
         assert answer.choices[0].message.content == "right"
+
+
+async def test_the_pages_that_a_text_rests_on_are_annotations_of_it() -> None:
+    cited = [Citation(url="https://e.org/7", title="Weather", start=6, end=9), Citation(title="a document")]
+    expected = {"type": "url_citation", "url": "https://e.org/7", "title": "Weather", "start_index": 6, "end_index": 9}
+    async with serving(clerk(turn("It is 7 C.", citations=cited))) as served, served.client() as client:
+        stream = await client.responses.create(model="clerk", input="Hi", stream=True)
+        events: list[Any] = [event.to_dict() async for event in stream]
+    check_stream(events)
+    added = [each["annotation"] for each in events if each["type"] == "response.output_text.annotation.added"]
+    assert added == [expected]
+    [message] = events[-1]["response"]["output"]
+    assert message["content"][0]["annotations"] == [expected]

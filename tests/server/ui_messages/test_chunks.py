@@ -21,7 +21,8 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall, Usage
 from rxloop.server.chat.chat import chat
-from rxloop.server.ui_messages.chunks import Chunk, chunks, encode, with_done
+from rxloop.server.ui_messages.chunks import Chunk, chunks
+from rxloop.server.ui_messages.frames import encode, with_done
 from rxloop.server.ui_messages.message import ui_message
 
 CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city": "Oslo"}')
@@ -65,6 +66,14 @@ def test_a_call_that_is_made_again_by_the_second_try_is_one_part() -> None:
     [part] = [part for part in message["parts"] if "toolCallId" in part]
     assert (part["toolCallId"], part["state"], part["output"]) == ("t:1:0", "output-available", 7)
     assert [part["type"] for part in message["parts"]] == ["step-start", "dynamic-tool"]
+
+
+def test_a_call_that_was_answered_before_a_torn_text_was_taken_back_stays_answered() -> None:
+    answered = at(ToolCompleteEvent, call=CALL, success=True, result=7, content="7")
+    torn, whole = at(ContentDeltaEvent, delta="look."), at(ContentCompleteEvent, content="I look.", tool_calls=[CALL])
+    message = ui_message(told(llm(), answered, torn, whole, end()))
+    [part] = [part for part in message["parts"] if "toolCallId" in part]
+    assert (part["state"], part.get("output")) == ("output-available", 7)
 
 
 def test_a_call_that_is_not_made_again_came_to_nothing() -> None:

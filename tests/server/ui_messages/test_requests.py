@@ -10,13 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from rxloop import Agent, ConfigurationError, MemoryEventLog, RunContext, Runtime, tool
-from rxloop.errors import ServerError
+from planting import MARK, RUNS, ask, peek
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, tool
 from rxloop.server import ServerLimits, ui_stream
 from rxloop.testing import ScriptedModel, call, frames
 from ui_pages import Site, site
-
-MARK = "PLANTED"
 
 
 def client(made: Site, token: str = "ann-key") -> httpx.AsyncClient:
@@ -281,29 +279,12 @@ def test_an_argument_that_is_wrong_is_said_so() -> None:
 # -- what is not for clients
 
 
-@tool(name=f"peek_{MARK}", hidden=True)
-async def peek(ctx: RunContext[Any], at: str = "") -> str:
-    """Look where nobody sees it."""
-    ctx.progress(f"{MARK} half")
-    return f"{MARK} result"
+APPROVED = ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("refund", order="A1")], "Done.")
 
 
-@tool(name=f"ask_{MARK}", hidden=True)
-async def ask(ctx: RunContext[Any]) -> str:
-    """Ask in secret."""
-    return await ctx.ask(f"{MARK}?", str, options=[MARK, "no"])
-
-
-RUNS: dict[str, tuple[Any, ...]] = {
-    "a hidden call": ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("refund", order="A1")], "Done."),
-    "a hidden question": (call(f"ask_{MARK}", _id=f"x-{MARK}"), "Done."),
-    "a vendor's words": (ServerError(f"{MARK}: http://10.0.0.1/key=sk-123"),),
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-async def test_no_byte_has_what_is_not_for_clients(name: str) -> None:
-    clerk = Agent(ScriptedModel(*RUNS[name]), tools=[peek, ask, refund], instructions=MARK, name="clerk")
+@pytest.mark.parametrize(("name", "turns"), {**RUNS, "a hidden call": APPROVED}.items())
+async def test_no_byte_has_what_is_not_for_clients(name: str, turns: tuple[Any, ...]) -> None:
+    clerk = Agent(ScriptedModel(*turns), tools=[peek, ask, refund], instructions=MARK, name="clerk")
     async with site(clerk, with_node=False) as made, client(made) as ann:
         first = await ann.post("/api/chat", json=said("Look"))
         found = chunks(first)

@@ -16,7 +16,8 @@ from runs_of_all_kinds import NAME, AnyRun, any_run
 from rxloop import Event, Runtime
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent, ends_attempt
 from rxloop.server.chat.chat import chat
-from rxloop.server.ui_messages.chunks import Chunk, chunks, encode
+from rxloop.server.ui_messages.chunks import Chunk, chunks
+from rxloop.server.ui_messages.frames import encode
 from rxloop.server.ui_messages.message import ui_message
 from rxloop.testing import virtual_time
 from ui_pages import node

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rxloop.agent import Agent
@@ -14,6 +14,17 @@ from rxloop.errors import ConfigurationError
 from rxloop.eventlog.opening import is_postgres
 from rxloop.runtime.runtime import Runtime
 
+_SAID_BY = {
+    "db": "Runtime(log=PostgresEventLog(...))",
+    "session_db": "PostgresEventLog(session_dsn=...) and the address of PostgresQueue",
+    "concurrency": "Runtime(concurrency=...)",
+    "tenant_limit": "PostgresQueue(tenant_limit=...)",
+    "program_version": "Runtime(version=...)",
+    "adopt_every": "Runtime(adopt_every=...)",
+    "grace": "Runtime(grace=...)",
+}
+"""Where the program says what an option of `rxloop worker` says."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -22,12 +33,13 @@ class Cluster:
     Attributes:
         db: Its address.
         session_db: Its address past a PgBouncer, where `db` goes through one.
-        tenant_limit: How many runs of one owner go on at once.
+        tenant_limit: How many runs of one owner go on at once; workers look at it.
         version: That of the program.
     """
 
-    db: str | None
-    session_db: str | None = None
+    # They may have a password in them.
+    db: str | None = field(repr=False)
+    session_db: str | None = field(default=None, repr=False)
     tenant_limit: int | None = None
     version: str | None = None
 
@@ -40,8 +52,10 @@ class Cluster:
             EventLogError: It cannot be reached.
         """
         if self.db is None or not is_postgres(self.db):
+            given = "" if self.db is None else f", and {_without_secrets(self.db)!r} is none"
             raise ConfigurationError(
-                "a queue needs a Postgres that all processes reach: --db postgresql://user@host/database, or RXLOOP_DB"
+                f"a queue needs a Postgres that all processes reach{given}: --db postgresql://user@host/database, or "
+                "RXLOOP_DB"
             )
         # Imported here: the extra may be missing.
         from rxloop.eventlog.postgres import PostgresEventLog
@@ -55,6 +69,15 @@ class Cluster:
         finally:
             await queue.aclose()
             await log.aclose()
+
+
+def _without_secrets(address: str) -> str:
+    """What may be shown of an address: its scheme, or the words of a file; there may be a password in all else."""
+    scheme, sign, _ = address.partition("://")
+    if sign:
+        return scheme + sign
+    # Postgres also knows `host=... password=...`, and some write `user:password@host/database`.
+    return "..." if "@" in address or "=" in address else address
 
 
 @asynccontextmanager
@@ -94,12 +117,15 @@ async def runtime_of(
 
 
 @asynccontextmanager
-async def worker_of(reference: str, cluster: Cluster, **options: Any) -> AsyncGenerator[Runtime]:
+async def worker_of(
+    reference: str, cluster: Cluster, typed: Collection[str], **options: Any
+) -> AsyncGenerator[Runtime]:
     """Make a runtime that works, of what `module:object` names; what is opened for it is closed.
 
     Args:
         reference: Names agents, or a runtime that works.
         cluster: Where it works.
+        typed: The options of the command that somebody has given: a runtime has all of them already.
         **options: Those of the runtime.
 
     Raises:
@@ -110,6 +136,11 @@ async def worker_of(reference: str, cluster: Cluster, **options: Any) -> AsyncGe
         if not (found.works and found.queue):
             raise ConfigurationError(
                 f"{found!r} of {reference!r} is no worker: make it by Runtime(..., queue=queue, works=True)"
+            )
+        if said := [name for name in _SAID_BY if name in typed]:
+            raise ConfigurationError(
+                f"--{said[0].replace('_', '-')} does not go with {reference!r}, which is a Runtime: say it there, as "
+                f"{_SAID_BY[said[0]]}"
             )
         yield found
         return

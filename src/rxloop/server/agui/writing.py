@@ -19,6 +19,8 @@ from rxloop.protocol.events import (
     UsageEvent,
     ends_attempt,
 )
+from rxloop.server.agui.activities import BRANCHES, PROGRESS, THOUGHTS, Activities, thought_of
+from rxloop.server.agui.agents import Agents
 from rxloop.server.agui.content import content_of, text_of, value_of
 from rxloop.server.agui.ends import COUNTED, end_of
 from rxloop.server.agui.frames import VERSION, Data, frame, going, head, snapshot, with_delta
@@ -27,7 +29,6 @@ from rxloop.server.agui.telling import Telling
 from rxloop.server.chat import changes as on
 from rxloop.server.chat.changes import Change
 
-THOUGHTS, BRANCHES, PROGRESS = "rxloop.thoughts", "rxloop.branches", "rxloop.tool-progress"
 _SAID_OTHERWISE = ("checkpoint", "input-required", "input-received", "auth-required", "task", "status-update")
 """Events of which a client is told in other words, or not at all."""
 
@@ -56,12 +57,10 @@ class Writer:
         """By run, step and place: the call."""
         self._lines: dict[str, list[str]] = {}
         """By message of a line beside the main one: its text."""
-        self._agents: dict[str, str] = {}
-        """By nested run that goes on: what it is called in this attempt."""
-        self._agents_over: dict[str, int] = {}
+        self._agents = Agents()
         self._models: dict[tuple[str, str | None], str] = {}
         self._usage: dict[str, list[int]] = {}
-        self._activities: dict[str, Data] = {}
+        self._activities = Activities(messages)
         self._state: Any = None
         self._has_state = False
 
@@ -139,7 +138,7 @@ class Writer:
             self._out += [snapshot(going(telling.reasoning), owned), snapshot([], owned)]
         self._out.append(snapshot(self._messages.all(activities=telling.activities), owned))
         if not telling.activities:
-            self._out += [_activity(name, activity) for name, activity in self._activities.items()]
+            self._out += self._activities.all()
         if self._has_state:
             self._out.append(self._state_frame())
 
@@ -157,7 +156,7 @@ class Writer:
 
     def _final(self, event: StatusUpdateEvent) -> None:
         """End the attempt, with all that is open in it."""
-        for task_id in list(self._agents):
+        for task_id in list(self._agents.going):
             self._agent_over(task_id, event, event)
         self._out += self._open
         self._open.clear()
@@ -172,7 +171,7 @@ class Writer:
             self._out.append(end_of(event, self._telling.thread_id, self._telling.run_id, self._usage, self._slots))
             self.over = True
         self._usage.clear()
-        self._agents_over.clear()
+        self._agents.forget()
 
     # -- events that are no part of a step
 
@@ -249,78 +248,28 @@ class Writer:
         sums[:] = [before + more for before, more in zip(sums, found, strict=True)]
 
     def _thought(self, event: ThoughtStreamEvent) -> None:
-        thought = {
-            "id": event.thought_id,
-            "type": event.thought_type,
-            "content": event.content,
-            "source": event.source,
-            "confidence": event.confidence,
-            "relatedTo": event.related_to,
-            "alternatives": list(event.alternatives) or None,
-            "branch": event.branch,
-        }
-        written = {name: value for name, value in thought.items() if value is not None}
-        self._add(event, f"{event.task_id}:thoughts", THOUGHTS, "thoughts", "-", written)
+        self._add(event, f"{event.task_id}:thoughts", THOUGHTS, "thoughts", "-", thought_of(event))
 
     def _add(self, event: Event, id: str, type: str, into: str, key: str, value: Any) -> None:
-        """Add something to an activity of the run, which is a list, or an object where it has keys."""
-        owner = self._owner(event)
-        activity = self._activities.get(id)
-        if activity is None:
-            content = {into: [value] if key == "-" else {key: value}}
-            activity = self._messages.put(id, "activity", content, activityType=type, subagentRunId=owner)
-            self._activities[id] = activity
-            self._out.append(_activity(id, activity))
-            return
-        if key == "-":
-            activity["content"][into].append(value)
-        else:
-            activity["content"][into][key] = value
-        path = f"/{into}/{key.replace('~', '~0').replace('/', '~1')}"
-        patch = [{"op": "add", "path": path, "value": value}]
-        fields = {"subagentRunId": owner, "messageId": id, "activityType": type, "patch": patch}
-        self._out.append(frame("ACTIVITY_DELTA", fields))
+        self._out.append(self._activities.add(id, self._owner(event), type, into, key, value))
 
     # -- nested agents
 
     def _owner(self, event: Event) -> str | None:
-        """Whose work an event is: that of a nested run, or of the run itself."""
-        return self._agents.get(event.task_id, event.task_id) if event.agent_path else None
+        return self._agents.owner(event)
 
     def _agent(self, event: SubtaskEvent) -> None:
-        task_id = event.subtask_id
         if event.state != "working":
-            self._agent_over(task_id, event, None)
-        elif task_id not in self._agents:
-            times = self._agents_over.get(task_id, 0)
-            handle = self._agents[task_id] = f"{task_id}:{times + 1}" if times else task_id
-            call = self._slots.get((event.task_id, event.step, event.index))
-            parent = self._agents.get(event.task_id) if event.agent_path else None
-            fields = {"name": event.agent_name, "parentSubagentRunId": parent, "parentToolCallId": call}
-            begun = frame("SUBAGENT_STARTED", {"subagentRunId": handle, **fields})
-            self._open[f"agent {task_id}".encode()] = begun
+            self._agent_over(event.subtask_id, event, None)
+        elif event.subtask_id not in self._agents.going:
+            begun = self._agents.begin(event, self._slots.get((event.task_id, event.step, event.index)))
+            self._open[f"agent {event.subtask_id}".encode()] = begun
             self._out.append(begun)
 
     def _agent_over(self, task_id: str, event: Event, final: StatusUpdateEvent | None) -> None:
-        handle = self._agents.pop(task_id, None)
-        if handle is None:
-            return
-        self._agents_over[task_id] = self._agents_over.get(task_id, 0) + 1
-        self._open.pop(f"agent {task_id}".encode(), None)
-        state = final.state if final is not None else getattr(event, "state", "canceled")
-        own = final if final is not None and final.task_id == task_id else None
-        if state in ("input-required", "auth-required"):
-            asked = [f"{event.root_task_id}:{each.input_id}" for each in own.pending] if own else []
-            outcome = {"type": "suspended", **({"interruptIds": asked} if asked else {})}
-            self._out.append(frame("SUBAGENT_FINISHED", {"subagentRunId": handle, "outcome": outcome}))
-        elif state == "completed":
-            result = own.content if own else None
-            fields = {"subagentRunId": handle, "result": result, "outcome": {"type": "success"}}
-            self._out.append(frame("SUBAGENT_FINISHED", fields))
-        else:
-            code = own.error.code if own and own.error else (own.reason if own else None) or state
-            message = own.error.message if own and own.error else f"the agent is {state}"
-            self._out.append(frame("SUBAGENT_ERROR", {"subagentRunId": handle, "message": message, "code": code}))
+        if task_id in self._agents.going:
+            self._open.pop(f"agent {task_id}".encode(), None)
+            self._out.append(self._agents.end(task_id, event, final))
 
     # -- steps
 
@@ -446,8 +395,3 @@ class Writer:
         else:
             fields = {"messageId": result, "toolCallId": id, "content": event.content, "role": "tool"}
             self._out.append(frame("TOOL_CALL_RESULT", {"subagentRunId": owner, **fields}))
-
-
-def _activity(id: str, activity: Data) -> bytes:
-    fields = {"messageId": id, "activityType": activity["activityType"], "content": activity["content"]}
-    return frame("ACTIVITY_SNAPSHOT", {"subagentRunId": activity.get("subagentRunId"), **fields})

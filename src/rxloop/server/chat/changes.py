@@ -79,7 +79,10 @@ class CallBegan(NamedTuple):
 
     event: Event
     id: str
-    """The slot of the call: `task:step:index`, and the number of the try as in `StepBegan`. Those of vendors repeat."""
+    """The slot of the call: `task:step:index`; `task:step:2:index` where the model was asked again for the step.
+
+    It is the same for all readers, and again once a step was void whose beginning a reader has missed. Vendors' repeat.
+    """
     name: str
     message: str
     """The id of the message that it stands in."""

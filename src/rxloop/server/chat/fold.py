@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import orjson
@@ -39,6 +39,8 @@ class ChatFold:
         self._open: dict[tuple[str, str | None], _Step] = {}
         """By run and step."""
         self._tries: Counter[tuple[str, str | None]] = Counter()
+        self._asked: Counter[tuple[str, str | None]] = Counter()
+        """How often the model was asked for each step: by this calls have their ids, which all readers share."""
         self._calls: dict[tuple[str, str | None, int], _Call] = {}
         """By run, step and place: the newest call of each slot."""
 
@@ -72,8 +74,10 @@ class ChatFold:
         if key in self._open:
             self._end(key, event, "void")
         self._tries[key] += 1
+        self._asked[key] += isinstance(event, LLMCallEvent)
         place = event.task_id if event.step is None else f"{event.task_id}:{event.step}"
-        step = self._open[key] = _Step(self._emit, _numbered(place, self._tries[key]))
+        calls = _numbered(place, self._asked[key] or 1)
+        step = self._open[key] = _Step(self._emit, _numbered(place, self._tries[key]), calls)
         self._emit(to.StepBegan(event, step.id))
         return step
 
@@ -91,25 +95,32 @@ class ChatFold:
         step = self._open.pop(key)
         step.close(event)
         for place, call in step.calls.items():
-            if place not in kept and not call.answered:
+            if place not in kept and call.result is None:
                 call.void(event)
         self._emit(to.StepEnded(event, step.id, outcome))
 
     def _complete(self, event: ContentCompleteEvent) -> None:
         key = event.task_id, event.step
-        step = self._step(event)
-        if not event.content.startswith(step.text):
-            # It came out differently: what was shown is taken back.
-            self._end(key, event, "void")
-            step = self._begin(event)
-        if event.reasoning and not step.reasoned:
-            step.think(event, event.reasoning)
-        step.write(event, event.content[len(step.text) :])
+        before = step = self._step(event)
         left_out = set(event.left_out)
         places = (place for place in range(len(event.tool_calls) + len(left_out)) if place not in left_out)
         shown = dict(zip(places, event.tool_calls, strict=False))
+        if not (event.content.startswith(step.text) and step.fits(shown)):
+            # It came out differently, or the reader has come in the middle of it: what was shown is taken back.
+            self._end(key, event, "void")
+            before, step = step, self._begin(event)
+            for each in before.thoughts:
+                step.think(event, each)
+                step.close(event)
+        if event.reasoning and not step.reasoned:
+            step.think(event, event.reasoning)
+        step.write(event, event.content[len(step.text) :])
         for place, call in shown.items():
-            self._call(event, place, call.name).complete(event, call)
+            made = self._call(event, place, call.name)
+            made.complete(event, call)
+            if step is not before and place in before.calls and (result := before.calls[place].result) is not None:
+                # Its tool did not wait for the message: there is no other event to tell what came of it.
+                made.answer(result)
         canceled = event.finish_reason == "canceled"
         kept = frozenset[int]() if canceled else frozenset(shown)
         self._end(key, event, "canceled" if canceled else "complete", kept)
@@ -139,8 +150,7 @@ class ChatFold:
             case ToolProgressEvent():
                 self._emit(to.CallProgress(event, call.id))
             case ToolCompleteEvent():
-                call.answered = True
-                self._emit(to.CallResult(event, call.id))
+                call.answer(event)
 
 
 def _numbered(id: str, number: int) -> str:
@@ -151,11 +161,18 @@ def _numbered(id: str, number: int) -> str:
 class _Step:
     """One try of a step."""
 
-    __slots__ = ("_emit", "_reasoning", "_thought", "_thoughts", "_writing", "_written", "calls", "id", "reasoned")
+    __slots__ = (
+        *("_emit", "_reasoning", "_thought", "_thoughts", "_torn", "_writing", "_written"),
+        *("calls", "calls_id", "id", "reasoned", "thoughts"),
+    )
 
-    def __init__(self, emit: Emit, id: str) -> None:
+    def __init__(self, emit: Emit, id: str, calls_id: str) -> None:
         self._emit = emit
-        self.id = id
+        self.id, self.calls_id = id, calls_id
+        self.thoughts: list[str] = []
+        """Those that have come whole."""
+        self._torn = False
+        """Of one of them the beginning was not shown."""
         self.calls: dict[int, _Call] = {}
         self.reasoned = False
         self._written: list[str] = []
@@ -200,11 +217,19 @@ class _Step:
     def thought(self, event: ThoughtStreamEvent) -> None:
         """Take the whole of a thought, of which nothing may have been shown yet, or all."""
         shown = "".join(self._thought)
+        self.thoughts.append(event.content)
         if event.content.startswith(shown):
             self.think(event, event.content[len(shown) :])
+        # What was stripped, or put in other words, is left as it was shown.
+        elif event.content.strip() != shown.strip() and event.content.rstrip().endswith(shown.rstrip()):
+            self._torn = True
         self._thought.clear()
         if self._reasoning is not None:
             self.close(event)
+
+    def fits(self, calls: Mapping[int, ToolCall]) -> bool:
+        """Whether what was shown of the reasoning and of the calls has its beginning."""
+        return not self._torn and all(call.fits(calls[place]) for place, call in self.calls.items() if place in calls)
 
     def close(self, event: Event) -> None:
         """End the text or the reasoning that is open, since something else follows."""
@@ -219,28 +244,43 @@ class _Step:
 class _Call:
     """One call of a tool."""
 
-    __slots__ = ("_begun", "_emit", "_ended", "answered", "id")
+    __slots__ = ("_emit", "_ended", "_written", "id", "result")
 
     def __init__(self, emit: Emit, event: Event, step: _Step, place: int, name: str) -> None:
         self._emit = emit
-        self._begun = self._ended = self.answered = False
-        self.id = f"{step.id}:{place}"
+        self._ended = False
+        self.result: ToolCompleteEvent | None = None
+        self._written: list[str] = []
+        self.id = f"{step.calls_id}:{place}"
         emit(to.CallBegan(event, self.id, name, step.id, place))
 
     def write(self, event: Event, fragment: str) -> None:
         """Show a piece of the arguments."""
         if fragment and not self._ended:
-            self._begun = True
+            self._written.append(fragment)
             self._emit(to.CallDelta(event, self.id, fragment))
+
+    def fits(self, call: ToolCall) -> bool:
+        """Whether the arguments that were shown are those of the call."""
+        written = "".join(self._written)
+        if self._ended or written in ("", call.raw):
+            return True
+        read = ToolCall.parse(call.id, call.name, written)
+        return (read.arguments, read.error is None) == (call.arguments, call.error is None)
 
     def complete(self, event: Event, call: ToolCall) -> None:
         """Take the whole of the call."""
         if self._ended:
             return
-        if not self._begun:
+        if not self._written:
             self.write(event, call.raw if call.raw is not None else orjson.dumps(call.arguments).decode())
         self._ended = True
         self._emit(to.CallEnded(event, self.id, call))
+
+    def answer(self, result: ToolCompleteEvent) -> None:
+        """Show what came of the call."""
+        self.result = result
+        self._emit(to.CallResult(result, self.id))
 
     def void(self, event: Event) -> None:
         """Take the call back."""

@@ -35,10 +35,10 @@ class McpServer(Door):
             Enter the runtime before, and call `drain` after.
     """
 
-    def __init__(self, host: Host, server: Server[Any], path: str, security: TransportSecuritySettings | None) -> None:
+    def __init__(self, host: Host, server: Server[Any], path: str, endpoint: Endpoint) -> None:
         """Serve a host; nothing is opened before the application is."""
         self.server = server
-        super().__init__(host, [Route(path, Endpoint(host, server, security))], on_error)
+        super().__init__(host, [Route(path, endpoint)], on_error)
 
 
 def mcp_server(
@@ -52,6 +52,7 @@ def mcp_server(
     sequential_thinking: bool | ThinkingSessions = False,
     wait: float | None = None,
     on_disconnect: OnDisconnect = "cancel",
+    sessions: bool | None = None,
     path: str = "/mcp",
     allowed_hosts: Sequence[str] | None = None,
 ) -> McpServer:
@@ -75,6 +76,10 @@ def mcp_server(
             `continue_run` waits on. None waits for the end.
         on_disconnect: What becomes of a run whose caller is gone: `cancel` cancels it, `keep` lets it go on. Over HTTP
             a client of protocol 2026-07-28 cancels by closing the connection, and cannot be told from one that is gone.
+        sessions: Whether clients of protocols before 2026 have sessions over HTTP. In one a client can be shown forms
+            and can cancel a call, and all of its requests have to come to this process. Without, each may come to any
+            process; answers come by `continue_run`, and who cancels has to close the connection. None is sessions,
+            unless the runtime has a queue: then there are other servers beside this one.
         path: Where it is served.
         allowed_hosts: The names by which clients may call it over HTTP, beside those of this machine. Without `auth`
             there are none by default, so that no page in a browser reaches it; with it all names are good.
@@ -96,7 +101,9 @@ def mcp_server(
     host = Host(runtime, auth, limits or ServerLimits())
     calls = Calls(host, offered(runtime.agents, agents), wait=wait, on_disconnect=on_disconnect)
     server = _server(name, instructions, calls, sequential_thinking)
-    return McpServer(host, server, path, _security(auth, allowed_hosts))
+    if sessions is None:
+        sessions = runtime.queue is None
+    return McpServer(host, server, path, Endpoint(host, server, _security(auth, allowed_hosts), sessions=sessions))
 
 
 def _server(name: str, instructions: str | None, calls: Calls, thinking: bool | ThinkingSessions) -> Server[Any]:

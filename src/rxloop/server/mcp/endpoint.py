@@ -17,8 +17,9 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from rxloop.mcp._body import with_body
 from rxloop.server.access import ANYBODY
 from rxloop.server.bodies import read_bytes
 from rxloop.server.host import Host
@@ -34,8 +35,10 @@ _WRITTEN_IN = 3.0
 class Endpoint:
     """Serves the requests of clients; the sessions begin with the first one, and end when the host is drained."""
 
-    def __init__(self, host: Host, server: Server[Any], security: TransportSecuritySettings | None) -> None:
-        self._host, self._server, self._security = host, server, security
+    def __init__(
+        self, host: Host, server: Server[Any], security: TransportSecuritySettings | None, *, sessions: bool
+    ) -> None:
+        self._host, self._server, self._security, self._stateless = host, server, security, not sessions
         self._opening: asyncio.Future[StreamableHTTPSessionManager] | None = None
         self._life: asyncio.Task[None] | None = None
         self._posts = 0
@@ -47,9 +50,13 @@ class Endpoint:
         with self._counted(request.method == "POST"):
             try:
                 principal = await self._host.principal(request)
+                if self._stateless and request.method == "GET":
+                    # A stream of what the server has to say in a session would be open for ever, with nothing in it.
+                    words = "without sessions there is nothing to listen to here"
+                    raise Refused(405, "method_not_allowed", words, headers={"allow": "POST"})
                 sessions = await self._sessions()
                 if request.method == "POST":
-                    receive = _whole(await read_bytes(request, self._host.limits), receive)
+                    receive = with_body(await read_bytes(request, self._host.limits), receive)
             except Exception as error:
                 await _answer(error, request)(scope, receive, send)
                 return
@@ -74,7 +81,10 @@ class Endpoint:
     async def _live(self, opening: asyncio.Future[StreamableHTTPSessionManager]) -> None:
         scope = anyio.CancelScope()
         sessions = StreamableHTTPSessionManager(
-            self._server, security_settings=self._security, max_request_body_size=self._host.limits.body
+            self._server,
+            stateless=self._stateless,
+            security_settings=self._security,
+            max_request_body_size=self._host.limits.body,
         )
         # As one of the streams of the host: it ends with them.
         with self._host.streaming(ANYBODY, scope):
@@ -97,18 +107,6 @@ class Endpoint:
             self._posts -= post
             if not self._posts:
                 self._no_posts.set()
-
-
-def _whole(body: bytes, receive: Receive) -> Receive:
-    """A request that is there already, and whatever comes after it."""
-    waiting = [body]
-
-    async def replay() -> Message:
-        if waiting:
-            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-        return await receive()
-
-    return replay
 
 
 async def on_error(request: Request, error: Exception) -> Response:

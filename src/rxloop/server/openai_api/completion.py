@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.messages import Usage
 from rxloop.server.chat import changes as to
 from rxloop.server.chat.changes import Change
@@ -14,6 +14,8 @@ from rxloop.server.openai_api.items import Json
 
 DONE: Json = {}
 """Stands for the end of the stream, which is no JSON."""
+_BETWEEN = "\n\n"
+"""What stands between the texts of two steps."""
 _FINISH = {"length": "length", "content_filter": "content_filter"}
 
 
@@ -46,14 +48,26 @@ class CompletionFold:
         self._texts: list[tuple[str, str]] = []
         """The texts, each with its step."""
         self._thoughts: list[str] = []
+        self._messages: dict[str, ContentCompleteEvent] = {}
+        """What the model has said in each step, with what it rests on."""
         self._shown = ""
         """The step whose text was shown last."""
+        self._begins: dict[str, int] = {}
+        """Where the text of each step begins in the chunks."""
+        self._length = 0
+        """Characters of text in the chunks."""
         self._finish = "stop"
         self._used = Usage()
 
     def completion(self) -> Json:
         """The whole answer."""
         message: Json = {"role": "assistant", "content": self._content(), "refusal": None}
+        begins, length = dict[str, int](), 0
+        for step, text in self._steps().items():
+            begins[step] = length
+            length += len(text) + len(_BETWEEN)
+        if annotations := self._annotations(begins):
+            message["annotations"] = annotations
         if self._reasoning and self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
         choice = {"index": 0, "message": message, "finish_reason": self._finish, "logprobs": None}
@@ -74,6 +88,8 @@ class CompletionFold:
                 self._chunk({"reasoning_content": change.delta})
             case to.StepEnded() if change.outcome != "complete":
                 self._texts = [each for each in self._texts if each[0] != change.id]
+            case to.StepEnded(event=ContentCompleteEvent() as message):
+                self._messages[change.id] = message
             case StatusUpdateEvent() if ends_attempt(change) and change.state != "working":
                 self._end(change)
             case _:
@@ -81,16 +97,32 @@ class CompletionFold:
 
     def _say(self, step: str, delta: str) -> None:
         if self._shown and self._shown != step:
-            self._chunk({"content": "\n\n"})
+            self._show(_BETWEEN)
         self._shown = step
         self._texts.append((step, delta))
-        self._chunk({"content": delta})
+        self._begins.setdefault(step, self._length)
+        self._show(delta)
+
+    def _show(self, text: str) -> None:
+        self._length += len(text)
+        self._chunk({"content": text})
 
     def _content(self) -> str:
+        return _BETWEEN.join(self._steps().values())
+
+    def _steps(self) -> dict[str, str]:
         steps: dict[str, list[str]] = {}
         for step, text in self._texts:
             steps.setdefault(step, []).append(text)
-        return "\n\n".join("".join(texts) for texts in steps.values())
+        return {step: "".join(texts) for step, texts in steps.items()}
+
+    def _annotations(self, begins: Mapping[str, int]) -> list[Json]:
+        """What the texts rest on; `begins` says where the text of each step begins in what the client has."""
+        found: list[Json] = []
+        for step, text in self._steps().items():
+            if (message := self._messages.get(step)) is not None:
+                found += items.url_citations(message, text, begins[step])
+        return [{"type": "url_citation", "url_citation": each} for each in found]
 
     def _end(self, event: StatusUpdateEvent) -> None:
         self.over = True
@@ -110,6 +142,8 @@ class CompletionFold:
             self._say("answer", event.content)
         for question in event.pending:
             self._say(question.input_id, items.asking(question))
+        if annotations := self._annotations(self._begins):
+            self._chunk({"annotations": annotations})
         self._chunk({}, self._finish)
         if self._usage:
             self._emit({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(self._used)})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from rxloop.protocol.events import ToolCompleteEvent
+from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
 from rxloop.protocol.messages import ToolCall, Usage
 from rxloop.protocol.questions import PendingInput
 
@@ -16,9 +17,31 @@ LABEL = "rxloop"
 """The `server_label` of the tools that the agent has: a client sees them as those of an MCP server."""
 
 
-def text_part(text: str) -> Json:
-    """The text of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def text_part(text: str, annotations: Sequence[Json] = ()) -> Json:
+    """The text of a message, and the pages that it rests on."""
+    return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": []}
+
+
+def url_citations(message: ContentCompleteEvent, text: str, offset: int = 0) -> list[Json]:
+    """The pages that a message rests on, where its text is what was shown of it.
+
+    Args:
+        message: What the model has said.
+        text: What was shown.
+        offset: Where that begins in the text of the answer.
+    """
+    if text != message.content:
+        return []
+    return [
+        {
+            "url": each.url,
+            "title": each.title or each.url,
+            "start_index": offset + (each.start or 0),
+            "end_index": offset + (len(text) if each.end is None else each.end),
+        }
+        for each in message.citations
+        if each.url and each.url.startswith(("https://", "http://"))
+    ]
 
 
 def message(id: str, status: str, *parts: Json) -> Json:

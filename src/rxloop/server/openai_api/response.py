@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.protocol.questions import PendingInput
 from rxloop.server.chat import changes as to
@@ -78,6 +78,8 @@ class ResponseFold:
         self._arguments: dict[str, str] = {}
         self._worked: set[str] = set()
         """The calls whose tools have begun to work."""
+        self._answered: set[str] = set()
+        """The calls whose items are over."""
         self._slots: dict[tuple[str | None, int], str] = {}
         self._approvals: dict[tuple[str | None, int], str] = {}
         """The questions about calls, by the places of these."""
@@ -158,9 +160,15 @@ class ResponseFold:
             self._writer.emit("response.in_progress", response=self.response())
 
     def _close(self, change: Change | Event) -> None:
+        if isinstance(change, to.CallBegan | to.CallDelta | to.CallEnded | to.CallVoided):
+            # None of them begins an item: the end of the step may still say what the text before them rests on.
+            return
         item, self._closing = self._closing, None
         if item is not None:
             lost = isinstance(change, to.StepEnded) and change.outcome != "complete"
+            if isinstance(event := getattr(change, "event", None), ContentCompleteEvent) and not lost:
+                # A message of several pieces does not say which of them rests on what.
+                self._writer.annotate(item, event)
             self._writer.done(item, "incomplete" if lost else "completed")
 
     def _show(self, change: Change | Event) -> None:
@@ -195,6 +203,9 @@ class ResponseFold:
 
     def _work(self, change: to.CallStarted | to.CallResult) -> None:
         event, call = change.event, self._calls.get(change.id)
+        if change.id in self._answered:
+            # Told again, since the text around it was taken back: its item is over, and stays.
+            return
         if call is None:
             name = self._later(f"mcp_{change.id}")
             arguments = self._arguments.get(change.id) or items.arguments_of(event.call)
@@ -202,6 +213,7 @@ class ResponseFold:
             call = self._calls[change.id] = self._writer.mcp_call(data, arguments)
         if isinstance(change, to.CallResult):
             del self._calls[change.id]
+            self._answered.add(change.id)
             self._writer.mcp_call_done(call, items.answered(call.data, change.event))
 
     def _later(self, id: str) -> str:

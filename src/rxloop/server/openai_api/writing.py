@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.server.openai_api import items
 from rxloop.server.openai_api.items import Json
 
@@ -85,6 +86,16 @@ class Writer:
         self.emit("response.content_part.done", **item.at, content_index=0, part=part)
         item.data = items.message(item.data["id"], "in_progress", part)
         return text
+
+    def annotate(self, item: Item, message: ContentCompleteEvent) -> None:
+        """Write what the text of a message rests on, if the message is that text."""
+        text = "".join(item.pieces)
+        found = [{"type": "url_citation", **each} for each in items.url_citations(message, text)]
+        for index, each in enumerate(found):
+            at = {**item.at, "content_index": 0, "annotation_index": index}
+            self.emit("response.output_text.annotation.added", **at, annotation=each)
+        if found:
+            item.data = items.message(item.data["id"], "in_progress", items.text_part(text, found))
 
     def say(self, id: str, text: str) -> None:
         """Write a whole message."""

@@ -32,7 +32,8 @@ from rxloop.server.streams import EventStream, Format
 from rxloop.server.ui_messages.answering import answer
 from rxloop.server.ui_messages.bodies import Answers, Asked, Post, messages_of, new_of
 from rxloop.server.ui_messages.chats import NOTE, Chat, check_chat_id, note_of
-from rxloop.server.ui_messages.chunks import chunks, encode, with_done
+from rxloop.server.ui_messages.chunks import chunks
+from rxloop.server.ui_messages.frames import encode, with_done
 from rxloop.state.conversation import read_log
 
 log = logging.getLogger("rxloop")

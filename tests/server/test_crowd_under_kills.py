@@ -1,0 +1,139 @@
+"""Twenty official clients over two servers, while workers and servers are killed all the time.
+
+`RXLOOP_CHAOS_KILLS=60 pytest -s tests/server/test_crowd_under_kills.py` kills so many workers, one each three seconds,
+and a server each twenty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle, islice
+
+import pytest
+
+from clustered import Cluster, cluster
+from postgres import database
+from replica_clients import KINDS, MCP, NeverHeard, Node, Official, Shown, judge, node, opened
+from rxloop import PostgresEventLog
+from rxloop.client import Client
+
+KILLS = int(os.environ.get("RXLOOP_CHAOS_KILLS", "0"))
+CLIENTS = 20
+KILL_EVERY, KILL_SERVER_EVERY = 3.0, 20.0
+LATE = 180.0
+"""Seconds after the last kill in which all has to come to its end."""
+
+pytestmark = [
+    pytest.mark.skipif(not KILLS, reason="takes long: set RXLOOP_CHAOS_KILLS to the number of kills"),
+    pytest.mark.service("postgres"),
+    pytest.mark.service("node-clients"),
+    pytest.mark.timeout(KILLS * KILL_EVERY + 600),
+]
+
+
+@pytest.fixture
+def processes(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with database(postgres_server) as dsn, cluster(dsn, folder, workers=4) as made:
+        yield made
+
+
+class Load:
+    """What the clients do, and what is wrong with it."""
+
+    def __init__(self, two: Cluster, log: PostgresEventLog, process: Node, api: Client) -> None:
+        self._two, self._log, self._node, self._api = two, log, process, api
+        self._random = random.Random(7)
+        self.over = asyncio.Event()
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    async def client(self, kind: str) -> None:
+        """Have one conversation after the other."""
+        while not self.over.is_set():
+            client = await opened(self._node, kind, self._log)
+            says = self._random.choice(("Tell", "Look and tell", "Pay 5", "Talk on"))
+            cancelling = asyncio.create_task(self._cancel(client)) if says == "Talk on" else None
+            try:
+                shown = await self._told(client, says)
+            except NeverHeard:
+                self.counts["never heard of its run"] += 1
+                continue
+            finally:
+                if cancelling is not None:
+                    cancelling.cancel()
+            if shown is None:
+                continue
+            run = await self._log.record(await client.task_id())
+            self.counts[f"{says}: {run.state}"] += 1
+            self.counts["attempts"] += run.attempt
+            wrong = await judge(kind, shown, self._log, run.task_id)
+            self.wrong += [f"{run.task_id}, {says}, attempt {run.attempt}: {each}" for each in wrong]
+
+    async def _told(self, client: Official, says: str) -> Shown | None:
+        """Say something, and come back as often as the connection breaks, and answer what is asked."""
+        act = client.say(self._random.choice(self._two.urls), says)
+        while True:
+            url = self._random.choice(self._two.urls)
+            try:
+                shown = await act
+            except NeverHeard:
+                raise
+            except (ConnectionError, ExceptionGroup):
+                self.counts["came back"] += 1
+                await asyncio.sleep(0.5)
+                act = client.back(url)
+                continue
+            try:
+                async with asyncio.timeout(5):
+                    await client.task_id()
+            except TimeoutError:
+                # It was refused, by a server that had not found Postgres yet, or was about to go.
+                self.counts[f"refused: {shown.state}"] += 1
+                return None
+            if (await self._log.record(await client.task_id())).state != "input-required":
+                return shown
+            act = client.answer(url, True)
+
+    async def _cancel(self, client: Official) -> None:
+        task_id = await client.task_id()
+        await asyncio.sleep(self._random.uniform(1, 8))
+        await self._api.cancel(task_id)
+
+    async def kill(self) -> None:
+        """Kill workers and servers."""
+        servers = cycle(self._two.servers)
+        for number in range(1, KILLS + 1):
+            await asyncio.sleep(KILL_EVERY)
+            victims = [self._random.choice(self._two.workers)]
+            if number % round(KILL_SERVER_EVERY / KILL_EVERY) == 0:
+                victims.append(next(servers))
+            for each in victims:
+                await asyncio.to_thread(each.kill)
+                each.again()
+                self.counts[f"killed a {each.name[:-1]}"] += 1
+        self.over.set()
+
+
+async def test_a_crowd_of_clients_sees_what_the_log_has_whoever_is_killed(processes: Cluster) -> None:
+    log = PostgresEventLog(processes.dsn)
+    async with node() as process, processes.clients() as (api, _):
+        load = Load(processes, log, process, api)
+        kinds = islice(cycle([*KINDS, *MCP]), CLIENTS)
+        clients = [asyncio.create_task(load.client(kind), name=kind) for kind in kinds]
+        await asyncio.wait([killing := asyncio.create_task(load.kill()), *clients], return_when="FIRST_EXCEPTION")
+        await killing
+        _, late = await asyncio.wait(clients, timeout=LATE)
+        load.wrong += [f"{each.get_name()} goes on for ever" for each in late]
+        for each in late:
+            each.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+    await log.aclose()
+    print(*(f"{count:6} {what}" for what, count in sorted(load.counts.items())), *load.wrong, sep="\n")
+    assert [each.exception() for each in clients if not each.cancelled() and each.exception()] == []
+    assert load.wrong == []
+    assert sum(load.counts[what] for what in load.counts if "completed" in what) > CLIENTS

@@ -1,0 +1,83 @@
+"""Readers at the doors of a log that goes back in time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rxloop import Agent, Event, GapEvent, SqliteEventLog
+from rxloop.client import Client
+from rxloop.testing import ScriptedModel
+from rxloop.testing.event_log_contract._tools import SECONDS, end, note, status, task
+from serving import client_of, serving
+from snapshots import SqliteSnapshot
+
+
+class Heard:
+    """What a reader has been told so far."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._more = asyncio.Event()
+
+    def take(self, event: Event) -> None:
+        self.events.append(event)
+        self._more.set()
+
+    async def has(self, count: int) -> None:
+        async with asyncio.timeout(SECONDS):
+            while len(self.events) < count:
+                self._more.clear()
+                await self._more.wait()
+
+    @property
+    def told(self) -> list[Any]:
+        return [event.reason if isinstance(event, GapEvent) else event.seq for event in self.events]
+
+
+async def browser(client: httpx.AsyncClient, heard: Heard) -> str:
+    """Read server-sent events to their end; give the last id."""
+    last = ""
+    async with client.stream("GET", "/runs/run/events") as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                heard.take(Event.from_json(line.removeprefix("data: ").encode()))
+            if line.startswith("id: "):
+                last = line.removeprefix("id: ")
+    return last
+
+
+async def program(url: str, heard: Heard) -> None:
+    async with Client(url, token="ann-key") as client:
+        async for event in client.follow("run"):
+            heard.take(event)
+
+
+async def test_clients_of_the_api_are_told_and_get_the_run_anew_over_the_same_connection(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    log, worker, copy = SqliteEventLog(path), SqliteEventLog(path), SqliteSnapshot(path)
+    run: dict[str, Any] = {"task_id": "run", "context_id": "c"}
+    assert await worker.take_turn("c", "run", pytest.fail)
+    await worker.append("run", [task(owner="ann", **run), status(2, "working", attempt=1, **run)], expected_seq=0)
+    copy.take()
+    await worker.append("run", [note(3, attempt=1, **run)], expected_seq=2)
+    async with serving(Agent(ScriptedModel(), name="helper"), log=log) as served, client_of(served.url) as client:
+        page, script = Heard(), Heard()
+        reading = asyncio.create_task(browser(client, page))
+        following = asyncio.create_task(program(served.url, script))
+        await page.has(3)
+        await script.has(3)
+        copy.restore()
+        # The same attempt again, since its beginning was lost.
+        other = [note(3, data="other", attempt=1, **run), note(4, attempt=1, **run)]
+        await worker.append("run", [*other, end(5, attempt=1, **run)], expected_seq=2)
+        last, _ = await asyncio.wait_for(asyncio.gather(reading, following), SECONDS)
+        again = await client.get("/runs/run/events", headers={"last-event-id": last})
+    assert page.told == script.told == [1, 2, 3, "log-went-back", 1, 2, 3, 4, 5]
+    assert again.status_code == 204
+    await worker.aclose()
+    await log.aclose()

@@ -1,0 +1,104 @@
+"""A log that answers late: clients are told soon, nothing begins twice, and what goes on goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from rxloop import Agent, Event, MemoryEventLog, RunRecord, tool
+from rxloop.server import ServerLimits
+from rxloop.testing import ScriptedModel, call
+from serving import client_of, serving
+
+SOON = ServerLimits(log_seconds=0.3)
+
+
+class LateLog(MemoryEventLog):
+    """Answers when it may.
+
+    Attributes:
+        writes: Set while it says that it has written what it has.
+        reads: Set while it tells what it knows of a run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.reads = asyncio.Event(), asyncio.Event()
+        self.writes.set()
+        self.reads.set()
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+        await self.writes.wait()
+
+    async def record(self, task_id: str) -> RunRecord:
+        await self.reads.wait()
+        return await super().record(task_id)
+
+
+def for_a_while(answers: asyncio.Event) -> None:
+    """Let a log be late for longer than a request waits."""
+    answers.clear()
+    asyncio.get_running_loop().call_later(3 * SOON.log_seconds, answers.set)
+
+
+async def test_a_start_that_was_refused_while_the_log_wrote_it_is_the_same_run_when_it_is_tried_again() -> None:
+    log, model = LateLog(), ScriptedModel("Hello.")
+    log.writes.clear()
+    async with serving(Agent(model, name="a"), log=log, limits=SOON) as served, client_of(served.url) as client:
+
+        async def start() -> httpx.Response:
+            return await client.post("/runs?wait=10", json={"input": "Hi"}, headers={"idempotency-key": "k"})
+
+        refused = await start()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json()["error"]["code"] == "log"
+        log.writes.set()
+        first, second = await start(), await start()
+        assert first.json()["content"] == second.json()["content"] == "Hello."
+        assert [record.task_id for record in await log.runs()] == [first.json()["taskId"]]
+    assert len(model.requests) == 1
+
+
+async def test_a_run_that_a_request_has_begun_waits_for_the_log_longer_than_the_request() -> None:
+    log = LateLog()
+
+    @tool
+    async def lose() -> str:
+        """Lose the log."""
+        for_a_while(log.writes)
+        return "lost"
+
+    model = ScriptedModel(call("lose"), "Done.", call("lose"), "Done.")
+    async with serving(Agent(model, tools=[lose], name="a"), log=log, limits=SOON) as served:
+        async with client_of(served.url) as client:
+            started: Any = (await client.post("/runs?wait=10", json={"input": "Go"})).json()
+            forked: Any = (await client.post(f"/runs/{started['taskId']}/fork", json={"at": 1})).json()
+            ended: Any = (await client.get(f"/runs/{forked['taskId']}?wait=10")).json()
+    # What a fork does is the second attempt of what it was told before.
+    assert [(each["content"], each["attempt"]) for each in (started, ended)] == [("Done.", 1), ("Done.", 2)]
+
+
+async def test_an_answer_that_has_begun_waits_for_the_log_longer_than_a_request() -> None:
+    class LateOnce(LateLog):
+        """Is late once it has told whose a run is."""
+
+        over: RunRecord | None = None
+
+        async def record(self, task_id: str) -> RunRecord:
+            found = await super().record(task_id)
+            if found == self.over:
+                self.over = None
+                for_a_while(self.reads)
+            return found
+
+    log = LateOnce()
+    async with serving(Agent(ScriptedModel("Hello."), name="a"), log=log, limits=SOON) as served:
+        async with client_of(served.url) as client:
+            run: Any = (await client.post("/runs?wait=10", json={"input": "Hi"})).json()
+            log.over = await log.record(run["taskId"])
+            read = await client.get(f"/runs/{run['taskId']}/events")
+    assert read.text.count("event: status-update") == 2, "it has the end"

@@ -1,0 +1,252 @@
+"""What operators see of servers and workers: while Postgres is away, where it never was, and at a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from clustered import STARTS_IN, Cluster, Process, cluster
+from postgres import PostgresServer
+from rxloop import Agent, PostgresEventLog, Runtime
+from rxloop.server import ServerLimits, a2a, agui, api, mcp_server, openai_api, ui_stream
+from rxloop.testing import ScriptedModel, frames
+from rxloop.workers import PostgresQueue
+from serving import Raw, listening
+
+pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
+
+NOBODY = "postgresql://postgres@127.0.0.1:9/nothing"
+"""Where no Postgres is."""
+
+
+LOG_SECONDS = 1.0
+TOLD_IN = 10.0
+"""Seconds in which a client is told that the log is out of reach, most of them for a machine that is busy."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as made:
+        yield made
+
+
+@pytest.fixture
+def two(server: PostgresServer, tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(server.dsn, tmp_path, flags=("--grace", "1")) as made:
+        yield made
+
+
+async def health(url: str, path: str, status: int) -> httpx.Response:
+    """Ask until that is answered."""
+    async with asyncio.timeout(STARTS_IN), httpx.AsyncClient(base_url=url, timeout=10) as client:
+        while True:
+            answer = await client.get(path)
+            if answer.status_code == status:
+                return answer
+            await asyncio.sleep(0.1)
+
+
+async def test_a_server_is_not_ready_while_postgres_is_away_and_comes_back_by_itself(
+    server: PostgresServer, two: Cluster
+) -> None:
+    url = two.urls[0]
+    server.stop()
+    async with httpx.AsyncClient(base_url=url, timeout=STARTS_IN) as client:
+        try:
+            away = await health(url, "/readyz", 503)
+            alive = await health(url, "/healthz", 200)
+            waiting = asyncio.create_task(client.post("/runs", json={"input": "Look"}))
+            await asyncio.wait([waiting], timeout=1)
+        finally:
+            server.start()
+        begun = await waiting
+    assert away.json()["error"] == {"code": "log", "message": "the log is out of reach"}
+    assert away.headers["retry-after"] == "5"
+    assert alive.json() == {"status": "ok"}
+    assert begun.status_code == 202, "who asked meanwhile has waited"
+    await health(url, "/readyz", 200)
+    async with two.clients() as (_, b):
+        events = [event async for event in b.follow(begun.json()["taskId"])]
+        assert (await b.record(begun.json()["taskId"])).content == "It is seen."
+    assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
+    for each in (*two.servers, *two.workers):
+        assert each.runs
+
+
+@asynccontextmanager
+async def doors(dsn: str, *turns: Any, queue: PostgresQueue | None = None) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of a server with every door, whose runs go on in it, or wait for workers."""
+    log = PostgresEventLog(dsn)
+    clerk = Agent(ScriptedModel(*turns), thoughts=False)
+    runtime = Runtime({"clerk": clerk}, log=log, queue=queue, works=queue is None, grace=0.2)
+    limits = ServerLimits(log_seconds=LOG_SECONDS)
+    mounts = [
+        Mount("/agui", agui(runtime, limits=limits)),
+        Mount("/ui", ui_stream(runtime, limits=limits, path="")),
+        Mount("/a2a", a2a(runtime, limits=limits)),
+        Mount("/openai", openai_api(runtime, limits=limits)),
+        Mount("/mcp", mcp_server(runtime, limits=limits)),
+        Mount("/", api(runtime, limits=limits, heartbeat=0.2)),
+    ]
+    try:
+        async with runtime, listening(Starlette(routes=mounts)) as url:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+                yield client
+    finally:
+        await log.aclose()
+        if queue is not None:
+            await queue.aclose()
+        await clerk.aclose()
+
+
+def asked(task_id: str) -> dict[str, tuple[str, str, Any]]:
+    """What clients ask for at each door: the method, the path, and the body."""
+    said = {"role": "user", "content": "Look"}
+    thread = {"threadId": "t", "runId": "r", "state": {}, "tools": [], "context": [], "forwardedProps": {}}
+    thread |= {"messages": [{"id": "m", **said}]}
+    page = {"id": "chat", "trigger": "submit-message"}
+    page |= {"messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Look"}]}]}
+    sent = {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Look"}]}}
+    return {
+        "start": ("POST", "/runs", {"input": "Look"}),
+        "record": ("GET", f"/runs/{task_id}", None),
+        "list": ("GET", "/runs", None),
+        "events": ("GET", f"/runs/{task_id}/events", None),
+        "cancel": ("POST", f"/runs/{task_id}/cancel", {}),
+        "answer": ("POST", f"/runs/{task_id}/resume", {"inputs": {"a": 1}}),
+        "say": ("POST", f"/runs/{task_id}/say", {"input": "Hurry"}),
+        "fork": ("POST", f"/runs/{task_id}/fork", {"at": 1}),
+        "agui": ("POST", "/agui/", thread),
+        "agui-connect": ("POST", "/agui/connect", thread),
+        "ui": ("POST", "/ui/", page),
+        "ui-stop": ("POST", "/ui/chat/stop", {}),
+        "openai-chat": ("POST", "/openai/v1/chat/completions", {"model": "clerk", "messages": [said]}),
+        "openai-stream": ("POST", "/openai/v1/responses", {"model": "clerk", "input": "Look", "stream": True}),
+        "a2a-send": ("POST", "/a2a/message:send", sent),
+        "a2a-stream": ("POST", "/a2a/message:stream", sent),
+        "a2a-cancel": ("POST", f"/a2a/tasks/{task_id}:cancel", {}),
+    }
+
+
+async def until(lines: AsyncIterator[str], wanted: str) -> None:
+    """Read a stream up to that line."""
+    async with asyncio.timeout(STARTS_IN):
+        async for line in lines:
+            if line == wanted:
+                return
+    raise AssertionError(f"the stream is over, without {wanted!r}")
+
+
+async def test_every_door_says_soon_that_the_log_is_out_of_reach_and_what_goes_on_goes_on(
+    server: PostgresServer,
+) -> None:
+    said = "on " * 60
+    async with doors(server.dsn, frames("".join(f"-{word} " for word in said.split()) + "|", 0.05)) as client:
+        run = (await client.post("/runs", json={"input": "Tell"})).json()["taskId"]
+        answers, took = dict[str, httpx.Response](), dict[str, float]()
+
+        async def ask(name: str, method: str, path: str, body: Any) -> None:
+            began = time.monotonic()
+            answers[name] = await client.request(method, path, json=body, headers={"a2a-version": "1.0"})
+            took[name] = time.monotonic() - began
+
+        async with client.stream("GET", f"/runs/{run}/events") as reader:
+            lines = reader.aiter_lines()
+            await until(lines, "event: content-delta")
+            await asyncio.to_thread(server.stop)
+            try:
+                await asyncio.gather(*(ask(name, *what) for name, what in asked(run).items()))
+            finally:
+                await asyncio.to_thread(server.start)
+            rest = [line async for line in lines]
+    assert max(took.values()) < TOLD_IN, took
+    for name, answer in answers.items():
+        # A refusal of AG-UI is a run that has failed.
+        assert answer.status_code == (200 if name.startswith("agui") else 503), (name, answer.text)
+        assert "the log is out of reach" in answer.text
+        assert answer.headers["retry-after"] == "5"
+    last = [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: ")][-1]
+    assert (last["state"], last["attempt"], last["content"]) == ("completed", 1, said)
+
+
+async def test_a_server_whose_runs_go_on_elsewhere_keeps_its_readers_and_refuses_what_is_new(
+    server: PostgresServer,
+) -> None:
+    async with doors(server.dsn, queue=PostgresQueue(server.dsn)) as client:
+        run = (await client.post("/runs", json={"input": "Look"})).json()["taskId"]
+        async with client.stream("GET", f"/runs/{run}/events") as reader:
+            lines = reader.aiter_lines()
+            await until(lines, "event: task")
+            await asyncio.to_thread(server.stop)
+            began = time.monotonic()
+            try:
+                answer = await client.post("/runs", json={"input": "Look"})
+                took = time.monotonic() - began
+                await until(lines, ": heartbeat")
+            finally:
+                await asyncio.to_thread(server.start)
+            while (await client.post(f"/runs/{run}/cancel", json={})).status_code == 503:
+                pass
+            await until(lines, "event: status-update")
+        while (again := await client.post("/runs", json={"input": "Look"})).status_code == 503:
+            pass
+        newest = (await client.get("/runs?limit=2")).json()["runs"]
+    assert answer.status_code == 503
+    assert [each["taskId"] for each in newest] == [again.json()["taskId"], run], "what was refused has not begun"
+    assert took < TOLD_IN, "it asks the queue first, for two seconds"
+
+
+@pytest.mark.parametrize("command", [("serve", "--queue", "--port", "0"), ("worker",)], ids=lambda each: each[0])
+async def test_where_no_postgres_is_a_process_says_so_and_ends(command: tuple[str, ...], tmp_path: Path) -> None:
+    process = Process("it", tmp_path, command[0], "clustered_clerk:agents", *command[1:], "--db", NOBODY)
+    assert await process.over(STARTS_IN) == 1
+    [said] = process.logged.splitlines()
+    assert "127.0.0.1" in said
+    assert "Connection refused" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_a_server_in_order_while_clients_read(two: Cluster, number: signal.Signals) -> None:
+    async with two.clients() as (a, _):
+        run = await a.start("clerk", "Talk on")
+        raw = await Raw.connect(two.urls[1])
+        await raw.get(f"/runs/{run.task_id}/events", host="localhost")
+        await raw.reader.readuntil(b"content-delta")
+        two.servers[1].send(number)
+        assert await two.servers[1].over(STARTS_IN) == 0
+        rest = await raw.reader.read(-1)
+        await raw.hang_up()
+        assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
+        assert (await a.record(run.task_id)).attempt == 1, "the run does not notice"
+        await a.cancel(run.task_id)
+
+
+async def test_a_signal_ends_a_worker_in_its_grace_and_its_runs_go_on_elsewhere(two: Cluster) -> None:
+    async with two.clients() as (a, _):
+        run = await a.start("clerk", "Talk on")
+        events = aiter(a.follow(run.task_id))
+        async for event in events:
+            if event.kind == "content-delta":
+                break
+        worker = await two.owner(run.task_id)
+        worker.send(signal.SIGTERM)
+        assert await worker.over(STARTS_IN) == 0
+        async for event in events:
+            if event.kind == "content-delta" and event.attempt == 2:
+                break
+        await a.cancel(run.task_id)
+        rest = [event async for event in events]
+    assert worker.logged.splitlines()[-1].endswith("stopped")
+    assert "Traceback" not in worker.logged
+    assert [event.state for event in rest if event.kind == "status-update"] == ["canceled"]
