@@ -8,13 +8,14 @@ from typing import Any
 import orjson
 from anthropic.types.beta.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 
+import messages_of
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.protocol.events import ContentCompleteEvent, Event
+from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
 from rxloop.providers import PRESETS, anthropic_messages
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import Endpoint
 from rxloop.providers.anthropic._wire import MessagesWire
+from rxloop.providers.failures._errors import Endpoint
+from rxloop.providers.reading._draft import Draft
 from servers import Answer, Server, collect
 from typed_dicts import misfit
 
@@ -155,16 +156,7 @@ def end(reason: str = "end_turn", **usage: Any) -> list[Json]:
 
 def message_of(answer: Answer) -> Message:
     """The message that an answer becomes in the history."""
-    complete = answer.events[-1]
-    assert isinstance(complete, ContentCompleteEvent), answer
-    content: Any = [*([{"type": "text", "text": complete.content}] if complete.content else []), *complete.files]
-    return Message(
-        role="assistant",
-        content=content if complete.files else complete.content,
-        reasoning=complete.reasoning,
-        tool_calls=tuple(complete.tool_calls),
-        provider_state=complete.provider_state,
-    )
+    return messages_of.message_of(answer.events[-1])
 
 
 async def over_http(server: Server, request: ModelRequest, **options: Any) -> Answer:

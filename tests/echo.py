@@ -7,8 +7,8 @@ from typing import Any
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers import Preset
-from rxloop.providers._draft import Draft
-from rxloop.providers._refusals import from_error_object
+from rxloop.providers.failures._refusals import from_error_object
+from rxloop.providers.reading._draft import Draft
 from rxloop.providers.wire import EventReader, Notice
 
 

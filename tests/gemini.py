@@ -10,14 +10,14 @@ from google.genai import types
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.events import ContentCompleteEvent, Event
-from rxloop.protocol.messages import Message, TextPart
+from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import Endpoint
+from rxloop.providers.failures._errors import Endpoint
 from rxloop.providers.google._read import GeminiReader
 from rxloop.providers.google._wire import GeminiWire
 from rxloop.providers.presets import Preset
+from rxloop.providers.reading._draft import Draft
 
 WHERE = Endpoint("google:m", "http://localhost")
 THREE, TWO = "gemini-3-flash-preview", "gemini-2.5-flash"
@@ -94,15 +94,3 @@ def chunk(*parts: Any, finish: str | None = None, **candidate: Any) -> dict[str,
     """A chunk with these parts."""
     fields = {"content": {"role": "model", "parts": list(parts)}, "index": 0, **candidate}
     return {"candidates": [fields if finish is None else {**fields, "finishReason": finish}]}
-
-
-def message_of(complete: ContentCompleteEvent) -> Message:
-    """The message as it stands in the history."""
-    text = [TextPart(text=complete.content)] if complete.content else []
-    return Message(
-        role="assistant",
-        content=[*text, *complete.files] if complete.files else complete.content,
-        reasoning=complete.reasoning,
-        tool_calls=tuple(complete.tool_calls),
-        provider_state=complete.provider_state,
-    )

@@ -30,8 +30,8 @@ from aws_events import message, prelude
 from echo import EchoWire
 from rxloop.protocol.events import Event
 from rxloop.providers import Bounds, Retry, Timeouts, http_model
-from rxloop.providers._vendors import CUSTOM
 from rxloop.providers.chat._wire import ChatWire
+from rxloop.providers.vendors._presets import CUSTOM
 from servers import REQUEST
 
 MEGABYTE = 2**20

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from run_checks import finals
 from rxloop import Agent, Event, MemoryEventLog, tool
 from rxloop.errors import Fenced
 from rxloop.pipeline.values import RunRecord
@@ -64,7 +65,7 @@ class MachineLog(MemoryEventLog):
             del self.shared.turns[context_id]
         self._had.pop(task_id, None)
 
-    async def orphans(self, *, submitted_before: float = 30) -> Sequence[RunRecord]:
+    async def orphans(self, **submitted: Any) -> Sequence[RunRecord]:
         held = {task_id for _, task_id, _ in self.shared.turns.values()}
         return [record for record in await self.runs() if record.state == "working" and record.task_id not in held]
 
@@ -136,3 +137,8 @@ def two_machines() -> Machines:
     """Two machines on one log."""
     shared = Shared()
     return Machine(shared), Machine(shared)
+
+
+async def states(machine: Machine, task_id: str) -> list[str]:
+    """How the attempts of a run ended, as the log has it."""
+    return [event.state for event in finals(await machine.log.read(task_id))]

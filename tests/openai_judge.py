@@ -16,8 +16,9 @@ _EVENTS: dict[str, type[BaseModel]] = {
     get_args(each.model_fields["type"].annotation)[0]: each for each in get_args(get_args(ResponseStreamEvent)[0])
 }
 _ENDS = ("response.completed", "response.failed", "response.incomplete")
-_OURS = {"reasoning_content"}
-"""What other vendors have added to chat completions, and their clients read."""
+_OURS = {"reasoning_content", "annotations"}
+"""What other vendors have added to chat completions, and their clients read; and what OpenAI itself streams of a
+search, which the types of its client have only in a whole message."""
 
 
 def check(model: type[BaseModel], data: Json) -> Any:

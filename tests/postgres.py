@@ -20,10 +20,15 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+
+from bound import started
+
+if TYPE_CHECKING:
+    from hosts import Host
 
 STARTS_IN = 30
 """Seconds that a server may take to answer."""
@@ -33,7 +38,8 @@ def _programs() -> Path | None:
     """Where the programs of the newest PostgreSQL are."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     here = shutil.which("initdb")
-    found += [Path(here).parent] if here else []
+    # What is beside it may not be linked to.
+    found += [Path(here).resolve().parent] if here else []
     return max(found, default=None, key=lambda path: (len(path.parent.name), path.parent.name))
 
 
@@ -69,45 +75,79 @@ def there() -> bool:
     return _running() is not None or _programs() is not None
 
 
+def startable() -> bool:
+    """Whether a `PostgresServer` can be started."""
+    return _programs() is not None
+
+
 class PostgresServer:
     """A server of one's own in a temporary folder, which is gone at the end of the `with` block.
 
     Attributes:
         dsn: That of its database `postgres`.
-        port: Where it listens, at 127.0.0.1.
+        port: Where it listens, at 127.0.0.1 or at its host.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        standby_of: PostgresServer | None = None,
+        host: Host | None = None,
+        data: Path | None = None,
+        wal: Path | None = None,
+        **settings: Any,
+    ) -> None:
         """Make a server; it is started by `with`.
 
         Args:
+            standby_of: A server that runs, of which this one is a copy that follows it; `primary_conninfo` is among its
+                settings.
+            host: Where it is, if not beside this process.
+            data: An empty folder for its data, if not the temporary one.
+            wal: An empty folder for its write-ahead log, if not the one of its data.
             **settings: Of `postgresql.conf`.
         """
         programs = _programs()
         assert programs is not None
         self._programs = programs
-        self._settings = settings
+        self._settings, self._primary, self._host = settings, standby_of, host
+        self._wanted, self._wal = data, wal
         self._user = nobody()
-        self._folder = Path()
+        self._folder = self._data = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
         self.dsn = ""
 
     def __enter__(self) -> PostgresServer:
         self._folder = Path(tempfile.mkdtemp(prefix="rxloop-pg-"))
-        if self._user is not None:
-            shutil.chown(self._folder, self._user)
-        options = ("--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-sync", "--no-locale")
-        made = self._started("initdb", f"--pgdata={self._folder / 'data'}", *options).wait(STARTS_IN)
-        assert made == 0, (self._folder / "log").read_text()
+        self._data = self._wanted or self._folder / "data"
+        for folder in (self._folder, self._wanted, self._wal):
+            if self._user is not None and folder is not None:
+                shutil.chown(folder, self._user)
+        data = f"--pgdata={self._data}"
+        if self._primary is None:
+            options = ("--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-locale")
+            options += () if self._wal is None else (f"--waldir={self._wal}", "--wal-segsize=1")
+            made = self._started("initdb", data, "--no-sync", *options)
+        else:
+            options = ("--username=postgres", "--host=127.0.0.1", f"--port={self._primary.port}", "--checkpoint=fast")
+            made = self._started("pg_basebackup", data, "--no-sync", *options)
+        assert made.wait(STARTS_IN) == 0, (self._folder / "log").read_text()
+        if self._primary is not None:
+            (self._data / "standby.signal").touch()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        settings = {"fsync": "off", "listen_addresses": "127.0.0.1", **self._settings}
+        address = "127.0.0.1"
+        if self._host is not None:
+            address = self._host.address
+            with (self._data / "pg_hba.conf").open("a", encoding="utf-8") as file:
+                file.write("host all all samenet trust\n")
+        settings = {"fsync": "off", "listen_addresses": address, **self._settings}
         settings |= {"port": self.port, "unix_socket_directories": self._folder}
-        with (self._folder / "data" / "postgresql.conf").open("a", encoding="utf-8") as file:
+        with (self._data / "postgresql.conf").open("a", encoding="utf-8") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
-        self.dsn = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        self.dsn = f"postgresql://postgres@{address}:{self.port}/postgres"
         self.start()
         return self
 
@@ -123,7 +163,7 @@ class PostgresServer:
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 # One that was killed may still have children, and then it does not start yet.
-                self._process = self._started("postgres", "-D", str(self._folder / "data"))
+                self._process = self._started("postgres", "-D", str(self._data))
             with suppress(psycopg.Error), psycopg.connect(self.dsn, connect_timeout=5):
                 return
             time.sleep(0.02)
@@ -136,7 +176,19 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill its first process without a word; the others find out by themselves."""
         self._end(signal.SIGKILL)
-        (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
+
+    def promote(self) -> None:
+        """Make a standby a primary, and wait until it is."""
+        import psycopg
+
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            # A statement that waits for it would hold up what is still to be replayed.
+            connection.execute("SELECT pg_promote(wait => false)")
+            deadline = time.monotonic() + STARTS_IN
+            while connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+                assert time.monotonic() < deadline, (self._folder / "log").read_text()
+                time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to its first process."""
@@ -152,9 +204,13 @@ class PostgresServer:
     def _started(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self._folder / "log").open("ab") as log:
             command = [str(self._programs / program), *arguments]
-            return subprocess.Popen(
-                command, user=self._user, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            user = self._user
+            if self._host is not None and user is not None:
+                # Only root may go there.
+                role = ("--pdeathsig=KILL", f"--reuid={user}", "--clear-groups")
+                command = [*self._host.within, "setpriv", *role, *command]
+                user = None
+            return started(command, user=user, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 @contextmanager
@@ -188,7 +244,7 @@ def postgres_server() -> Iterator[str]:
     if _programs() is None:
         pytest.skip("there is no PostgreSQL (Debian: apt-get install postgresql)")
     with PostgresServer() as server:
-        _wait_until_old(server.dsn)
+        wait_until_old(server.dsn)
         yield server.dsn
 
 
@@ -206,7 +262,7 @@ def postgres_database(postgres_server: str) -> Iterator[str]:
         yield address
 
 
-def _wait_until_old(dsn: str) -> None:
+def wait_until_old(dsn: str) -> None:
     """Wait until nobody thinks that the server has started just now."""
     import psycopg
 

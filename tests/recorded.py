@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from rxloop.providers import HTTPModel, ModelOptions, Retry, openai_chat
-from rxloop.providers._pool import Transport
+from rxloop.providers.transport._pool import Transport
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "providers"
 needs_recordings = pytest.mark.skipif(

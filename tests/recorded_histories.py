@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
+from messages_of import message_of
 from native import NATIVE
 from recorded import Make, make_chat, recording, replaying
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
-from rxloop.state.batch import content_with
 from servers import REQUEST, collect
 
 Json = dict[str, Any]
@@ -36,17 +36,6 @@ async def history_of(name: str) -> list[Message]:
             if isinstance(complete, ContentCompleteEvent):
                 found.append(message_of(complete))
     return found
-
-
-def message_of(complete: ContentCompleteEvent) -> Message:
-    """The message of the model, as the history of a run has it."""
-    return Message(
-        role="assistant",
-        content=content_with(complete.content, complete.files) if complete.files else complete.content,
-        reasoning=complete.reasoning,
-        tool_calls=tuple(complete.tool_calls),
-        provider_state=complete.provider_state,
-    )
 
 
 _API = {"openai-chat": "chat", "anthropic-messages": "msgs", "google-generate": "gen", "openai-responses": "resp"}

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from bound import BOUND
 from rxloop import ApiError
 from rxloop.client import Client
 
@@ -38,7 +39,7 @@ def free_port() -> int:
 async def replica(file: Path, port: int | None = None) -> AsyncGenerator[Replica]:
     """Serve a log in a process of its own."""
     port = port or free_port()
-    process = await asyncio.create_subprocess_exec(sys.executable, str(_REPLICA), str(file), str(port))
+    process = await asyncio.create_subprocess_exec(*BOUND, sys.executable, str(_REPLICA), str(file), str(port))
     url = f"http://127.0.0.1:{port}"
     async with Client(url, token="ann-key") as client:
         try:

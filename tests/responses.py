@@ -10,17 +10,17 @@ import orjson
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from pydantic import TypeAdapter
 
+import messages_of
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.protocol.events import ContentCompleteEvent, Event
+from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
 from rxloop.providers import PRESETS, Preset
-from rxloop.providers._calls import dumped
-from rxloop.providers._draft import Draft
-from rxloop.providers._errors import Endpoint
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds
+from rxloop.providers.failures._errors import Endpoint
+from rxloop.providers.reading._calls import dumped
+from rxloop.providers.reading._draft import Draft
 from rxloop.providers.responses._read import ResponsesReader
 from rxloop.providers.responses._wire import ResponsesWire
-from rxloop.state.batch import content_with
 
 OPENAI = "https://api.openai.com/v1"
 ACCEPTED: TypeAdapter[Any] = TypeAdapter(ResponseCreateParamsStreaming)
@@ -51,15 +51,7 @@ def read(
 
 def message_of(events: list[Event]) -> Message:
     """The message of the model, as the history of a run has it."""
-    complete = events[-1]
-    assert isinstance(complete, ContentCompleteEvent)
-    return Message(
-        role="assistant",
-        content=content_with(complete.content, complete.files) if complete.files else complete.content,
-        reasoning=complete.reasoning,
-        tool_calls=tuple(complete.tool_calls),
-        provider_state=complete.provider_state,
-    )
+    return messages_of.message_of(events[-1])
 
 
 def written(

@@ -8,7 +8,7 @@ from typing import Any
 
 from reactivex import abc
 
-from rxloop.protocol.events import Event, StatusUpdateEvent
+from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.run.handle import Run
 
 
@@ -66,6 +66,22 @@ def assert_numbered(events: Sequence[Event]) -> None:
         assert event.task_id
         assert event.attempt == 1
         assert event.timestamp
+
+
+def check_envelopes(events: list[Event]) -> None:
+    """What holds of the events of every run: L1, L3, L4, L5."""
+    assert [event.seq for event in events if event.durable] == list(range(1, sum(e.durable for e in events) + 1))
+    assert [(event.seq, event.sub) for event in events] == sorted({(event.seq, event.sub) for event in events})
+    assert all((event.sub > 0) == (not event.durable) for event in events)
+    first = events[0]
+    for event in events:
+        assert (event.version, event.attempt) == (1, 1)
+        assert (event.context_id, event.task_id) == (first.context_id, first.task_id)
+        assert event.timestamp > 1_600_000_000_000
+    assert isinstance(first, TaskEvent)
+    assert isinstance(events[1], StatusUpdateEvent)
+    assert events[1].state == "working"
+    assert [event for event in events if isinstance(event, StatusUpdateEvent) and event.final] == [events[-1]]
 
 
 def assert_ended(events: Sequence[Event], state: str, reason: str | None = None) -> StatusUpdateEvent:

@@ -16,7 +16,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.protocol.messages import Message
 from rxloop.providers import HTTPModel, Retry, openai_chat
-from rxloop.providers._httpx import HttpxClient
+from rxloop.providers.transport._httpx import HttpxClient
 
 REQUEST = ModelRequest(messages=[Message.user("hi")])
 

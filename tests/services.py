@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import disks
+import hosts
 import postgres
 
 CHROMIUM = next(
@@ -60,6 +62,11 @@ SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: (A2A_TCK / "run_tck.py").is_file() and (A2A_TCK / "venv/bin/python").exists(),
         "there are no official tests of A2A (a2aproject/a2a-tck in RXLOOP_A2A_TCK, with a venv of its own)",
     ),
+    "hosts": (
+        hosts.possible,
+        "no network namespaces can be made: it takes root, /dev/net/tun and ip (Debian: apt-get install iproute2)",
+    ),
+    "small-disks": (disks.possible, "no small disk can be mounted: it takes root, and mount"),
     "postgres": (postgres.there, "there is no PostgreSQL (Debian: apt-get install postgresql)"),
     "node-clients": (
         lambda: NODE is not None and (CLIENTS / ".installed").is_file(),

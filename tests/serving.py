@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +29,18 @@ class _Server(uvicorn.Server):
     def __init__(self, app: Any) -> None:
         super().__init__(uvicorn.Config(app, log_level="critical", lifespan="off"))
         self.listens = asyncio.Event()
+        self.leaves = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def main_loop(self) -> None:
+        """Wait for the end; uvicorn looks for it every tenth of a second, which hundreds of tests would wait for."""
+        await self.on_tick(0)
+        await self.leaves.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        # A signal alone does not wake the event loop.
+        self._loop.call_soon_threadsafe(self.leaves.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -45,7 +58,7 @@ async def listening(app: Any) -> AsyncGenerator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
+            server.leaves.set()
             await task
 
 

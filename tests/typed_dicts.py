@@ -13,6 +13,7 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 from typing_extensions import Annotated as Annotated  # noqa: UP035 - what SDKs use on older versions of Python
 from typing_extensions import ReadOnly, get_type_hints, is_typeddict
 
+_TELLING = ("type", "role")
 _WRAPPERS = (Required, NotRequired, ReadOnly, Annotated)
 
 
@@ -58,9 +59,11 @@ def _misfit_of_plain(value: Any, wanted: Any, place: str) -> str | None:
 
 
 def _misfit_of_union(value: Any, variants: tuple[Any, ...], place: str) -> str | None:
-    found = [misfit(value, each, place) for each in variants]
-    if None in found:
-        return None
+    found: list[str] = []
+    for each in variants:
+        if (bad := misfit(value, each, place)) is None:
+            return None
+        found.append(bad)
     # The most telling one is that of the variant with the same type.
     same = [
         bad
@@ -81,7 +84,9 @@ def _misfit_of_dict(value: Any, wanted: Any, place: str) -> str | None:
         return f"{place} has {sorted(unknown)}, which {wanted.__name__} has not"
     if missing := wanted.__required_keys__ - value.keys():
         return f"{place} has no {sorted(missing)}"
-    found = (misfit(part, hints[name], f"{place}.{name}") for name, part in value.items() if name in hints)
+    # What tells the variants of a union apart comes first: of most of them nothing else has to be looked at.
+    names = [*(name for name in _TELLING if name in value), *(name for name in value if name not in _TELLING)]
+    found = (misfit(value[name], hints[name], f"{place}.{name}") for name in names if name in hints)
     return next((bad for bad in found if bad), None)
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rxloop.errors import InvalidThought as InvalidThought
     from rxloop.errors import LimitReached as LimitReached
     from rxloop.errors import LogUnreachable as LogUnreachable
+    from rxloop.errors import LogWentBack as LogWentBack
     from rxloop.errors import NoAnswers as NoAnswers
     from rxloop.errors import NotAsked as NotAsked
     from rxloop.errors import NotFinished as NotFinished

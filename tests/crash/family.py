@@ -7,18 +7,14 @@ that waits answers what it asks. Beside the lines of the nursery it prints `paus
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
-import os
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from reactivex import Observable
 
-from crash.nursery import say, told
+from crash.nursery import forking, say, told
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -33,7 +29,7 @@ from rxloop import (
 )
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentDeltaEvent
-from rxloop.providers._text import text_delta
+from rxloop.providers.reading._text import text_delta
 from rxloop.state.fold import fold_all
 from rxloop.stream.bridges import Push, from_task
 
@@ -130,18 +126,5 @@ async def carry_out(order: dict[str, Any]) -> None:
         say(f"answer {result.output}" if result.state == "completed" else "paused yes")
 
 
-def main() -> None:
-    gc.freeze()
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            random.seed()
-            say(f"process {os.getpid()}")
-            asyncio.run(carry_out(json.loads(line)))
-            os._exit(0)
-        os.waitpid(pid, 0)
-        say("over")
-
-
 if __name__ == "__main__":
-    main()
+    forking(carry_out)

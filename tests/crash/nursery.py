@@ -12,7 +12,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rxloop import Agent, ContentCompleteEvent, Event, Limits, Message, SqliteEv
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import CheckpointEvent, ContentDeltaEvent, TaskEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.providers._text import text_delta
+from rxloop.providers.reading._text import text_delta
 from rxloop.stream.bridges import Push, from_task
 
 ROUNDS = 6
@@ -105,7 +105,8 @@ async def carry_out(order: dict[str, Any]) -> None:
         say(f"answer {result.output}")
 
 
-def main() -> None:
+def forking(carry_out: Callable[[dict[str, Any]], Coroutine[Any, Any, None]]) -> None:
+    """Carry out each order of stdin in a fork of its own."""
     gc.freeze()
     for line in sys.stdin:
         pid = os.fork()
@@ -119,4 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    forking(carry_out)

@@ -20,7 +20,7 @@ from rxloop.protocol.events import ThoughtStreamEvent
 
 NURSERY = Path(__file__).with_name("nursery.py")
 # More of them take minutes: RXLOOP_KILLS=200 is what a release is measured by.
-KILLS = int(os.environ.get("RXLOOP_KILLS", "12"))
+KILLS = int(os.environ.get("RXLOOP_KILLS", "6"))
 ANSWER = f"Let me see. The sum is {sum(n * n + (n + 100) ** 2 for n in range(6))}."
 
 

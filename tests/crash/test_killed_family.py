@@ -28,7 +28,7 @@ from rxloop import (
 
 FAMILY = Path(__file__).with_name("family.py")
 # More of them take minutes: RXLOOP_KILLS=200 is what a release is measured by.
-KILLS = int(os.environ.get("RXLOOP_KILLS", "12"))
+KILLS = int(os.environ.get("RXLOOP_KILLS", "6"))
 
 
 async def killed_until_it_ends(process: asyncio.subprocess.Process, place: Path, longest: float) -> int:

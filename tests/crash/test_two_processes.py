@@ -14,7 +14,7 @@ import pytest
 from rxloop import SqliteEventLog, StatusUpdateEvent, ToolStartEvent
 
 ANSWERERS = Path(__file__).with_name("answerers.py")
-TRIALS = int(os.environ.get("RXLOOP_PAIRS", "8"))
+TRIALS = int(os.environ.get("RXLOOP_PAIRS", "4"))
 
 
 class Pairs:

@@ -1,0 +1,72 @@
+"""What it costs to write the next request of a long conversation over each wire, without a network.
+
+    python benchmarks/requests.py [--messages 4000] [--requests 40]
+
+Each request has two messages more than the one before it: a call and its result. The figure is the middle CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from rxloop import Message, ToolCall
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.providers import PRESETS
+from rxloop.providers.anthropic._wire import MessagesWire
+from rxloop.providers.chat._wire import ChatWire
+from rxloop.providers.google._wire import GeminiWire
+from rxloop.providers.responses._wire import ResponsesWire
+from rxloop.state.history import History
+
+if TYPE_CHECKING:
+    from rxloop.providers.wire import MakesWire
+
+WIRES: dict[str, tuple[MakesWire, str, str]] = {
+    "openai_chat": (ChatWire, "gpt-4o", "openai"),
+    "mistral over chat": (ChatWire, "m", "mistral"),
+    "anthropic_messages": (MessagesWire, "claude-sonnet-4-5", "anthropic"),
+    "google_gemini": (GeminiWire, "gemini-3-flash-preview", "google"),
+    "openai_responses": (ResponsesWire, "gpt-5", "openai_responses"),
+}
+LOOK = ToolDefinition("look", "Look.", {"type": "object", "properties": {"at": {"type": "string"}}})
+
+
+def step(number: int) -> list[Message]:
+    """A call and its result; every tenth time the user says something as well."""
+    call = ToolCall(id=f"call_{number}", name="look", arguments={"at": f"page {number}"})
+    said = [Message.user(f"And what is on page {number}?")] if number % 10 == 0 else []
+    return [*said, Message.assistant(f"I look at {number}.", tool_calls=[call]), Message.tool(call.id, "words " * 20)]
+
+
+def measured(make: MakesWire, model: str, preset: str, messages: int, requests: int) -> float:
+    """The CPU time of one request, in milliseconds."""
+    wire = make(model, PRESETS[preset], stream=True)
+    wire.url("https://api.example.com/v1")
+    history, number = History(), 0
+    while len(history) < messages:
+        history, number = history.append(*step(number)), number + 1
+    taken: list[float] = []
+    for _ in range(requests):
+        history, number = history.append(*step(number)), number + 1
+        request = ModelRequest(messages=history, system=(Message.system("Be brief."),), tools=(LOOK,))
+        begun = time.process_time_ns()
+        wire.encode(request, lambda code, text: None)
+        taken.append((time.process_time_ns() - begun) / 1e6)
+    return statistics.median(taken)
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=4_000)
+    parser.add_argument("--requests", type=int, default=40)
+    given = parser.parse_args()
+    for name, (make, model, preset) in WIRES.items():
+        print(f"{name:20} {measured(make, model, preset, given.messages, given.requests):8.2f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

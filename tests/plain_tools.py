@@ -1,0 +1,16 @@
+"""A tool, and a function that could be one."""
+
+from rxloop import (
+    tool,
+)
+
+
+@tool
+async def look(n: int = 0) -> int:
+    """Looks."""
+    return n
+
+
+def plain(n: int) -> int:
+    """Doubles."""
+    return n * 2

@@ -1,0 +1,72 @@
+"""Copies of the tables of a log, which are put back later: so a log goes back in time, while everybody uses it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Protocol
+
+import psycopg
+
+_TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = %s"
+_COUNTED = (
+    "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = %s AND is_identity = 'YES'"
+)
+
+
+class Snapshot(Protocol):
+    """A copy of a log."""
+
+    def take(self) -> None:
+        """Copy the log."""
+        ...
+
+    def restore(self) -> None:
+        """Put the copy into the place of the log."""
+        ...
+
+
+class PostgresSnapshot:
+    """That of a schema: no connection breaks, so nobody is told; and numbers are given a second time."""
+
+    def __init__(self, address: str, schema: str) -> None:
+        self._address, self._schema, self._copy = address, schema, f"{schema}_copy"
+
+    def take(self) -> None:
+        with psycopg.connect(self._address) as connection:
+            connection.execute(f"CREATE SCHEMA {self._copy}".encode())
+            for (table,) in connection.execute(_TABLES, (self._schema,)).fetchall():
+                connection.execute(f"CREATE TABLE {self._copy}.{table} AS TABLE {self._schema}.{table}".encode())
+
+    def restore(self) -> None:
+        with psycopg.connect(self._address) as connection:
+            for (table,) in connection.execute(_TABLES, (self._copy,)).fetchall():
+                connection.execute(f"DELETE FROM {self._schema}.{table}".encode())
+                connection.execute(
+                    f"INSERT INTO {self._schema}.{table} OVERRIDING SYSTEM VALUE TABLE {self._copy}.{table}".encode()
+                )
+            for table, column in connection.execute(_COUNTED, (self._schema,)).fetchall():
+                place = f"{self._schema}.{table}"
+                connection.execute(
+                    f"SELECT setval(pg_get_serial_sequence('{place}', '{column}'),"
+                    f" (SELECT coalesce(max({column}), 0) + 1 FROM {place}), false)".encode()
+                )
+
+
+class SqliteSnapshot:
+    """That of a file, by the backup of SQLite: what has it open goes on with it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._copy = path, path.with_suffix(".copy")
+
+    def take(self) -> None:
+        _copied(self._path, self._copy)
+
+    def restore(self) -> None:
+        _copied(self._copy, self._path)
+
+
+def _copied(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as here, closing(sqlite3.connect(target)) as there:
+        here.backup(there)

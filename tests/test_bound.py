@@ -1,0 +1,56 @@
+"""What tests start ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import bound
+from bound import state_of
+
+pytestmark = pytest.mark.skipif(not bound.BOUND, reason="setpriv is not installed (Debian: util-linux)")
+
+STARTER = """
+import asyncio, signal, subprocess
+from bound import started
+
+command = ["sh", "-c", "echo bound; exec sleep 600"]
+
+async def main():
+    first = await asyncio.to_thread(started, command, stdout=subprocess.PIPE)
+    second = started(command, stdout=subprocess.PIPE)
+    return first, second
+
+# Its threads are over by then.
+processes = asyncio.run(main())
+for process in processes:
+    assert process.stdout.readline().strip() == b"bound"
+processes[1].send_signal(signal.SIGSTOP)
+print(*(process.pid for process in processes), *(process.poll() for process in processes), flush=True)
+signal.pause()
+"""
+
+
+async def test_processes_that_a_test_has_started_end_with_it_though_it_is_killed_and_they_are_frozen() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STARTER, stdout=asyncio.subprocess.PIPE, cwd=Path(bound.__file__).parent
+    )
+    assert process.stdout is not None
+    *pids, first, second = (await process.stdout.readline()).split()
+    assert (first, second) == (b"None", b"None"), "they outlive the thread and the event loop"
+    left = [int(pid) for pid in pids]
+    try:
+        assert all(map(state_of, left))
+        process.kill()
+        await process.wait()
+        async with asyncio.timeout(20):
+            while any(map(state_of, left)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    finally:
+        for pid in filter(state_of, left):
+            os.kill(pid, signal.SIGKILL)
