@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from bound import BOUND
 from crash.replica import LEASE
 from rxloop import Event, RunRecord, SqliteEventLog, StatusUpdateEvent
 from rxloop.protocol.events import InputReceivedEvent, MessageAddedEvent, ToolStartEvent
@@ -53,7 +54,9 @@ class Replica:
 
     async def start(self) -> None:
         pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(sys.executable, *self._arguments, stdin=pipe, stdout=pipe)
+        self._process = await asyncio.create_subprocess_exec(
+            *BOUND, sys.executable, *self._arguments, stdin=pipe, stdout=pipe
+        )
         assert self._process.stdout is not None
         assert b"ready" in await self._process.stdout.readline()
         self._reading = asyncio.create_task(self._read(self._process))
@@ -208,10 +211,14 @@ class Trial:
         for replica in self.replicas:
             if replica.frozen:
                 replica.thaw()
-        # Some of what was ordered waits for runs that nobody has settled yet.
-        await self._settle_all()
-        await asyncio.gather(*self.orders)
-        await self._settle_all()
+        # What is still ordered waits for runs that nobody has settled yet, and wakes others that were at rest.
+        await asyncio.gather(self._settle_all(), *(self._settle_after(order) for order in self.orders))
+
+    async def _settle_after(self, order: asyncio.Task[None]) -> None:
+        if not order.done():
+            await asyncio.wait([order])
+            await self._settle_all()
+        await order
 
     async def _settle_all(self) -> None:
         while unfinished := [r.task_id for r in await self.log.runs(unfinished=True) if r.state != "canceled"]:
@@ -223,6 +230,11 @@ class Trial:
                 said = await self.replicas[0].order("answer", task=run, inputs=inputs) if inputs else None
                 if said is not None and "has let the question go" in said.get("why", ""):
                     await self.replicas[0].order("cancel", task=run)
+
+    async def tell(self) -> None:
+        """Print which runs are not over, and the letters to them."""
+        for record in await self.log.runs(unfinished=True):
+            print(record, await self.log.mail(record.task_id))
 
     async def aclose(self) -> None:
         for order in self.orders:
@@ -311,5 +323,8 @@ async def test_whatever_happens_to_two_processes_each_run_is_written_by_one_and_
     try:
         await trial.play()
         await trial.judge()
+    except AssertionError:
+        await trial.tell()
+        raise
     finally:
         await trial.aclose()
