@@ -278,24 +278,36 @@ async def test_processes_that_come_at_the_same_moment_make_the_tables_once(dsn: 
         await queue.aclose()
 
 
-async def test_a_worker_has_two_connections(dsn: str) -> None:
-    def connections() -> int:
-        with psycopg.connect(dsn) as connection:
-            found = connection.execute(
-                "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
-            )
-            return found.fetchall().count(("rxloop-queue",))
+def connections(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
+        return found.fetchall().count(("rxloop-queue",))
 
+
+async def test_a_worker_has_two_connections(dsn: str) -> None:
     async with opened(dsn) as queue:
         answers = Answers(10)
         async with serving(queue, answers, concurrency=10):
             # The one that listens may come after the first answer.
-            while connections() < 2:  # noqa: ASYNC110
+            while connections(dsn) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             for number in range(10):
                 await queue.ring(f"a{number}")
             await answers.all.wait()
-            assert connections() == 2
+            assert connections(dsn) == 2
+
+
+async def test_a_queue_that_is_closed_while_it_opens_leaves_no_connection(dsn: str) -> None:
+    queue = PostgresQueue(dsn)
+    ringing = asyncio.create_task(queue.ring("r1"))
+    await asyncio.sleep(0)
+    await queue.aclose()
+    with suppress(ConnectorException):
+        await ringing
+    async with asyncio.timeout(10):
+        # The server notices a little later.
+        while connections(dsn):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_a_worker_that_cannot_listen_any_more_ends_so_that_another_one_is_begun(

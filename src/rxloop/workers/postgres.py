@@ -171,7 +171,8 @@ class PostgresQueue:
 
     async def aclose(self) -> None:
         """Close the connections; may be called more than once."""
-        app, self._app = self._app, None
+        async with self._opening:
+            app, self._app = self._app, None
         if app is not None:
             await app.close_async()
 
