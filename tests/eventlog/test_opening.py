@@ -31,6 +31,13 @@ def test_an_address_for_which_there_is_no_log_is_refused(address: str) -> None:
         open_log(address)
 
 
+@pytest.mark.parametrize("address", ["host=db password=secret", " user = ann password=secret", "dbname=app://"])
+def test_the_words_of_libpq_are_not_the_name_of_a_file(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"write postgresql://user@host:5432/database") as refused:
+        open_log(address)
+    assert "secret" not in str(refused.value)
+
+
 def test_an_option_that_the_log_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot take these options: .*'session_dsn'"):
         open_log(tmp_path / "runs.db", session_dsn="")

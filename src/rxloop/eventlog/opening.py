@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from rxloop.eventlog.sqlite import SqliteEventLog
 
 _POSTGRES = ("postgresql://", "postgres://")
+_WORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
+"""How libpq also takes an address: a file that is called like that would be a mistake, with a password in its name."""
 
 
 def open_log(address: str | PathLike[str], **options: Any) -> SqliteEventLog | PostgresEventLog:
@@ -38,6 +41,11 @@ def open_log(address: str | PathLike[str], **options: Any) -> SqliteEventLog | P
             return PostgresEventLog(text, **options)
         from rxloop.eventlog.sqlite import SqliteEventLog
 
+        if _WORDS.match(text):
+            raise ConfigurationError(
+                "open_log takes no address of Postgres in words (host=... dbname=...): write "
+                "postgresql://user@host:5432/database"
+            )
         if not sign:
             return SqliteEventLog(text, **options)
         if scheme == "sqlite" and rest[:1] == "/" and len(rest) > 1:
