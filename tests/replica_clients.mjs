@@ -94,7 +94,11 @@ class AiChat {
       id: context,
       transport: new ai.DefaultChatTransport({
         api: "http://server/ui",
-        fetch: (address, options) => fetch(String(address).replace("http://server", this.url), options),
+        fetch: async (address, options) => {
+          const response = await fetch(String(address).replace("http://server", this.url), options);
+          this.status = response.status;
+          return response;
+        },
       }),
       onError: (error) => this.errors.push(String(error)),
       sendAutomaticallyWhen: ai.lastAssistantMessageIsCompleteWithApprovalResponses,
@@ -116,11 +120,12 @@ class AiChat {
     return this.go(url, () => this.chat.sendMessage({ text: said }));
   }
 
-  // Where the run has ended meanwhile there is nothing to resume: the page loads what there is, as one that is new.
+  // Where nothing goes on there is nothing to resume: the page loads what there is, as one that is new. Maybe the run has
+  // ended meanwhile, or it has never heard of the answer that the page shows as given.
   back(url) {
     return this.go(url, async () => {
       await this.chat.resumeStream();
-      if (this.chat.lastMessage.metadata?.rxloop.state === "working" || this.chat.lastMessage.role === "user") {
+      if (this.status === 204) {
         this.chat.messages = await (await fetch(`${url}/ui/${this.chat.id}`)).json();
       }
     });
