@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from machines import LEASE, Machines
+from machines import LEASE, Machines, states
 from run_checks import durable, finals, kinds, nothing_left, until
 from runs import collect
 from rxloop import ContextBusy, RunError, StatusUpdateEvent
+from rxloop.errors import Fenced
 from rxloop.protocol.events import CustomEvent
 from rxloop.testing import call, frames, virtual_time
 
@@ -126,6 +129,63 @@ def test_a_machine_that_lost_its_turn_stops_its_tools_and_writes_no_end(machines
             await nothing_left()
 
         time.run(main())
+
+
+@pytest.fixture
+def lost_at_once(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first machine freezes as soon as it has taken its first turn, and the turn is free again when it wakes up."""
+    a, _ = machines
+    take = a.log.take_turn
+
+    async def taken(context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
+        monkeypatch.undo()
+        assert await take(context_id, task_id, lost)
+        await a.log.give_turn_back(context_id, task_id)
+        asyncio.get_running_loop().call_soon(lost)
+        return True
+
+    monkeypatch.setattr(a.log, "take_turn", taken)
+
+
+@pytest.mark.usefixtures("lost_at_once")
+async def test_a_run_that_loses_its_turn_before_it_begins_never_comes_into_the_log(machines: Machines) -> None:
+    a, b = machines
+    with pytest.raises(RunError, match="lost the turn") as caught:
+        await a.agent("done").run("1", context_id="c")
+    assert caught.value.code == "fenced"
+    assert await b.log.runs() == []
+
+
+@pytest.mark.usefixtures("lost_at_once")
+async def test_a_submitted_run_outlives_the_turn_that_is_lost_before_it_begins(machines: Machines) -> None:
+    a, _ = machines
+    submitted = await a.agent().submit("Go", context_id="c")
+    assert (await a.agent("done").settle(submitted.task_id)).state == "completed"
+    assert await states(a, submitted.task_id) == ["completed"]
+
+
+@pytest.mark.usefixtures("lost_at_once")
+async def test_a_run_is_cancelled_though_the_turn_for_that_is_lost(machines: Machines) -> None:
+    a, _ = machines
+    submitted = await a.agent().submit("Go", context_id="c")
+    await a.agent().cancel(submitted.task_id)
+    assert await states(a, submitted.task_id) == ["canceled"]
+
+
+async def test_a_run_with_an_id_of_its_own_that_loses_its_turn_is_not_said_to_exist(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = machines
+    append = a.log.append
+
+    async def late(*arguments: Any, **options: Any) -> None:
+        a.log.freezes("c")
+        await append(*arguments, **options)
+
+    monkeypatch.setattr(a.log, "append", late)
+    with pytest.raises(Fenced, match="belongs to somebody else"):
+        await a.agent("done").run("1", context_id="c", task_id="7f6f5a3e-0000-4000-8000-000000000001")
+    assert await b.log.runs() == []
 
 
 def test_nothing_of_a_frozen_machine_reaches_a_reader_when_it_wakes_up(machines: Machines) -> None:

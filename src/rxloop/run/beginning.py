@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from rxloop.errors import ConfigurationError, ConflictError, Paused
+from rxloop.errors import ConfigurationError, ConflictError, Fenced, Paused
 from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.requests import Operator, RunRequest
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
@@ -31,6 +31,7 @@ async def announce(attempt: Attempt) -> None:
     Raises:
         ConflictError: Somebody else was quicker to go on with the run, or to begin one of this id; nothing was done
             here.
+        Fenced: The turn was lost.
     """
     first = first_events(attempt)
     if attempt.recorder.begun or attempt.spec.chosen_id:
@@ -84,6 +85,8 @@ async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
             await attempt.life.insist(writer.flush)
         except ConflictError as error:
             await writer.close()
+            if isinstance(error, Fenced):
+                raise
             run = attempt.task_id
             if attempt.spec.chosen_id:
                 raise run_exists(run, "was begun elsewhere at the same moment") from error

@@ -38,6 +38,8 @@ class HeldTurn:
         self._task_id, self._context_id = recorder.task_id, recorder.context_id
         self._taken = False
         """Whether the log may say that it is ours."""
+        self.lost: Fenced | None = None
+        """Why nothing of the attempt may come into the log any more."""
         self._asking: asyncio.Task[None] | None = None
 
     async def take(self) -> bool:
@@ -54,7 +56,9 @@ class HeldTurn:
     def _lost(self) -> None:
         """End the attempt at once: its tools are cancelled, and nothing more of it comes into the log or to readers."""
         writer = self._recorder.writer
-        error = Fenced(f"this process has lost the turn of the conversation {self._context_id}: others may go on there")
+        error = self.lost = Fenced(
+            f"this process has lost the turn of the conversation {self._context_id}: others may go on there"
+        )
         log.warning("%s: the attempt of the run %s ends here", error, self._task_id)
         if writer is not None:
             writer.fail(error)

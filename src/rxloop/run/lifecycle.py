@@ -86,7 +86,8 @@ async def _load(attempt: Attempt) -> Event | None:
     final = await load(attempt, attempt.log)
     if final is None and attempt.recorder.writer is None:
         # It had to end before its turn, or before the log told where it stands: nothing of it can be recorded.
-        return attempt.recorder.record(end_before_it_began(attempt.spec, attempt.state(), attempt.life.end))
+        lost = attempt.turn.lost if attempt.turn is not None else None
+        return attempt.recorder.record(end_before_it_began(attempt.spec, attempt.state(), lost or attempt.life.end))
     return final
 
 

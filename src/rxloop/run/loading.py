@@ -287,6 +287,10 @@ def _go_on(attempt: Attempt, earlier: EarlierAttempts, task: Event, number: int)
 
 
 def _write_after(attempt: Attempt, event_log: EventLog, durable_seq: int) -> None:
+    if attempt.turn is not None and attempt.turn.lost is not None:
+        # Its end would be one that the run does not have: others may have begun it, or will.
+        return
+
     def failed(error: Exception) -> None:
         if isinstance(error, ConflictError):
             # What comes from here on is none of the run's any more.
